@@ -1,4 +1,4 @@
-"""`python -m dflash_trt` is `dflash-trt`."""
+"""Entry point of `python -m dflash_trt`, the same as `dflash-trt`."""
 
 import sys
 

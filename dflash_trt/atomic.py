@@ -1,4 +1,4 @@
-"""A directory that appears whole or not at all, by one writer at a time."""
+"""Atomic directories: complete or absent, with one writer at a time."""
 
 import fcntl
 import os
@@ -14,8 +14,8 @@ from dflash_trt.errors import BuildError
 def sole_writer(output: Path) -> Iterator[Path]:
     """Lock `output` and yield an empty directory beside it to build in; `publish` moves it in.
 
-    What killed builds of this output left beside it is removed first; what this one leaves, last.
-    Raises BuildError when another process holds the lock.
+    Removes leftovers of killed builds first, and its own last. Raises BuildError if another process
+    holds the lock.
     """
     scratch, aside = _beside(output, "building"), _beside(output, "replaced")
     with _locked(output):
@@ -30,7 +30,7 @@ def sole_writer(output: Path) -> Iterator[Path]:
 
 
 def publish(scratch: Path, output: Path) -> None:
-    """Make `scratch` durable, then put it in the place of `output`."""
+    """Sync `scratch` to disk, then replace `output` by it."""
     for folder, _, files in os.walk(scratch):
         for path in (*(Path(folder, name) for name in files), Path(folder)):
             _sync(path)
@@ -42,7 +42,7 @@ def publish(scratch: Path, output: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all; OSError. Of two writers at once the last wins."""
+    """Write a small file atomically; OSError on failure. The last of several writers wins."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Digests of files: SHA-256, and for files from `LARGE` bytes on BLAKE3 (as `b3sum` prints it).
+"""Digests of files: SHA-256, or BLAKE3 from `LARGE` bytes on (as `b3sum` prints it).
 
-On a CPU without SHA instructions SHA-256 would take several times as long as writing the file.
+Without SHA instructions SHA-256 takes several times as long as writing the file.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from dflash_trt.files import open_regular
 
 LARGE = 1 << 28
 
-Entry = dict[str, str | int]  # a file in a manifest: its digest by the name of its kind, and size
+Entry = dict[str, str | int]  # a file in a manifest: digest by kind, and size
 
 
 class Hash(Protocol):
@@ -23,24 +23,24 @@ class Hash(Protocol):
 
 
 def begin(size: int) -> tuple[str, Hash]:
-    """The kind of digest for a file of `size` bytes, and an empty one."""
+    """Return the kind of digest for a file of `size` bytes, and an empty hash."""
     if size < LARGE:
         return "sha256", hashlib.sha256()
     return "blake3", blake3()
 
 
 def entry(file: Path) -> Entry:
-    """A file's digest and its size in bytes."""
+    """Return a file's digest and its size in bytes."""
     size = file.stat().st_size
     kind, digest = begin(size)
     with open_regular(file) as stream:
-        # not a memory map, as blake3 has: its pages would count as memory of the build
+        # not blake3's memory map: its pages would count as memory of the build
         hashlib.file_digest(stream, lambda: digest)  # type: ignore[arg-type,return-value]
     return {kind: digest.hexdigest(), "size": size}
 
 
 def sha256(files: Iterable[Path]) -> str:
-    """The digest of several files, one after the other."""
+    """Return the digest of several concatenated files."""
     digest = hashlib.sha256()
     for file in files:
         with open_regular(file) as stream:

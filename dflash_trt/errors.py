@@ -1,8 +1,8 @@
-"""The errors a user can see. Each says what is wrong and what to do next."""
+"""Errors for users, with the problem and a fix."""
 
 
 class DflashError(Exception):
-    """problem: what is wrong, naming the file, field or value; fix: what the user does about it."""
+    """Error with a problem (naming the file, field or value) and a fix for the user."""
 
     exit_code = 1
 
@@ -12,18 +12,18 @@ class DflashError(Exception):
         self.fix = fix.strip()
 
     def __str__(self) -> str:
-        """Both as one paragraph of two sentences."""
+        """Return both as one paragraph of two sentences."""
         return f"{_sentence(self.problem)} {_sentence(self.fix)}"
 
 
 class ConfigError(DflashError):
-    """The build config is wrong."""
+    """The build config is invalid."""
 
     exit_code = 2
 
 
 class CheckpointError(DflashError):
-    """A target or drafter directory cannot be read, or holds something not handled."""
+    """A target or drafter directory is unreadable or unsupported."""
 
 
 class PairError(DflashError):
@@ -43,7 +43,7 @@ class ServerError(DflashError):
 
 
 class UnavailableError(ServerError):
-    """The server cannot take the request now: its queue is full, it is down or it is stopping."""
+    """The server refuses requests now: it is full, down or stopping."""
 
 
 class DeadlineError(ServerError):
@@ -51,7 +51,7 @@ class DeadlineError(ServerError):
 
 
 class RequestError(DflashError):
-    """A prompt or a sampling value is not acceptable."""
+    """A prompt or a sampling value is invalid."""
 
 
 class BenchError(DflashError):
@@ -59,5 +59,5 @@ class BenchError(DflashError):
 
 
 def _sentence(text: str) -> str:
-    """End with exactly one stop, so that two of them read as a paragraph."""
+    """End a text with exactly one stop."""
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -1,6 +1,6 @@
-"""Small files that somebody else wrote: regular ones are read, up to a size, and parsed safely.
+"""Safe reading of files from others: regular files only, limited in size and depth.
 
-Whatever is wrong with a file is an OSError, with its content a ValueError.
+A bad file raises OSError, bad content ValueError.
 """
 
 import errno
@@ -19,19 +19,19 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-MAX_JSON = 32 << 20  # bytes; the longest index of a published model has about 24 MB
-MAX_YAML = 1 << 18  # the parser takes about 10 s for a megabyte
-MAX_DEPTH = 100  # lists and objects in each other: each level takes stack wherever it is walked
-MAX_NODES = 100_000  # of a YAML file with each alias in full, which may stand for very many
+MAX_JSON = 32 << 20  # bytes; the largest index of a published model has about 24 MB
+MAX_YAML = 1 << 18  # parsing takes about 10 s for a megabyte
+MAX_DEPTH = 100  # nesting of lists and objects: each level takes stack in recursive code
+MAX_NODES = 100_000  # of a YAML file with aliases expanded, which may be very many
 
-EXACT = ConfigDict(strict=True, extra="forbid")  # of `read_as`: no "1" for 1, no unknown field
+EXACT = ConfigDict(strict=True, extra="forbid")  # for `read_as`: no "1" for 1, no unknown field
 Size = Annotated[int, Field(ge=1, lt=1 << 48)]
 Kind = TypeVar("Kind")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making one takes 40 ms
 
 
 def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
-    """Read a file; OSError when it is no regular file, or has more than `most` bytes."""
+    """Read a file; OSError if it is not regular, or has more than `most` bytes."""
     with open_regular(file) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > most:
             limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
@@ -40,8 +40,8 @@ def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
 
 
 def open_regular(file: Path) -> io.FileIO:
-    """Open to read, unbuffered; OSError when it is no regular file."""
-    # a pipe would be waited for, and a device may never end
+    """Open a file for reading, unbuffered; OSError if it is not regular."""
+    # opening a pipe would block, and a device may never end
     stream = io.FileIO(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
@@ -50,7 +50,7 @@ def open_regular(file: Path) -> io.FileIO:
 
 
 def read_text(file: Path, most: int = MAX_JSON) -> str:
-    """UTF-8 text; UnicodeDecodeError is a ValueError."""
+    """Read UTF-8 text; UnicodeDecodeError is a ValueError."""
     return read_bytes(file, most).decode("utf-8")
 
 
@@ -59,7 +59,7 @@ def read_json(file: Path, **options: Any) -> Any:
 
 
 def parse_json(text: bytes | str, **options: Any) -> Any:
-    """What `json.loads` gives; ValueError for everything wrong, deep nesting too."""
+    """Return the result of `json.loads`; ValueError for any error, deep nesting included."""
     try:
         value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, **options)
     except RecursionError:
@@ -74,7 +74,7 @@ def parse_json(text: bytes | str, **options: Any) -> Any:
 
 
 def read_as(file: Path, kind: type[Kind]) -> Kind:
-    """A JSON file as the dataclass or type that it must be; ValueError says what does not fit."""
+    """Read a JSON file as a dataclass or type; ValueError says what does not fit."""
     try:
         found: Kind = _adapter(kind).validate_json(read_bytes(file))
         return found
@@ -85,7 +85,7 @@ def read_as(file: Path, kind: type[Kind]) -> Kind:
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """The nodes of a YAML document, few enough to be walked; ValueError or yaml.YAMLError."""
+    """Return a YAML document's nodes, limited in number; ValueError or yaml.YAMLError."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError:
@@ -102,33 +102,33 @@ def compose_yaml(text: str) -> yaml.Node | None:
 
 
 def parse_yaml(root: yaml.Node | None) -> Any:
-    """What the nodes stand for; ValueError or yaml.YAMLError."""
+    """Return the value of the nodes; ValueError or yaml.YAMLError."""
     try:
         return yaml.SafeLoader("").construct_document(root) if root else None
     except yaml.YAMLError:
         raise
-    except Exception as error:  # of values such as `!!bool x`, the library raises what it likes
+    except Exception as error:  # for values such as `!!bool x` the library raises any type
         raise ValueError(f"a value in it cannot be read ({error})") from None
 
 
 def data_file(module: str, name: str) -> Any:
-    """What a YAML file of this package says; module: the `__file__` that it lies beside."""
+    """Read a YAML file of this package; module: the `__file__` beside it."""
     return yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files in it."""
+    """Return the bytes of all files in a directory."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def copy_file(source: Path, destination: Path) -> None:
-    """Copy in the kernel, where the file system can by sharing blocks; as private as it was."""
+    """Copy a file in the kernel, sharing blocks if possible, with permissions no wider."""
     with source.open("rb") as read, destination.open("wb") as written:
         left = os.fstat(read.fileno()).st_size
-        with suppress(OSError, AttributeError):  # file systems, or a system, that cannot
+        with suppress(OSError, AttributeError):  # unsupported by the file system or the platform
             while left and (count := os.copy_file_range(read.fileno(), written.fileno(), left)):
                 left -= count
-        shutil.copyfileobj(read, written)  # what is left
+        shutil.copyfileobj(read, written)  # the rest
         mode = os.fstat(read.fileno()).st_mode | stat.S_IRUSR | stat.S_IWUSR
         os.fchmod(written.fileno(), os.fstat(written.fileno()).st_mode & mode & 0o777)
 

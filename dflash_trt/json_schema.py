@@ -1,21 +1,21 @@
-"""JSON Schemas and regular expressions of clients, as llguidance takes them."""
+"""Conversion of clients' JSON Schemas and regular expressions for llguidance."""
 
 import re
 from typing import Any
 
 from dflash_trt.errors import RequestError
 
-# the formats that llguidance follows; others are annotations (JSON Schema 2020-12, validation, 7.2)
+# formats that llguidance enforces; others are annotations (JSON Schema 2020-12, validation, 7.2)
 FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri"}
 FORMATS |= {"uuid"}
 ANNOTATIONS = {"title", "description", "default", "examples", "format", "$comment"}
 ANNOTATIONS |= {"deprecated", "readOnly", "writeOnly"}
-# of keywords that assert nothing with these values
+# values with which keywords assert nothing
 NEUTRAL: dict[str, list[Any]] = {"uniqueItems": [False], "not": [False]}
 NEUTRAL |= {key: [True, {}] for key in ("unevaluatedProperties", "unevaluatedItems")}
 NEUTRAL |= {key: [{}] for key in ("dependentRequired", "dependentSchemas", "dependencies")}
 NEUTRAL["propertyNames"] = [True, {}, {"type": "string"}]
-# without these beside them they assert nothing
+# keywords that assert nothing without one of these beside them
 PARTNERS = {"if": {"then", "else"}, "then": {"if"}, "else": {"if"}}
 PARTNERS |= {"minContains": {"contains"}, "maxContains": {"contains"}}
 PARTNERS |= {"$dynamicAnchor": set(), "$recursiveAnchor": set()}
@@ -26,9 +26,9 @@ REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
 
 
 def without_annotations(schema: Any) -> Any:
-    """Return a schema without what asserts nothing, which llguidance would refuse.
+    """Return a schema without non-asserting keywords, which llguidance would refuse.
 
-    Its patterns are those of `ascii_classes`. RequestError for one that is nested too deeply.
+    Patterns are converted by `ascii_classes`. Raises RequestError for deep nesting.
     """
     try:
         return _without_annotations(schema)

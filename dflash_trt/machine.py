@@ -1,4 +1,4 @@
-"""The machine that this runs on, and what is installed: a timing means nothing without them."""
+"""The machine and installed packages, which timings depend on."""
 
 import os
 import platform
@@ -11,18 +11,17 @@ from typing import Any, Literal
 import dflash_trt
 
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
-# files of a memory cgroup by its version: what it may hold, what it does, and in its memory.stat
-# the caches of files that it would give up
+# files of a memory cgroup by version: limit, usage, and in memory.stat the reclaimable file cache
 MEMORY = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-# files of a cpu cgroup: microseconds that it may compute in a period, and the period
+# files of a cpu cgroup: microseconds of CPU time per period, and the period
 CPU = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 def machine() -> dict[str, Any]:
-    """CPU, memory, system and load of this machine."""
+    """Return CPU, memory, system and load of this machine."""
     memory, meminfo = 0, Path("/proc/meminfo")
     if meminfo.exists():
         memory = int(meminfo.read_text().split()[1]) * 1024
@@ -36,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """As Linux names it; elsewhere what Python knows."""
+    """Return Linux's name of the CPU, or Python's elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -44,11 +43,10 @@ def cpu_model() -> str:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy, at least 1: of `taskset`, or of a container (cgroup).
+    """Return the cores that this process may use, at least 1: by `taskset` or container (cgroup).
 
-    Of a container's CPU time whole cores count. Hyperthreads of a core count as one: ONNX Runtime,
-    too, takes as many threads as there are physical cores by default. root: where /proc and /sys
-    are.
+    A container's CPU time is rounded down to whole cores. Hyperthreads of a core count as one, like
+    ONNX Runtime's default number of threads. root: the directory of /proc and /sys.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return os.cpu_count() or 1
@@ -58,7 +56,7 @@ def usable_cores(root: Path = Path("/")) -> int:
         cores.add(alike.read_text() if alike.exists() else str(cpu))
     given = [len(cores)]
     for group, found in _cgroups(root, "cpu"):
-        with suppress(OSError, ValueError):  # ValueError: "max", which is no limit
+        with suppress(OSError, ValueError):  # ValueError: "max" means no limit
             words = [word for name in CPU[found] for word in (group / name).read_text().split()]
             quota, period = map(int, words)
             given += [quota // period] if quota > 0 else []  # -1: no limit
@@ -66,18 +64,18 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes left to this process: of the machine, or of a container (cgroup) that has a limit.
+    """Return the bytes free for this process: of the machine, or of a limited container (cgroup).
 
-    Caches of files are left, too. root: where /proc and /sys are.
+    File caches count as free. root: the directory of /proc and /sys.
     """
     meminfo = root / "proc/meminfo"
-    if not meminfo.exists():  # not Linux: all that there is
+    if not meminfo.exists():  # not Linux: all memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
     for group, found in _cgroups(root, "memory"):
         most, used, cached = MEMORY[found]
-        with suppress(OSError, ValueError, KeyError):  # ValueError: "max", which is no limit
+        with suppress(OSError, ValueError, KeyError):  # ValueError: "max" means no limit
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             held = int((group / used).read_text()) - int(stat[cached])
             free.append(int((group / most).read_text()) - held)
@@ -85,8 +83,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, Literal[1, 2]]]:
-    """That of this process and those around it, with their version; in a container some are not
-    to be seen."""
+    """Yield this process's cgroup and its parents, with version; a container hides some."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Tokenizers are written in Rust: a panic there is no `Exception`, and would end a thread."""
+"""Panics of tokenizers, which are written in Rust: not an `Exception`, they would end a thread."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise RuntimeError where the block panics."""
+    """Raise RuntimeError if the block panics."""
     try:
         yield
     except BaseException as error:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json, read_text
 
-MAX_PROMPTS = 1 << 26  # bytes of a file of them
-Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
+MAX_PROMPTS = 1 << 26  # bytes of a file
+Prompt = str | Sequence[Mapping[str, Any]]  # a text, or messages for the chat template
 AnyPrompt = Prompt | Sequence[int]  # or token ids
 T = TypeVar("T")
 WRONG = (
@@ -21,9 +21,9 @@ WRONG = (
 def read_prompts(
     path: Path, encode: Callable[[Prompt], list[int]], *, vocab_size: int, longest: int
 ) -> list[list[int]]:
-    """The token ids of every line: its `ids`, otherwise its encoded text or messages.
+    """Return the token ids of every line: its `ids`, else its encoded text or messages.
 
-    longest: tokens that a prompt may have. Raises RequestError naming file and line.
+    longest: token limit of a prompt. Raises RequestError naming file and line.
     """
 
     def ids_of(entry: object) -> list[int]:
@@ -46,8 +46,7 @@ def read_prompts(
 
 
 def read_lines(path: Path, parse: Callable[[object], T]) -> list[T]:
-    """`parse` of each line's JSON, blank lines skipped; RequestError names file and line of a
-    ValueError, and files without a prompt."""
+    """Return `parse` of each line's JSON, without blank lines; RequestError names the line."""
     try:
         lines = read_text(path, MAX_PROMPTS).split("\n")  # not at U+2028, which JSON allows
     except OSError as error:
@@ -71,8 +70,8 @@ def read_lines(path: Path, parse: Callable[[object], T]) -> list[T]:
 
 
 def prompt_of(entry: object) -> Prompt:
-    """The `messages` of a line (a list of objects with a role) or its `text`; or ValueError."""
-    json.dumps(entry, ensure_ascii=False).encode()  # ValueError: half a surrogate pair is no text
+    """Return the `messages` (objects with a role) or `text` of a line, or raise ValueError."""
+    json.dumps(entry, ensure_ascii=False).encode()  # ValueError: half a surrogate pair
     if isinstance(entry, dict):
         text, messages = entry.get("text"), entry.get("messages")
         if isinstance(messages, list) and all(

@@ -1,9 +1,9 @@
-"""What a client may ask for: one schema, of which all other forms of a request are made.
+"""Fields of requests: one schema, from which all other forms are derived.
 
 `tensors` are the inputs of the Triton models (`scripts/public_tensors.py` writes them into
 config.pbtxt), `from_tensors` reads them, our client writes them, and OpenAI's API
-(`serving/app/fields.py`) takes the fields of the base classes by the same names. A field that is
-null or not sent has its default.
+(`serving/app/fields.py`) has the fields of the base classes. A field that is null or not sent has
+its default.
 """
 
 import difflib
@@ -35,17 +35,17 @@ MAX_WORD = 256  # characters of a stop word or bad word
 MAX_TEXTS = 2**14  # characters of a list of texts
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes in a tensor
 OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-# of tensorrtllm_backend's fields: what asks for nothing; None: whatever it is
+# tensorrtllm_backend's fields, with neutral values; None: any value
 UNUSED = {"pad_id": None, "end_id": None, "beam_width": 1, "length_penalty": 1, "len_penalty": 1}
 UNUSED |= dict.fromkeys(("return_log_probs", "return_context_logits", "early_stopping"), False)
-JSON = "JSON"  # a tensor of BYTES that holds a JSON document
+JSON = "JSON"  # a tensor of BYTES with a JSON document
 T = TypeVar("T")
 
 
 class FirstFault(FailFast):
-    """Ends at the first fault: a report of a million of them takes 10 s and 2 GB."""
+    """Stops at the first fault: a report of a million takes 10 s and 2 GB."""
 
-    __hash__ = object.__hash__  # a union wants one
+    __hash__ = object.__hash__  # required in a union
 
 
 def _short(texts: list[str]) -> list[str]:
@@ -66,7 +66,7 @@ def _free(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-# the string of an annotation is the tensor's data type
+# the string in an annotation is the tensor's data type
 Many = Annotated[list[T], FirstFault()]
 Text = Annotated[str, "BYTES"]
 Int32 = Annotated[int, AfterValidator(_int32)]
@@ -85,7 +85,7 @@ Biases = Annotated[
 
 
 class Schema(BaseModel):
-    """A request of one of the APIs. Values keep their types: "5" is no number, 1 is not true."""
+    """Base of requests. Values keep their types: "5" is no number, 1 is not true."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ class Schema(BaseModel):
 
 
 class Sampling(Schema):
-    """The fields that all APIs have by these names."""
+    """Fields common to all APIs."""
 
     max_tokens: Integer | None = Field(
         None,
@@ -143,7 +143,7 @@ class Sampling(Schema):
 
 
 class ChatTemplate(Schema):
-    """The fields that reach a chat template, beside the messages."""
+    """Fields for a chat template, beside the messages."""
 
     tools: Objects = Field([], description="a JSON list, for the chat template")
     tool_choice: Annotated[str | dict[str, Any], JSON] = Field(
@@ -216,7 +216,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateRequest:
-    """Return the request in input tensors; RequestError names the first that is wrong."""
+    """Return the request in input tensors; RequestError names the first invalid one."""
     values = {name: _value(name, array) for name, array in arrays.items()}
     try:
         return GenerateRequest.model_validate(values)
@@ -226,7 +226,7 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """RequestError for request parameters that look like fields: Triton would ignore them."""
+    """Raise RequestError for parameters that look like fields, which Triton would ignore."""
     for name, value in names.items():
         if name in UNUSED and UNUSED[name] in (None, value):
             continue
@@ -236,7 +236,7 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 
 def check_json(name: str, value: Any) -> None:
-    """RequestError for a value that Triton's `generate` cannot put into the tensor."""
+    """Raise RequestError for a value that Triton's `generate` cannot put into the tensor."""
     kind, words, low, high = {
         "BYTES": (str, "a string", 0, 0),
         "BOOL": (bool, "true or false", 0, 1),
@@ -251,9 +251,9 @@ def check_json(name: str, value: Any) -> None:
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
-    """Return the path of the first wrong value, and what is wrong: "must be a valid string".
+    """Return the path of the first invalid value, and the problem: "must be a valid string".
 
-    faults: as `ValidationError.errors` lists them.
+    faults: as listed by `ValidationError.errors`.
     """
     fault, path = faults[0], ""
     for part in fault["loc"]:
@@ -274,14 +274,14 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
 
 
 def _value(name: str, array: "np.ndarray[Any, Any]") -> Any:
-    """Return the value in a tensor, of shape `[1]` or, of a list, `[-1]`."""
+    """Return the value in a tensor of shape `[1]` or, for a list, `[-1]`."""
     tensor, values = tensors()[name], array.ravel().tolist()
     if tensor.datatype == "BYTES":
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError as error:
             raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
-    if tensor.is_list:  # empty words ask for nothing, as with tensorrtllm_backend
+    if tensor.is_list:  # empty words are ignored, as in tensorrtllm_backend
         return [each for each in values if each] if name in ("stop_words", "bad_words") else values
     if len(values) != 1:
         raise RequestError(f"{name} has {len(values)} elements", "Send one.")
@@ -296,7 +296,7 @@ def _value(name: str, array: "np.ndarray[Any, Any]") -> Any:
 
 
 def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
-    """Return the data type, shape and bytes of the tensor that holds a field's value."""
+    """Return the data type, shape and bytes of the tensor for a field's value."""
     tensor = tensors()[name]
     if tensor.is_json and value not in TOOL_CHOICES:
         value = json.dumps(value, ensure_ascii=False)

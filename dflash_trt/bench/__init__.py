@@ -1,6 +1,6 @@
-"""Methods of decoding, measured: in turns in one process, and by AIPerf over a server.
+"""Benchmarks of decoding methods: in turns in one process, and by AIPerf over a server.
 
-Everything here loads the runtime's modules: import it where it is used.
+Everything here loads the runtime's modules: import it only where it is used.
 """
 
 from dflash_trt.bench.engine import METHODS, Plan, measure_engine, run_engine

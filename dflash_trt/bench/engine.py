@@ -28,9 +28,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure: every combination of the lists, `repeats` times."""
+    """Settings to measure: every combination of the lists, `repeats` times."""
 
-    tasks: dict[str, list[list[int]]]  # prompts by task
+    tasks: dict[str, list[list[int]]]  # by task
     max_tokens: int
     methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
     draft_tokens: tuple[int | None, ...] = (None,)  # for methods not in `DRAFTS`
@@ -47,9 +47,9 @@ def run_engine(
     options: Mapping[str, Any],
     progress: Progress,
 ) -> Run:
-    """Measure `plan` on a built directory; an interrupt ends it with what there is.
+    """Measure `plan` on a built directory; an interrupt keeps the results so far.
 
-    threads: of the pool of this process, which its first engine sizes; None: as it serves.
+    threads: of this process's pool, which its first engine sizes; None: as when serving.
     """
     from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
 
@@ -80,11 +80,12 @@ def run_engine(
 def measure_engine(
     engines: Path, threads: int, plan: Plan, progress: Progress, take: Callable[[Cell], object]
 ) -> None:
-    """Hand a cell to `take` for each setting; a group's cells come together.
+    """Call `take` with a cell for each setting; cells of a group come together.
 
-    `engines` holds `target/` and `drafter/`. Where their cache rows are enough for all methods at
-    once, these take turns of a few rounds (`passes.run_in_turns`), otherwise of whole passes: noise
-    of the machine meets all. RequestError for a plan that these engines cannot run.
+    `engines` holds `target/` and `drafter/`. If the cache rows suffice for all methods at once,
+    methods alternate after a few rounds (`passes.run_in_turns`), otherwise after whole passes, so
+    that noise of the machine affects all. Raises RequestError for a plan that these engines cannot
+    run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
     check_plan(plan, target, drafter)
@@ -116,7 +117,7 @@ def measure_engine(
             turn = repeat % len(decoders)
             order = decoders[turn:] + decoders[:turn]
             for i, decoder in enumerate(order):
-                # the order changes too: which rows a method has makes a percent or two
+                # vary the order: the cache rows used change results by a percent or two
                 decoder.first_row = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()
@@ -130,7 +131,7 @@ def measure_engine(
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
-    """Raise RequestError, naming it, for what these engines cannot do."""
+    """Raise RequestError for a setting that these engines do not support."""
     info, longest = target.info, drafter.info.block_size - 1
     if max(plan.batches) > info.slots:
         raise RequestError(
@@ -158,7 +159,7 @@ def _decoder(cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngin
 
 
 def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
-    """The cell with its acceptance by position, and how many texts equal plain decoding's."""
+    """Return the cell with acceptance by position, and the number of texts equal to plain ones."""
     committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
     if plain is None:
         return replace(decoder.cell, kept=kept(committed))
@@ -171,7 +172,7 @@ def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
 
 
 def _describe(spec: Mapping[str, Any]) -> str:
-    """A model in a few words, from its spec in a manifest."""
+    """Describe a model briefly, from its spec in a manifest."""
     kind = spec.get("model_type") or f"DFlash drafter, block {spec['block_size']}"
     return (
         f"{kind}: {len(spec['layers'])} layers, hidden size {spec['hidden_size']}, "

@@ -1,7 +1,7 @@
 """`dflash-trt bench matrix`: methods, users and prompts, each measured by AIPerf over `/v1`.
 
-A load is a folder of AIPerf's, moved into place when it is whole, so that an interrupted run goes
-on where it was.
+Each load has a folder of AIPerf's, moved into place when complete, so that an interrupted run
+continues where it was.
 """
 
 import hashlib
@@ -34,48 +34,48 @@ from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.server import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
-STOP, POLL = 60.0, 0.5  # seconds that a server has to end, and between looks at one that starts
-TAU = "spec_decode_token_weighted_acceptance_length"  # 1 + the drafts that a round accepted
+STOP, POLL = 60.0, 0.5  # seconds for a server to end, and between checks of a starting one
+TAU = "spec_decode_token_weighted_acceptance_length"  # 1 + accepted drafts per round
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Users of one set of prompts on the server of one method, and what came of it."""
+    """Users of one set of prompts on one method's server, and the results."""
 
     method: str
     users: int
-    prompts: str  # by name
-    gpus: int = 0  # of the server; 0: it runs on a CPU
+    prompts: str  # name
+    gpus: int = 0  # of the server; 0: on a CPU
     server: float = 0.0  # output tokens/s
-    user: float = 0.0  # output tokens/s after the first, median of the answers
+    user: float = 0.0  # output tokens/s after the first, median of answers
     first_token: tuple[float, float] = (0.0, 0.0)  # ms: median and 99th percentile
-    tau: float | None = None  # None: nothing was drafted
-    error: str | None = None  # why it is not measured
+    tau: float | None = None  # None: no drafts
+    error: str | None = None  # reason of a failure
 
     def __str__(self) -> str:
         return f"{self.method}, {self.users} user{'s' * (self.users != 1)}, {self.prompts}"
 
     @property
     def per_gpu(self) -> float:
-        """Tokens/s of a GPU, of the whole machine where there is none."""
+        """Tokens/s per GPU, or of the machine without one."""
         return self.server / max(self.gpus, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """What to measure: every combination of the lists."""
+    """Settings to measure: every combination of the lists."""
 
     config: BuildConfig
     methods: tuple[str, ...]
-    users: tuple[int, ...]  # at once
+    users: tuple[int, ...]  # concurrent
     prompts: Mapping[str, Sequence[Prompt]]  # by name; texts, or messages
-    requests: int  # of a load, or twice its users if that is more
+    requests: int  # per load, at least twice its users
     max_tokens: int
     machine: list[str] = field(default_factory=lambda: [cpu_model(), *(gpu.name for gpu in gpus())])
 
     @property
     def fitted(self) -> BuildConfig:
-        """The config for as many sequences at once as there are users."""
+        """The config, sized for the largest number of users."""
         config, most = self.config, max(self.users)
         if isinstance(engine := config.engine, TensorRTLLM):
             places = "link" if engine.checkpoints == "copy" else engine.checkpoints
@@ -85,7 +85,7 @@ class Matrix:
         return config.model_copy(update={"serving": serving})
 
     def folder(self, load: Load) -> str:
-        """Its name; of another config, machine, prompts or options it is another."""
+        """Return its name, which differs by config, machine, prompts and options."""
         name = f"{load.method}-{load.users}-{load.prompts}"
         prompts, config = self.prompts[load.prompts], self.fitted.model_dump_json()
         facts = config, name, prompts, self.machine, self.requests, self.max_tokens
@@ -93,7 +93,7 @@ class Matrix:
         return f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}-{digest[:12]}"
 
     def payloads(self, load: Load) -> list[dict[str, Any]]:
-        """The requests, those that warm up first; no prompt finds an earlier one's KV cache."""
+        """Return the requests, warm-ups first; none shares a KV cache prefix."""
         count = load.users + max(self.requests, 2 * load.users)
         return [
             {
@@ -113,11 +113,11 @@ class Matrix:
 def run_matrix(
     matrix: Matrix, directory: Path, report: Callable[[str, int, int], None]
 ) -> tuple[list[Load], bool]:
-    """Measure what `directory` does not hold; the loads, and whether that is all of them.
+    """Measure the loads missing in `directory`; return all, and whether they are complete.
 
-    `matrix.json` and `matrix.png` are true to it after each load. One that failed has its reason,
-    and is tried again the next time. An interrupt ends it with what there is.
-    Raises RequestError where there is no AIPerf or matplotlib, OSError for `directory`.
+    `matrix.json` and `matrix.png` are updated after each load. A failed load has its reason, and is
+    retried next time. An interrupt keeps the results so far. Raises RequestError without AIPerf or
+    matplotlib, OSError for `directory`.
     """
     if shutil.which("aiperf") is None:
         raise RequestError(
@@ -166,7 +166,7 @@ def _measure_method(
     report: Callable[[str, int, int], None],
     take: Callable[[Load], None],
 ) -> None:
-    """Build, serve and measure; DflashError for a method that cannot be."""
+    """Build, serve and measure a method; raises DflashError if that fails."""
     if not loads:
         return
     from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
@@ -198,9 +198,9 @@ def _measure_method(
 
 @contextmanager
 def _served(build: Path, log: Path) -> Iterator[str]:
-    """Run `dflash-trt serve` on free ports until the block ends; yield its URL once it is ready.
+    """Run `dflash-trt serve` on free ports during the block; yield its URL when ready.
 
-    Raises ServerError naming its log when it ends before.
+    Raises ServerError naming its log if it ends early.
     """
     ports = free_ports()
     url = f"http://{LOOPBACK}:{ports.http}"
@@ -231,7 +231,7 @@ def _served(build: Path, log: Path) -> Iterator[str]:
 
 
 def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
-    """Run AIPerf; the load with its figures. BenchError when not every request was answered."""
+    """Run AIPerf; return the load with results. BenchError if a request was not answered."""
     folder = directory / "loads" / matrix.folder(load)
     work, payloads = folder.with_name(f"{folder.name}.part"), matrix.payloads(load)
     shutil.rmtree(work, ignore_errors=True)
@@ -249,10 +249,10 @@ def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
         str((directory / "builds" / load.method / "tokenizer").resolve()),
         *("--use-server-token-count", "--artifact-dir", str(work)),
         *("--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"),
-        # a chunk has all tokens of a round; where texts are completed it counts them itself
+        # a chunk has all tokens of a round; AIPerf counts completions itself
         *["--per-chunk-usage"] * (endpoint == "chat"),
     ]
-    # offline it takes no folder for a tokenizer; of a folder nothing is fetched
+    # offline AIPerf accepts no folder as tokenizer; with a folder nothing is downloaded
     offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in offline}
     with (log := work / "aiperf.log").open("wb") as stream:
@@ -280,7 +280,7 @@ def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
 
 
 def matrix_table(loads: Sequence[Load]) -> Table:
-    """What each load got, beside plain decoding's with as many users and the same prompts."""
+    """Return each load's results beside plain decoding with equal users and prompts."""
     plain = {(x.users, x.prompts): x for x in loads if x.method == "none" and not x.error}
     rows = []
     for load in loads:
@@ -306,7 +306,7 @@ def matrix_table(loads: Sequence[Load]) -> Table:
 
 
 def _draw(name: str, loads: Sequence[Load], file: Path) -> None:
-    """What one user gets over what a GPU gives: a curve for each method and set of prompts."""
+    """Plot tokens/s per user and per GPU, with a curve for each method and set of prompts."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 5), layout="constrained")

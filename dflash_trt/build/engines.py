@@ -1,6 +1,6 @@
 """Engine directories made from graphs: `model.onnx`, its weights beside it, `engine.json`.
 
-Apart from what runs them: a process that steps an engine never loads the graph builder.
+Separate from what runs them: a process that steps an engine never loads the graph builder.
 """
 
 from collections.abc import Callable
@@ -38,15 +38,14 @@ def build_target(
     kind: Kind = "onnxruntime",
     device: str = "cpu",
 ) -> dict[Path, Entry]:
-    """Write the target's engine; the drafter says which layers are tapped, None: none are.
+    """Write the target's engine; the drafter determines the taps, None: no taps.
 
-    `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
-    kind: what the graph is for (see `GraphBuilder`); device: that it is to run on, "cpu" or "cuda",
-    where each node must have a kernel. Returns what a manifest says of the large
-    files.
+    `progress` is called with each tensor's name; `storage`: storage of weights; ranks: that compute
+    it together, with an engine each (`rank_directory`); kind: of the graph (see `GraphBuilder`);
+    device: "cpu" or "cuda", where each node must have a kernel. Returns the manifest's entries of
+    large files.
     """
-    # a round that starts on the last position still writes all its rows
+    # a round that starts at the last position still writes all its rows
     rows = max_seq_len + most_verified(drafter.block_size if drafter else 1)
     taps = drafter.target_layer_ids if drafter else ()
     cache_len, written = _aligned(rows), dict[Path, Entry]()
@@ -72,10 +71,9 @@ def build_drafter(
     ranks: int = 1,
     device: str = "cpu",
 ) -> dict[Path, Entry]:
-    """Write the drafter's engine, with what it shares with the target; see `build_target`."""
+    """Write the drafter's engine, including what it shares with the target; see `build_target`."""
     spec = drafter.spec
-    # features of a neighbour's held and verified tokens, and the block, come after the last
-    # position
+    # a neighbor's buffered and verified features, and the block, come after the last position
     rows = max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
     cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
@@ -88,7 +86,7 @@ def build_drafter(
 
 
 def _aligned(rows: int) -> int:
-    """Rounded up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
+    """Round up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
     return -(-rows // 8) * 8
 
 

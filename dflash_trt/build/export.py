@@ -1,12 +1,10 @@
-"""The same deployment for other engines: what `dflash-trt export` prints.
+"""Export of the same deployment for other engines: `dflash-trt export`.
 
-A shell script; for Dynamo what deploys it, after its examples/backends/trtllm/deploy (2ac51dda).
-
-Ranks, lengths and batch are those that `build` would choose, so that like is compared with like;
-prefixes are kept by all where `serving.prefix_cache` asks for it, else by none. The options are
-published in vLLM's `vllm/config/speculative.py` (002e77c1), SGLang's
-`sglang/srt/server_args.py` (0.5.20) and TensorRT-LLM's
-`tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
+Prints a shell script; for Dynamo manifests, after its examples/backends/trtllm/deploy (2ac51dda).
+Ranks, lengths and batch size are those of `build`, so that results are comparable; prefix caching
+is on if `serving.prefix_cache` is. The options are documented in vLLM's
+`vllm/config/speculative.py` (002e77c1), SGLang's `sglang/srt/server_args.py` (0.5.20) and
+TensorRT-LLM's `tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
 """
 
 import json
@@ -24,15 +22,15 @@ from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning import Machine, machine
 from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
-Options = Sequence[tuple[str, object]]  # None: the option alone
-# words for: commit, ranks, ranks of experts, tokens of a sequence, sequences, prefixes are not kept
+Options = Sequence[tuple[str, object]]  # None: an option without a value
+# options for: commit, ranks, expert ranks, sequence length, batch size, no prefix caching
 FLAGS = {
     "vllm": "--revision --tensor-parallel-size --enable-expert-parallel --max-model-len "
     "--max-num-seqs --no-enable-prefix-caching",
     "sglang": "--revision --tp-size --ep-size --context-length --max-running-requests "
     "--disable-radix-cache",
 }
-SGLANG_DRAFTS = {  # block: the drafts and the anchor
+SGLANG_DRAFTS = {  # block: counts the anchor too
     "dflash": "DFLASH --speculative-dflash-block-size {block}",
     "eagle3": "EAGLE3 --speculative-num-steps {drafts} --speculative-eagle-topk 1 "
     "--speculative-num-draft-tokens {block}",
@@ -41,9 +39,9 @@ SGLANG_DRAFTS = {  # block: the drafts and the anchor
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
-    """Write the script; of sources on the Hub only JSON files are fetched.
+    """Return the script; only JSON files are downloaded from the Hub.
 
-    Raises ConfigError, CheckpointError, or PairError for what the engine does not run.
+    Raises ConfigError, CheckpointError, or PairError for what the engine does not support.
     """
     made_for = _machine(config)
     target = locate(config.target, "target", report, weights=False)
@@ -83,7 +81,7 @@ def _machine(config: BuildConfig) -> Machine:
 
 
 def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[str, object]]:
-    """What every engine takes; "" for an option that has no value."""
+    """Yield options common to all engines; "" for an option without a value."""
     experts = args.moe_expert_parallel_size or 1
     # with attention-DP each rank has its own max_batch_size
     ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
@@ -131,7 +129,7 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     if (drafter := config.drafter) is not None:
         options.append(("--speculative-draft-model-path", _name(drafter)))
         options += _revision("--speculative-draft-model-revision", drafter)
-        # otherwise SGLang takes the drafter to be quantized as the target is
+        # otherwise SGLang assumes that the drafter is quantized like the target
         if "quantization_config" in pair.target.values:
             options.append(("--speculative-draft-model-quantization", "unquant"))
     return _command(["python", "-m", "sglang.launch_server"], options)
@@ -140,7 +138,7 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     values, fetch = _llm_args(config, pair, args), list[str]()
     if config.drafter is not None:
-        # a Hub id is not resolved where a DFlash drafter's config.json is read
+        # SGLang reads a DFlash drafter's config.json from a directory only
         values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
     environment = env_vars(config, pair, _machine(config)).items()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
@@ -155,7 +153,7 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 
 def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    """A ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
+    """Return a ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
     llm_args, models = _llm_args(config, pair, args), dict[str, Source](target=config.target)
     if config.drafter is not None:
         models["drafter"] = config.drafter
@@ -178,7 +176,7 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 
 def _llm_args(config: BuildConfig, pair: Pair, args: LlmArgs) -> dict[str, Any]:
-    """The arguments of a build, without the model's; PairError or ConfigError for what fails."""
+    """Return a build's arguments without the model's; PairError or ConfigError if invalid."""
     for kind in engine_kinds(pair, list(pair_findings(pair))):
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
@@ -188,7 +186,7 @@ def _llm_args(config: BuildConfig, pair: Pair, args: LlmArgs) -> dict[str, Any]:
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:
-    """A directory, and what fetches it where it is on the Hub."""
+    """Return a directory, and commands that download it from the Hub if needed."""
     if source.hub is None:
         return str(source.path), []
     options: Options = [("--revision", source.revision), ("--local-dir", folder)]
@@ -204,7 +202,7 @@ def _revision(option: str, source: Source) -> Options:
 
 
 def _command(words: Sequence[str], options: Options) -> list[str]:
-    """One command over several lines, each argument quoted for the shell."""
+    """Return one command over several lines, each argument quoted for the shell."""
     lines = [shlex.join(words)]
     lines += [
         shlex.join([option] if value is None else [option, str(value)]) for option, value in options

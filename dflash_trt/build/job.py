@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Input:
-    """One model: where it lies, and which of its files decide the bytes of the build."""
+    """One model: its location, and the files that affect the build's bytes."""
 
     at: Located
     files: list[Path]
-    known: Mapping[str, Any]  # what was read of it, for the manifest
+    known: Mapping[str, Any]  # recorded in the manifest
 
 
 @dataclass(frozen=True)
 class Written:
-    digests: Mapping[Path, Entry] = field(default_factory=dict)  # made as files were written
-    accuracy: "Accuracy | None" = None  # of quantised weights
-    cost: "Cost | None" = None  # of a quantised target
-    warnings: list[Finding] = field(default_factory=list)  # of what was written
+    digests: Mapping[Path, Entry] = field(default_factory=dict)  # computed while writing
+    accuracy: "Accuracy | None" = None  # of quantized weights
+    cost: "Cost | None" = None  # of a quantized target
+    warnings: list[Finding] = field(default_factory=list)  # about the written files
 
 
 @dataclass(frozen=True)
 class Job:
-    config: BuildConfig  # with what it leaves open filled in
+    config: BuildConfig  # with defaults filled in
     target: Input
     drafter: Input | None  # None: the method needs none
     warnings: list[Finding]
@@ -42,5 +42,5 @@ class Job:
 
     @property
     def models(self) -> dict[str, Input]:
-        """By role."""
+        """The models by role."""
         return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})

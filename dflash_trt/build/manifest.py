@@ -1,4 +1,4 @@
-"""`manifest.json` of a build: read it, and compare every file with it."""
+"""Reading `manifest.json` of a build, and comparing every file with it."""
 
 import os
 from collections.abc import Callable, Container
@@ -15,10 +15,10 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
-SIGNATURE = "model.sig"  # of all that a server reads, the manifest too: `signing.py`
-# what puts a build into a cluster: the manifest has it, and an image and a signature do not
+SIGNATURE = "model.sig"  # covers all that a server reads, the manifest included: `signing.py`
+# cluster files: in the manifest, but not in images and signatures
 DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
-FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
+FULL = 16 << 30  # bytes of a build up to which all files are hashed by default
 
 Manifest = dict[str, Any]
 Depth = Literal["none", "quick", "full"]
@@ -36,7 +36,7 @@ def _at(*names: str) -> Any:
 
 
 class _Manifest(BaseModel):
-    """What is read of a manifest; another version may write more."""
+    """Manifest fields that are read; other versions may write more."""
 
     model_config = ConfigDict(strict=True)
 
@@ -47,14 +47,14 @@ class _Manifest(BaseModel):
     max_seq_len: Annotated[Size | None, _at("config", "serving", "max_seq_len")] = None
     speculation: Annotated[dict[str, Any], _at("config", "speculation")]
     vocab_size: Annotated[Size, _at("target", "vocab_size")]
-    block_size: Annotated[Size | None, _at("drafter", "block_size")] = None  # DFlash's alone
+    block_size: Annotated[Size | None, _at("drafter", "block_size")] = None  # only with DFlash
     hub: dict[str, dict[str, str]] = {}
     files: dict[str, _File]
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Files, by their path in the build, that are not as its manifest says; sorted."""
+    """Files, by path in the build, that differ from its manifest; sorted."""
 
     changed: list[str]
     missing: list[str]
@@ -64,14 +64,14 @@ class Differences:
         return bool(self.changed or self.missing or self.added)
 
     def __str__(self) -> str:
-        """The first few."""
+        """Return the first three, and how many more."""
         kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
         all_ = [f"{name} ({kind})" for kind, names in kinds for name in names]
         return ", ".join(all_[:3]) + (f" and {len(all_) - 3} more" if len(all_) > 3 else "")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a built directory; BuildError when `directory` is not one."""
+    """Return a built directory's manifest; BuildError if `directory` is none."""
     file = directory / MANIFEST
     try:
         manifest = read_json(file)
@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def speculation_of(manifest: Manifest) -> Speculation:
-    """How the build speculates; BuildError if another version wrote what this does not know."""
+    """Return a build's speculation; BuildError if another version wrote an unknown value."""
     try:
         return Speculation.model_validate(manifest["config"]["speculation"])
     except ValidationError as error:
@@ -109,10 +109,10 @@ def check_build(
     report: Callable[[str, int, int], None] = lambda *_: None,
     digested: Container[str] = (),
 ) -> None:
-    """Raise BuildError unless the files are those that were built.
+    """Raise BuildError unless the files are unchanged since the build.
 
-    depth: None is full up to `FULL` bytes, else quick; digested: files that are known to be as the
-    manifest says. Those that only deploy it may all be missing.
+    depth: None is full up to `FULL` bytes, else quick; digested: files already verified. Files that
+    only deploy the build may all be missing.
     """
     if depth == "none":
         return
@@ -130,7 +130,7 @@ def differences(
     report: Callable[[str, int, int], None] = lambda *_: None,
     digested: Container[str] = (),
 ) -> Differences:
-    """See `check_build`; "none" compares sizes. BuildError for a file that cannot be read."""
+    """Return the differences, see `check_build`; BuildError for an unreadable file."""
     listed: dict[str, Entry] = manifest["files"]
     found = {file_name(directory, file): file for file in files_of(directory)}
     del found[MANIFEST]
@@ -155,7 +155,7 @@ def differences(
 
 
 def _same(file: Path, listed: Entry, most: float) -> bool:
-    """most: bytes from which on a file is not digested."""
+    """Compare a file with its entry; most: size in bytes from which it is not hashed."""
     seen = file_stamp(file)
     if not file.is_file() or any(seen.get(key) != listed.get(key) for key in ("size", "mtime_ns")):
         return False
@@ -165,20 +165,17 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 
 def file_stamp(file: Path) -> dict[str, int]:
-    """What tells, unread, that a file was changed: its size, and of a linked one its time."""
+    """Return a file's size, or for a link also its target's time, which reveal changes."""
     if not file.is_symlink():
         return {"size": file.stat().st_size}
     return stamp(file) if file.exists() else {}
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file of the build, sorted, without its signature and what appears as it runs.
-
-    Costs are kept beside the engines.
-    """
+    """Return all files of the build, sorted, without its signature and files made at run time."""
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
-    costs = str(directory / "engines" / COSTS_FILE)  # and a number, while it is written
+    costs = str(directory / "engines" / COSTS_FILE)  # also the temporary file while it is written
     return sorted(
         file
         for file in found
@@ -189,7 +186,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def served_files(directory: Path) -> list[Path]:
-    """Those of them that a server has use for."""
+    """Return the files that a server uses."""
     files = files_of(directory)
     return [file for file in files if not file_name(directory, file).startswith(DEPLOYS)]
 

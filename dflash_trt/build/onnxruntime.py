@@ -1,4 +1,4 @@
-"""Builds of the kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
+"""Builds of kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
 
 import shutil
 from dataclasses import asdict
@@ -42,7 +42,7 @@ BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
 def prepare(
     config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
 ) -> Job:
-    """Check a pair that the graphs are to run, or a target alone.
+    """Check a pair, or a target alone, for our graphs.
 
     Raises ConfigError, CheckpointError or PairError.
     """
@@ -80,7 +80,7 @@ def prepare(
 
 
 def _with_precision(config: BuildConfig, target: Target) -> BuildConfig:
-    """Name the precision of both models where the config leaves it to a quantized GGUF file."""
+    """Fill in the precision of both models for a quantized GGUF file, unless configured."""
     engine, bits = config.engine, target.weights.stored_bits
     if not isinstance(engine, OnnxRuntime) or engine.device == "cuda":
         return config
@@ -93,7 +93,7 @@ def _with_precision(config: BuildConfig, target: Target) -> BuildConfig:
 
 
 def _precision(config: BuildConfig) -> dict[str, str]:
-    """`quantize`, where the drafter's differs from the engine's."""
+    """Return `quantize` of the drafter if it differs from the engine's."""
     asked = config.drafter.quantize if config.drafter else None
     return {"quantize": asked} if asked else {}
 
@@ -106,8 +106,7 @@ def _files(model: Target | Drafter) -> list[Path]:
 def _with_max_seq_len(
     config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> BuildConfig:
-    """And what else it leaves open: without a drafter's features there is no ensemble of two
-    models."""
+    """Fill in max_seq_len and other defaults; without a drafter rounds run in process."""
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
     known = min(longest, drafter.max_position_embeddings) if drafter else longest
     least = drafter.block_size if drafter else 1
@@ -141,8 +140,8 @@ def _write(
     measure: bool,
     report: Report,
 ) -> Written:
-    """Write engines and repository; measure: what the drafter's own precision costs in tau."""
-    # imported here: it would take most of the time of a build that has nothing to do
+    """Write engines and repository; measure: whether the drafter's own precision costs tau."""
+    # imported here: it takes most of the time of a build without work
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
@@ -156,7 +155,7 @@ def _write(
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
-        capabilities(engine)  # raises before the work starts where something is not installed
+        capabilities(engine)  # fails now if something is not installed
     plans = engine if isinstance(engine, TensorRT) else None
     engines, ranks = directory / "engines", int(plans.tensor_parallel_size if plans else 1)
     common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
@@ -198,7 +197,7 @@ def _accuracy(
     common: dict[str, Any],
     report: Report,
 ) -> "Accuracy":
-    """Compare with an unquantized engine, built beside it and removed afterwards."""
+    """Compare with an unquantized engine, built temporarily beside it."""
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare, original_logits  # noqa: PLC0415
     from dflash_trt.graphs import COPIED  # noqa: PLC0415
@@ -216,7 +215,7 @@ def _accuracy(
 
 
 class _Counter:
-    """Turns an engine's tensor names ("a|b": tensors a and b fused) into counts."""
+    """Converts an engine's tensor names ("a|b": fused tensors a and b) to counts."""
 
     def __init__(self, step: str, total: int, report: Report) -> None:
         self._done, self._total, self._report = 0, total, partial(report, step)

@@ -1,4 +1,4 @@
-"""Writes `manifest.json`: what a build is made from and every file it holds, with its digest."""
+"""Writer of `manifest.json`: a build's inputs and all its files, with digests."""
 
 import json
 from collections.abc import Iterable
@@ -21,16 +21,16 @@ from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
-# of a manifest: what came out; the rest is what went in
+# outputs in a manifest; the rest are inputs
 MADE = {"files", "quantization"}
-# of the config: said by what they hold
+# config fields left out, because the inputs themselves are recorded
 LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
     "engine": {"quantize": {"calibration": {"prompts": True}}}
 }
 
 
 def inputs_manifest(job: Job, report: Report) -> Manifest:
-    """Everything that decides a build's bytes: no path and no time, so that builds repeat."""
+    """Return everything that determines a build's bytes; no paths or times, for reproducibility."""
     config, models = job.config, job.models
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
@@ -54,7 +54,7 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
 def write_manifest(
     directory: Path, inputs: Manifest, written: Written, job: Job, report: Report
 ) -> Manifest:
-    """Write `manifest.json` over all files below `directory`; it must be the last file.
+    """Write `manifest.json` over all files below `directory`; must be the last file written.
 
     A link into an original checkpoint has that input's digest.
     """
@@ -80,7 +80,7 @@ def write_manifest(
 
 
 def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifest | None:
-    """The manifest in `output`, if made from `inputs` and every file is there as it was."""
+    """Return the manifest in `output` if it has the same inputs and its files are unchanged."""
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
@@ -89,7 +89,7 @@ def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifes
 
 
 def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
-    """The manifest's entries of files, by their path in `directory`."""
+    """Return the manifest's entries of files, by path in `directory`."""
     files, found = list(files), {}
     for done, file in enumerate(files):
         report(step, done, len(files))
@@ -99,7 +99,7 @@ def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -
 
 
 def _own_digest() -> str:
-    """Digest of the code that builds: other code may build something else."""
+    """Return a digest of the package's code, because other code may build other bytes."""
     package = Path(dflash_trt.__file__).parent
     code = [file for file in package.rglob("*") if file.is_file()]
     code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]

@@ -1,7 +1,7 @@
-"""What quantized weights cost, measured at build: tau, the tokens of a round, before and after.
+"""Cost of quantized weights, measured at build: tau, the tokens of a round, before and after.
 
-Measured on this CPU by our own graphs, with what ModelOpt wrote made plain in float32: what the
-weights lost. Activations and the KV cache are not rounded here, as they are on the GPU.
+Measured on this CPU by our own graphs with dequantized float32 weights, it covers the weights only:
+activations and the KV cache are not rounded here, as they are on the GPU.
 """
 
 import hashlib
@@ -35,15 +35,15 @@ from dflash_trt.prompts import read_prompts
 if TYPE_CHECKING:
     from dflash_trt.decoding import LosslessReport
 
-TEXTS = 14  # pages of our own
-HELD_OUT = 8  # a prompt in so many is decoded, and not calibrated on
+TEXTS = 14  # pages of the default texts
+HELD_OUT = 8  # every n-th prompt is decoded instead of calibrated on
 DRAWS, CONFIDENCE = 2000, 0.95  # of the prompts, with replacement
-MEMORY = 3.0  # bytes in use for a byte of a model's weights in float32, at most
+MEMORY = 3.0  # largest memory per byte of a model's float32 weights
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Token ids: `calibrated` on, `prompts` to decode."""
+    """Token ids: `calibrated` for calibration, `prompts` to decode."""
 
     calibrated: list[list[int]]
     prompts: list[list[int]]
@@ -53,8 +53,8 @@ class Texts:
 class Cost:
     """Tokens of a round, with the original and with the quantized weights.
 
-    losses: the share of tau that is lost is between these, by a bootstrap over the prompts.
-    skipped: why nothing was measured.
+    losses: bounds of the fraction of tau that is lost, by a bootstrap over the prompts. skipped:
+    why nothing was measured.
     """
 
     taus: tuple[float, float] | None = None
@@ -72,7 +72,7 @@ class Cost:
 
 
 def calibration_texts(asked: Quantize, target: Target) -> Texts:
-    """Choose texts of the file that the config names, or our own, the same ones each time.
+    """Choose calibration texts from the configured file, or default ones, reproducibly.
 
     Raises RequestError for the file.
     """
@@ -80,7 +80,7 @@ def calibration_texts(asked: Quantize, target: Target) -> Texts:
     given, longest = asked.calibration, target.number("max_position_embeddings")
     room, cut = min(longest, MAX_SEQ_LEN) - min(TOKENS, longest // 2), min(given.tokens, longest)
     if given.prompts is None:
-        # Python's own documentation: prose and code that lie on every machine of ours
+        # Python's own documentation: prose and code installed everywhere
         from pydoc_data.topics import topics  # noqa: PLC0415
 
         pages = choose.sample(sorted(page for page in topics.values() if len(page) > 1000), TEXTS)
@@ -99,15 +99,15 @@ def calibration_texts(asked: Quantize, target: Target) -> Texts:
 
 
 def provenance(texts: Texts) -> dict[str, Any]:
-    """What beside checkpoint and config decides the quantized weights, for the manifest."""
+    """Return further inputs of the quantized weights, for the manifest."""
     digest = hashlib.sha256(json.dumps(asdict(texts)).encode()).hexdigest()
     return {"texts": digest, "modelopt": version("nvidia-modelopt")}
 
 
 def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report: Report) -> Cost:
-    """Compare a quantized target with its original; scratch: where engines are written meanwhile.
+    """Compare a quantized target with its original; scratch: folder for temporary engines.
 
-    Where our graphs or the memory cannot take them it is skipped, and says why.
+    Skipped, with the reason, if our graphs or the memory cannot take the models.
     """
     original, quantized, drafter = before.target, after.target, before.drafter
     if refusal := original.refusal or quantized.refusal:
@@ -146,7 +146,7 @@ def measure_drafter(
 
 
 def _of_rounds(before: "LosslessReport", after: "LosslessReport") -> Cost:
-    """What tau lost over the same prompts, and how far another choice of them might say else."""
+    """Return the loss of tau over the same prompts, with its confidence interval."""
     counted = [
         np.array([[len(text) - 1 for text in run.outputs], run.prompt_rounds], float)
         for run in (before, after)
@@ -159,7 +159,7 @@ def _of_rounds(before: "LosslessReport", after: "LosslessReport") -> Cost:
 
 
 def _too_large(target: Target) -> str:
-    """Why a target is not run here in float32; "" if it is."""
+    """Return why a target cannot run here in float32; "" if it can."""
     numbers = sum(math.prod(target.weights.shape(name)) for name in target.weights.names)
     needed, free = int(numbers * 4 * MEMORY), free_memory()
     if needed <= free:
@@ -168,7 +168,7 @@ def _too_large(target: Target) -> str:
 
 
 def check_loss(cost: Cost, asked: Quantize) -> None:
-    """Raise BuildError where acceptance falls by more than is allowed, however prompts fell."""
+    """Raise BuildError if acceptance surely falls by more than the limit."""
     if cost.losses is not None and cost.losses[0] > asked.max_acceptance_loss:
         raise BuildError(
             f"with {asked.method} weights the drafter is accepted too rarely: {cost}; "

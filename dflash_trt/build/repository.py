@@ -1,4 +1,4 @@
-"""Write a Triton model repository: the models of `model_repository/`, filled in for one build."""
+"""Writer of a Triton model repository: the models of `model_repository/`, filled in for a build."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 
-TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
+TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # relative to a model's folder
 PUBLIC = ("dflash", "dflash_infer")
-INTERNAL = ("draft_verify", "verify", "draft")  # models that only the request handler asks
+INTERNAL = ("draft_verify", "verify", "draft")  # only for the request handler
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # APIs that always need a key
 MODELS = (*PUBLIC, *INTERNAL)
 
@@ -26,12 +26,11 @@ MODELS = (*PUBLIC, *INTERNAL)
 def write_repository(
     directory: Path, config: BuildConfig, target: TargetSpec, block_size: int
 ) -> None:
-    """Writes `directory/model_repository`; `directory/tokenizer` is there already.
+    """Write `directory/model_repository`; `directory/tokenizer` must exist.
 
-    config: with its max_seq_len filled in. block_size: an anchor and the drafts after it, at most.
-
-    The models find `directory/engines/{target,drafter}` and `directory/tokenizer` by relative
-    paths, so a built directory can be moved.
+    config: with max_seq_len filled in. block_size: an anchor and its drafts at most. The models
+    refer to `directory/engines/{target,drafter}` and `directory/tokenizer` by relative paths, so a
+    built directory can be moved.
     """
     serving = config.serving
     assert serving.max_seq_len is not None
@@ -60,7 +59,7 @@ def write_repository(
 
 
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
-    """Writes `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` is there already.
+    """Write `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` must exist.
 
     The public models read it when they start.
     """
@@ -81,13 +80,13 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
 
 
 def sampling_of(config: BuildConfig, directory: Path) -> dict[str, int | float]:
-    """Return the defaults of requests to a build."""
+    """Return a build's defaults for requests."""
     asked = config.serving.sampling_defaults == "model"
     return sampling_defaults(directory / "tokenizer")[0] if asked else {}
 
 
 def templates() -> Path:
-    """Where the templates lie: inside a wheel, or at the top of a source checkout."""
+    """Return the folder of the templates: inside a wheel, or at the top of a source checkout."""
     package = Path(dflash_trt.__file__).parent
     for directory in (package / "model_repository", package.parent / "model_repository"):
         if (directory / "dflash" / "config.pbtxt").is_file():
@@ -98,7 +97,7 @@ def templates() -> Path:
 
 
 def read_config(path: Path) -> Any:
-    """A config.pbtxt as the protobuf message `inference.ModelConfig`."""
+    """Read a config.pbtxt as the protobuf message `inference.ModelConfig`."""
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
@@ -113,7 +112,7 @@ def _write_model(repository: Path, model: str, name: str, parameters: Mapping[st
     for file in (template / "1").iterdir():
         if file.is_file():
             shutil.copyfile(file, version / file.name)
-    # a file where Python would read compiled code: what somebody puts there would run unseen
+    # an empty file, so that nobody can add compiled code that Python would run
     (version / "__pycache__").touch()
     text = f"# {name}: written by `dflash-trt build`.\n" + text_format.MessageToString(message)
     (directory / "config.pbtxt").write_text(text, encoding="utf-8")

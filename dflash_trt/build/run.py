@@ -1,7 +1,6 @@
-"""From a build config to a directory that needs nothing else to be served and verified.
+"""Building a config: a directory that can be served and verified without anything else.
 
-What differs from one engine kind to the next is its job (`job.py`): how the pair is checked, and
-what is written.
+Engine kinds differ in their job (`job.py`): how the pair is checked, and what is written.
 """
 
 import time
@@ -34,17 +33,17 @@ PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]
 class BuildResult:
     directory: Path
     manifest: Manifest
-    built: bool  # False: it was there already, made from the same inputs
+    built: bool  # False: an identical build was there already
     seconds: float
-    warnings: list[Finding]  # of the pair
+    warnings: list[Finding]  # about the pair
     written: Written  # empty unless built
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
 
-    All of it appears at once or not at all. An older build of ours is replaced.
-    Raises ConfigError, CheckpointError, PairError, or BuildError for the output's side.
+    The directory appears complete or not at all, and replaces an older build. Raises ConfigError,
+    CheckpointError, PairError, or BuildError for the output.
     """
     started = time.monotonic()
     output = output.resolve()
@@ -53,7 +52,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
-            _check_output(output)  # again: now nobody else changes it
+            _check_output(output)  # again, now that no other process changes it
             inputs = _beside(lambda: inputs_manifest(job, report))
             manifest = None
             if (output / MANIFEST).is_file():
@@ -74,7 +73,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
-    """Run `make` in a thread. Not a pool's: a build that fails would have to wait for it."""
+    """Run `make` in a thread; a failing build would have to wait for a pool's."""
     made: Future[Manifest] = Future()
 
     def run() -> None:
@@ -88,7 +87,7 @@ def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
 
 
 def _prepare(config: BuildConfig, report: Report) -> Job:
-    """Find both models and check them."""
+    """Locate both models and check them."""
     engine = config.engine
     by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
@@ -101,7 +100,7 @@ def _prepare(config: BuildConfig, report: Report) -> Job:
 
 
 def _check_signature(role: str, source: Source, at: Located) -> list[Finding]:
-    """BuildError unless it is signed by whom the config names; a warning where it names nobody."""
+    """Raise BuildError unless signed as configured; warn of a signature nobody checks."""
     if source.signed_by is not None:
         verify_signature(at.directory, source.signed_by)
     elif (at.directory / SIGNATURE).is_file():

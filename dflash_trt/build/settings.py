@@ -1,4 +1,4 @@
-"""What the build tells the model `dflash`, through the parameters of its config.pbtxt."""
+"""Settings that a build passes to the model `dflash` in its config.pbtxt's parameters."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,7 @@ from dflash_trt.engines import most_verified
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 
-# the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
-# have no code of their own
+# request parameter for errors as "CODE: message": in a gRPC stream errors have no code
 CODED_ERRORS = "coded_errors"
 
 
@@ -36,10 +35,10 @@ Limit = Annotated[Count | None, BeforeValidator(lambda value: None if value == "
 
 @dataclass(frozen=True)
 class Settings:
-    """Field names are the parameter names; `to_parameters` and `from_parameters` are inverse."""
+    """Parameters by field name; `to_parameters` and `from_parameters` are inverse."""
 
     tokenizer: str  # directory, relative to the model's folder
-    engines: str  # the same
+    engines: str  # likewise
     eos_token_ids: Ids
     slots: Count
     max_queue: Size
@@ -50,14 +49,14 @@ class Settings:
     mode: Literal["ensemble", "in_process", "tensorrt_llm"]
     max_per_client: Limit = None
     prefix_cache: Size = 0  # MiB
-    sampling: Sampling = field(default_factory=dict)  # of requests that do not say
+    sampling: Sampling = field(default_factory=dict)  # defaults of requests
 
     @property
     def max_draft_tokens(self) -> int:
         return max_draft_tokens(self.speculation, self.block_size, self.mode == KIND)
 
     def to_parameters(self) -> dict[str, str]:
-        """As strings: Triton's parameters hold nothing else."""
+        """Return strings, the only type of Triton's parameters."""
         return {
             **{name: str(value) for name, value in vars(self).items() if not name.startswith("_")},
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
@@ -68,7 +67,7 @@ class Settings:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
-        """Read them; BuildError where one is missing or wrong."""
+        """Parse parameters; BuildError if one is missing or invalid."""
         try:
             return TypeAdapter(cls).validate_python(dict(parameters))
         except ValidationError as error:
@@ -82,7 +81,7 @@ class Settings:
 
 
 def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:
-    """How many draft tokens of a sequence a round verifies at most.
+    """Return the most draft tokens of a sequence that a round verifies.
 
     tensorrt_llm: whether TensorRT-LLM runs the rounds.
     """

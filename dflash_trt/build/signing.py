@@ -1,7 +1,7 @@
 """Signatures of directories in the OpenSSF Model Signing format (`model-signing`, an extra).
 
-The signature lies in the directory, as `model.sig`, and names every file that a server reads with
-its SHA-256, the manifest too, which has the rest; any tool that reads the format can check it.
+The signature is `model.sig` in the directory. It names every file that a server reads, with its
+SHA-256, including the manifest, which covers the rest; any tool for the format can verify it.
 """
 
 import base64
@@ -19,19 +19,19 @@ from dflash_trt.errors import BuildError, RequestError
 
 @dataclass(frozen=True)
 class Identity:
-    """Who must have signed without a key: an OpenID Connect identity and who vouches for it."""
+    """A required keyless signer: an OpenID Connect identity and its issuer."""
 
     name: str
     issuer: str
 
 
 def sign(directory: Path, key: Path | None, identity_token: str | None = None) -> Path:
-    """Write `model.sig` over all that a server reads; returns its path.
+    """Write `model.sig` over all that a server reads; return its path.
 
-    key: PEM of a private key on the curve P-256, P-384 or P-521; None: without a key, by Sigstore,
-    which asks for a login in a browser unless there is a token.
+    key: PEM of a private key on the curve P-256, P-384 or P-521; None: keyless by Sigstore, which
+    asks for a login in a browser unless there is a token.
     """
-    directory = directory.resolve()  # the library takes no link
+    directory = directory.resolve()  # the library accepts no link
     with _explained(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
         from model_signing import signing  # noqa: PLC0415
 
@@ -40,7 +40,7 @@ def sign(directory: Path, key: Path | None, identity_token: str | None = None) -
             config.use_sigstore_signer(identity_token=identity_token)
         else:
             config.use_elliptic_key_signer(private_key=key)
-        fresh = directory / f"{SIGNATURE}.new"  # it appears whole, or not at all
+        fresh = directory / f"{SIGNATURE}.new"  # written atomically
         try:
             config.sign(directory, fresh)
             fresh.replace(directory / SIGNATURE)
@@ -50,13 +50,13 @@ def sign(directory: Path, key: Path | None, identity_token: str | None = None) -
 
 
 def check_signed(directory: Path, depth: Depth | None, key: Path | None) -> None:
-    """See `check_build`, and `verify_signature` where there is a key: no file is digested twice."""
+    """Verify the signature if there is a key, then the build, hashing no file twice."""
     digested = verify_signature(directory, key) if key is not None else ()
     check_build(directory, depth, digested=digested)
 
 
 def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]:
-    """BuildError unless `model.sig` is the signer's, and every file that it names is as signed.
+    """Raise BuildError unless `model.sig` is the signer's and all its files are unchanged.
 
     signer: PEM of a public key, or an identity. Returns the files' names.
     """
@@ -70,8 +70,8 @@ def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]
     with _explained(f"the signature of {directory} does not hold", fix):
         from model_signing import verifying  # noqa: PLC0415
 
-        # what was added is no part of it, as costs are that a server measures: the manifest, which
-        # is signed, tells of all else
+        # ignore added files, such as costs that a server measures; the signed manifest detects the
+        # others
         config = verifying.Config().set_ignore_unsigned_files(True)
         if isinstance(signer, Identity):
             config.use_sigstore_verifier(identity=signer.name, oidc_issuer=signer.issuer)
@@ -101,14 +101,14 @@ def _explained(problem: str, fix: str) -> Iterator[None]:
         raise RequestError(
             "signatures need the package model-signing", "pip install 'dflash-trt[sign]'"
         ) from error
-    except Exception as error:  # the library's, protobuf's, JSON's, the cryptography's and more
+    except Exception as error:  # exceptions of the library, protobuf, JSON, cryptography and more
         raise BuildError(f"{problem}: {_reason(error)}", fix) from error
 
 
 def _reason(error: Exception) -> str:
-    """The files that differ, or what the library says."""
+    """Return the files that differ, or the library's message."""
     said = str(error).strip()
-    # its list of texts has quotes escaped where a digest's bytes are a quote
+    # quotes are escaped if a digest's bytes contain one
     differing = re.findall(r"Hash mismatch for \\?'([^'\\]+)", said)
     differing += re.findall(r"Missing files in model '[^']*': ([^'\"\]]+)", said)
     if differing:

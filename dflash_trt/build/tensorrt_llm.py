@@ -66,7 +66,7 @@ def prepare(
     if pair.target.refusal and is_drafter(pair.target.values):
         raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
-    tokenizer_files(pair.target.directory)  # raises where there is none
+    tokenizer_files(pair.target.directory)  # raises if there is none
     drafter = None
     if drafter_at is not None:
         known = {"name": drafter_name(config), **_known(pair.drafter)}
@@ -77,12 +77,12 @@ def prepare(
     warnings = warnings_of(checks, PairError)
     if by_id and pair.target.stored is None:
         warnings += _unchecked(checks)
-    # by id: the same bytes, whether or not the weights happen to be here
+    # by id: the same bytes, whether or not the weights are local
     known = dict(pair.target.values) if by_id else _known(pair.target)
     asked = section.quantize
     if asked is not None:
         check_quantizable(asked, pair.target, hardware)
-    # before minutes of quantizing; what was written is checked again
+    # fail before minutes of quantizing; the result is checked again
     planned = replace(pair, target=announced(asked, pair.target))
     args = choose_args(config, planned, hardware)
     of_args = warnings_of(check_args(config, planned, hardware, args), ConfigError)
@@ -97,7 +97,7 @@ def prepare(
 
 
 def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
-    """Both models as far as they can be read, and what the config asks of them."""
+    """Return both models as far as readable, and the config's requirements."""
     return Pair(
         open_target(target.directory),
         open_drafter(drafter.directory) if drafter else NO_DRAFTER,
@@ -108,7 +108,7 @@ def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> 
 
 
 def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings and notes among findings; raises the first error."""
+    """Return the warnings and notes among findings; raises the first error."""
     warnings = []
     for check in checks:
         if check.result == "error":
@@ -119,7 +119,7 @@ def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Fin
 
 
 def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
-    """A warning that names what was not checked because weights stay on the Hub."""
+    """Return a warning naming checks skipped because weights stay on the Hub."""
     left = [check for check in checks if check.result == "not checked"]
     names = [check.name for check in left if check.found.startswith("the target is refused")]
     found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
@@ -128,12 +128,12 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
 
 
 def _known(model: Model[Any]) -> dict[str, Any]:
-    """A model's spec; its config.json if the graphs refuse it."""
+    """Return a model's spec, or its config.json if the graphs refuse it."""
     return asdict(model.spec) if model.read else dict(model.values)
 
 
 def _ask_tensorrt_llm(engine: Path) -> None:
-    """ConfigError if it is installed here and refuses the arguments; elsewhere `doctor` asks."""
+    """Raise ConfigError if an installed TensorRT-LLM refuses the arguments; else `doctor` asks."""
     with suppress(NotKnown):
         version, refused = judged_arguments(engine)
         if refused:
@@ -147,7 +147,7 @@ def _ask_tensorrt_llm(engine: Path) -> None:
 def _quantize(
     directory: Path, *, config: BuildConfig, pair: Pair, texts: Texts, report: Report
 ) -> Written:
-    """The bundle of a target that is quantized on the way; its arguments are chosen for that."""
+    """Write a bundle whose target is quantized now; its arguments are chosen for that."""
     section = config.engine
     assert isinstance(section, TensorRTLLM)
     assert section.quantize is not None
@@ -157,7 +157,7 @@ def _quantize(
     )
     made = replace(pair, target=open_target(engine / "target"))
     checks = [check for check in pair_findings(made) if check.name not in READER_CHECKS]
-    warnings_of(checks, PairError)  # the warnings are those of the original
+    warnings_of(checks, PairError)  # the original's warnings were reported already
     cost = measure_cost(pair, made, texts, directory / "measured", report)
     check_loss(cost, section.quantize)
     args = choose_args(config, made, hardware)

@@ -1,4 +1,4 @@
-"""Messages to prompts, by the tokenizer's own template."""
+"""Chats: from messages to prompts by the tokenizer's own template, and formats of answers."""
 
 from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
 from dflash_trt.chat.checks import CHAT_CHECKS, about_chats

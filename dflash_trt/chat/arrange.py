@@ -1,8 +1,8 @@
-"""How the messages of a chat are arranged so that a template shows all of them.
+"""Rewriting a chat's messages so that a template shows all of them.
 
-A template refuses some chats, and of others it leaves out a part without a word. A chat is tried
-as a specimen first: the same roles and calls, with marks in place of what they say. It stays as it
-is where all marks come out; otherwise the first of the rewrites below by which they do are taken.
+A template refuses some chats and silently leaves out parts of others. So each chat is tried as a
+specimen first: the same roles and calls, with marks as contents. It is kept if all marks appear in
+the output; otherwise the first rewrites below that make them appear are used.
 """
 
 import json
@@ -20,7 +20,7 @@ MARK = re.compile(r"zq(\d+)(?:[nv]\d+)?z")  # with the message's number
 MOST_REWRITES = 3
 INSTRUCTIONS = ("system", "developer")
 Rewrite = Callable[[list[Message]], list[Message]]
-# as Qwen2.5's template has it, whose calls are those of Hermes
+# as in Qwen2.5's template, which has Hermes' calls
 TOLD = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -38,8 +38,8 @@ For each function call, return a json object with function name and arguments wi
 
 
 def specimen_of(messages: Sequence[Message]) -> list[Message]:
-    """Return messages that a template takes alike, with marks for texts and calls."""
-    result, marks = list[Message](), dict[str, str]()  # of functions, by the call's id
+    """Return messages that a template treats alike, with marks as texts and calls."""
+    result, marks = list[Message](), dict[str, str]()  # of functions, by call id
     for at, message in enumerate(messages):
         each: Message = {"role": message["role"], "content": f"zq{at}z" * bool(message["content"])}
         each |= {THOUGHT: "thought"} if THOUGHT in message else {}
@@ -63,9 +63,9 @@ def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
 def find_rewrites(
     specimen: list[Message], render: Callable[[list[Message]], str], rewrites: Sequence[Rewrite]
 ) -> tuple[tuple[Rewrite, ...], list[int]]:
-    """Return the fewest rewrites by which all comes out, and the messages that none shows.
+    """Return the fewest rewrites that show everything, and messages shown by none.
 
-    None where the template refuses each of them.
+    Returns no rewrites if the template refuses all of them.
     """
     marks = {found[0] for found in MARK.finditer(json.dumps(specimen))}
     best, least, tried = tuple[Rewrite, ...](), set[str](), list[list[Message]]()
@@ -104,7 +104,7 @@ def instructions_in_one(messages: list[Message]) -> list[Message]:
 
 
 def system_in_user(messages: list[Message]) -> list[Message]:
-    """The instructions, in front of what the user says first."""
+    """Move the instructions to the beginning of the first user message."""
     first, *rest = instructions_in_one(messages)
     if first["role"] != "system":
         return messages
@@ -115,7 +115,7 @@ def system_in_user(messages: list[Message]) -> list[Message]:
 
 
 def calls_in_words(messages: list[Message]) -> list[Message]:
-    """In Hermes' words; what tools gave is said by the user, of several calls in one message."""
+    """Write calls as text in Hermes' format, and tool results as user messages."""
     result: list[Message] = []
     for message in messages:
         calls = [
@@ -136,7 +136,7 @@ def calls_in_words(messages: list[Message]) -> list[Message]:
 
 
 def one_call_a_message(messages: list[Message]) -> list[Message]:
-    """The text beside calls goes before them; each call stands before what it gave."""
+    """Split calls into one message each, followed by its result; text goes first."""
     result, rest = list[Message](), deque(messages)
     while rest:
         message = rest.popleft()
@@ -147,14 +147,14 @@ def one_call_a_message(messages: list[Message]) -> list[Message]:
             result.append({"role": message["role"], "content": message["content"]})
         for call in calls:
             result.append({**message, "content": "", "tool_calls": [call]})
-            message = {"role": message["role"]}  # it thinks before the first
+            message = {"role": message["role"]}  # only the first call keeps the reasoning
             result += [each for each in given if each.get("tool_call_id") == call["id"]]
         result += [each for each in given if each not in result] if calls else [message]
     return result
 
 
 def neighbors_joined(messages: list[Message]) -> list[Message]:
-    """Messages of one role after each other, as one."""
+    """Join consecutive messages of one role."""
     result: list[Message] = []
     for each in messages:
         last = result[-1] if result else {}
@@ -164,7 +164,7 @@ def neighbors_joined(messages: list[Message]) -> list[Message]:
     return result
 
 
-# in the order that they are made in
+# in the order of application
 REWRITES: tuple[Rewrite, ...] = (
     calls_in_words,
     one_call_a_message,
@@ -176,7 +176,7 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
-    """Return the messages with tools at the end of the system message, in Hermes' words."""
+    """Return the messages with the tools in Hermes' format at the end of the system message."""
     text = TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if messages[0]["role"] in INSTRUCTIONS:
         return [_saying(messages[0], messages[0]["content"], text), *messages[1:]]

@@ -1,4 +1,4 @@
-"""A model's chats: messages and tools in, its prompt out, and what of the answer is markup."""
+"""A model's chats: messages and tools to its prompt, and the markup of its answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ from dflash_trt.chat.messages import Message, completed, read_messages, stated
 from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
-MOST_CACHED = 2**14  # characters of a chat's specimen
-OPEN_END = "CONTINUE_FINAL_MESSAGE"  # behind a text that goes on: what follows it is cut off
+MOST_CACHED = 2**14  # characters of a specimen
+OPEN_END = "CONTINUE_FINAL_MESSAGE"  # follows a text to be continued; the prompt is cut there
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-# what is tried with each template, a letter a message
+# chats tried with each template, a letter a message
 CHATS = {
     "system": "su", "developer": "du", "system and developer": "sdu", "system later on": "suasu",
     "user twice": "uu", "call": "ucrau", "text and call": "utr", "two calls": "u2rr",
@@ -48,33 +48,33 @@ class ChatPrompt:
     """The prompt of a chat."""
 
     text: str
-    thinking: bool  # it ends within a thought, which the answer begins with
-    grammar: str  # llguidance's, of the calls that have to come; "": none have
-    hidden: frozenset[int]  # special tokens that are no text in the answer
-    tools: tuple[Tool, ...] = ()  # that may be called
-    parallel: bool = False  # several at a time
+    thinking: bool  # ends within reasoning, which the answer continues
+    grammar: str  # llguidance's, of required calls; "": none
+    hidden: frozenset[int]  # special tokens to leave out of the answer
+    tools: tuple[Tool, ...] = ()  # available tools
+    parallel: bool = False  # several calls at once
 
 
 class ChatModel:
-    """What is known of a model by its tokenizer and its chat template, if it has one."""
+    """A model's chat behavior, learned from its tokenizer and chat template, if any."""
 
     def __init__(self, tokenizer: Tokenizer, render: Render | None) -> None:
-        """Renders the template a few times."""
+        """Probe the template with a few chats."""
         tokens = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: at for at, token in tokens.items()}
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
         self._cached = lru_cache(256)(self._find)
-        # kinds of chats, with how they are arranged or why the template refuses them
+        # by kind of chat: rewrites used, or the template's refusal
         self.chats = {name: self._tried(chat) for name, chat in CHATS.items()} if render else {}
         self._one_call = one_call_a_message.__name__ in self.chats.get("two calls", "")
 
     @property
     def hidden(self) -> frozenset[int]:
-        """Special tokens that are no text in an answer to a plain prompt.
+        """Special tokens to leave out of an answer to a plain prompt.
 
-        A channel's name would stand in the text of another without its markers.
+        None for channels: without markers a channel's name would appear in the text.
         """
         return frozenset() if self.dialect.format is HARMONY else self._special
 
@@ -88,9 +88,9 @@ class ChatModel:
         continue_final_message: bool = False,
         template_values: Mapping[str, Any],
     ) -> ChatPrompt:
-        """Return a chat's prompt; RequestError for tools that are none, and what it refuses.
+        """Return a chat's prompt; RequestError for invalid tools and refused chats.
 
-        continue_final_message: the answer goes on with the text of the last message.
+        continue_final_message: the answer continues the last message's text.
         """
         dialect = self.dialect
         known = parse_tools(tools)
@@ -116,9 +116,9 @@ class ChatModel:
         return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
 
     def grammar(self, prompt: ChatPrompt, answer: Any = None) -> str:
-        """Return llguidance's grammar of calls, after thoughts.
+        """Return llguidance's grammar of calls, after reasoning.
 
-        answer: the JSON schema of what the text may be instead.
+        answer: JSON schema of a text allowed instead of calls.
         """
         dialect = self.dialect
         if prompt.tools and dialect.format is None:
@@ -152,7 +152,7 @@ class ChatModel:
         tools: Sequence[Any],
         values: Mapping[str, Any],
     ) -> tuple[tuple[Rewrite, ...], str]:
-        """Return the rewrites by which the template shows all of the messages, and its text."""
+        """Return the rewrites that make the template show all messages, and its text."""
         read = read_messages(messages)
         if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
@@ -166,7 +166,7 @@ class ChatModel:
                 raise
             text = self._rendered(arranged, completed(tools), values)
         if lost:
-            at = lost[0] - (len(read) - len(messages))  # tools in words may stand before them
+            at = lost[0] - (len(read) - len(messages))  # tools may come first
             what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
             raise RequestError(
                 f"{what} would be lost: this model's chat template leaves such a message out",
@@ -175,7 +175,7 @@ class ChatModel:
         return rewrites, text
 
     def _find(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
-        """key: a specimen, whether there are tools, and the other values, as JSON."""
+        """Find the rewrites for a JSON key: specimen, whether there are tools, other values."""
         specimen, tools, values = json.loads(key)
         hermes = self.dialect.format is HERMES
         rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
@@ -198,7 +198,7 @@ class ChatModel:
 def _open_ended(
     messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Return the messages with `OPEN_END` behind the last one's text."""
+    """Return the messages with `OPEN_END` after the last one's text."""
     last = read_messages(messages)[-1]
     goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
     if values.get("add_generation_prompt") or not goes_on:

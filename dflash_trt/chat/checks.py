@@ -1,4 +1,4 @@
-"""Checks of a target's chat template, and what `inspect` says of it."""
+"""Checks of a target's chat template, and its description for `inspect`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ SAID, ASKED = {"role": "assistant", "content": "probe said"}, as_chat("probe ask
 
 @check("error")
 def chat_template(pair: Pair) -> Found:
-    """The server loads it when it starts; one that makes too much would hold it up."""
+    """Check that the template renders a plain message within the limits, as serving requires."""
     try:
         _chats(pair).prompt(ASKED, template_values={"add_generation_prompt": True})
     except LimitError as error:
@@ -27,7 +27,7 @@ def chat_template(pair: Pair) -> Found:
 
 @check("warning")
 def end_of_turn(pair: Pair) -> Found:
-    """An answer that is not ended by what the model writes at its end goes on with another turn."""
+    """Check that the token after an answer ends the text, or another turn would follow."""
     target, model = pair.target, _chats(pair)
     known = target.read[0].eos_token_ids if target.read else None
     ends = known or eos_token_ids(target.directory, target.number("vocab_size"))
@@ -53,7 +53,7 @@ CHAT_CHECKS = (chat_template, end_of_turn)
 
 
 def about_chats(target: Path) -> dict[str, Any] | None:
-    """Return what the template of a directory showed of chats; None where there is none."""
+    """Return what probing a directory's template showed; None without a template."""
     try:
         model = _chats(Pair(Model("target", target, {}), NO_DRAFTER))
     except (DflashError, NotKnown):

@@ -1,6 +1,6 @@
-"""What a chat template and its tokens tell of a model: how it thinks and calls, what it is told.
+"""Dialect of a model, learned by probing its chat template: reasoning, calls and tools.
 
-Nothing is read from the template's source: it renders small chats, and its text is looked at.
+The template's source is not read: it renders small chats, and their text is inspected.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
 USER, THINKS, SAID = "probe user", "probe thought", "probe said"
-SHOWN = "probe_shown"  # the name of a function
+SHOWN = "probe_shown"  # a function name
 CALL = specimen_call(0)
 CALLED, ARGUMENTS = CALL["function"]["name"], CALL["function"]["arguments"]
 TOOL = {
@@ -50,8 +50,8 @@ CALLING: list[Message] = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"},
 ]
-REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts as Python or JSON writes it
-# what some templates cannot do without: an empty list of tools; tools and date as texts
+REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts printed by Python or JSON
+# arguments that some templates require: an empty list of tools; tools and date as texts
 EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
     "": lambda tools: {"tools": list(tools) or None},
     "tools": lambda tools: {"tools": list(tools)},
@@ -59,35 +59,35 @@ EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
         "functions": json.dumps(tools, indent=4), "datetime": f"{datetime.now():%b %d %Y %H:%M:%S}"
     },
 }  # fmt: skip
-PART, IN_TEXT = "a part of the content", "in the text"  # where thoughts are, beside fields
+PART, IN_TEXT = "a part of the content", "in the text"  # where reasoning is, if not in a field
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes, and in which form its template wants chats with tools.
+    """Writing style of a model, and the form in which its template takes chats with tools.
 
-    format: None where the template writes calls in a form that is not known here.
+    format: None if the template writes calls in an unknown format.
     """
 
     format: Format | None = HERMES
     reasoning_tags: ReasoningTags | None = None
     shows_tools: bool = False
-    text_arguments: bool = False  # of calls in messages; else they are objects
-    short_ids: bool = False  # of calls, as Mistral's
+    text_arguments: bool = False  # of calls in messages; otherwise objects
+    short_ids: bool = False  # call ids as Mistral's
     parts: bool = False  # content is a list of parts
-    thoughts: str = ""  # the field that has them, `PART` or `IN_TEXT`; "": none are shown
-    extra: str = ""  # what it wants beside the messages: a name of `EXTRAS`
+    thoughts: str = ""  # field with reasoning, `PART` or `IN_TEXT`; "": not shown
+    extra: str = ""  # further arguments it needs: a key of `EXTRAS`
 
 
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
-    """added: ids of the tokenizer's added tokens."""
+    """Probe a template; added: ids of the tokenizer's added tokens."""
     tags = next((each for each in REASONING_TAGS if each.close in added), None)
     channels = all(marker in added for marker in HARMONY.markers)
     if render is None:
         return Dialect(HARMONY if channels else HERMES, tags)
 
     def chat(form: Dialect, *messages: Message, prompt: bool = False, tools: Any = ()) -> str:
-        """ "": the template refuses it."""
+        """Render a chat; "" if the template refuses it."""
         values = EXTRAS[form.extra](tools)
         with suppress(RequestError):
             shown = for_template(form, [ASKED, *messages])
@@ -124,7 +124,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
 
 def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
-    """Return messages with thoughts, texts and calls as the template has them."""
+    """Convert messages' reasoning, texts and calls to the template's form."""
     result = []
     last = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
     for at, message in enumerate(messages):
@@ -139,7 +139,7 @@ def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
         if thought and form.thoughts == PART:
             each["content"].insert(0, {"type": "thinking", "thinking": thought})
         elif thought and form.thoughts == IN_TEXT and tags and at > last:
-            # templates leave out what was thought before the last question by themselves
+            # templates drop reasoning before the last question anyway
             each["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
         elif thought and form.thoughts in THOUGHTS:
             each[form.thoughts] = thought
@@ -162,7 +162,7 @@ def _short(name: str) -> str:
 
 
 def _format_of(text: str) -> Format | None:
-    """The one that reads the call in a text."""
+    """Return the format that parses the call in a text."""
     for format in FORMATS:
         if format.sign in text and any(_reads(format, text[at:]) for at in (0, text.find("{"))):
             return format

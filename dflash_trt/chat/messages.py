@@ -1,4 +1,4 @@
-"""Messages as clients send them, in one form: text, thoughts, calls with ids, nothing empty."""
+"""Normalization of clients' messages: text, reasoning, calls with ids, no empty fields."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json
 
 Message = dict[str, Any]
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what clients call them
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # field names that clients use
 THOUGHT = THOUGHTS[0]
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 FIX = 'Send objects such as {"role": "user", "content": "..."}.'
@@ -17,15 +17,16 @@ FIX_CALL = 'Send {"id": "..", "type": "function", "function": {"name": "..", "ar
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages in one form; RequestError names the part that cannot be read.
+    """Return normalized messages; RequestError names an invalid part.
 
-    Optional fields that are null or empty are left out. Thoughts are in `reasoning_content`,
-    arguments of calls are objects, `function_call` and the role `function` are calls and results.
+    Optional fields that are null or empty are dropped. Reasoning is in `reasoning_content`,
+    arguments of calls are objects, `function_call` and the role `function` become calls and
+    results.
     """
     if not messages:
         raise RequestError("messages is empty", "Send at least one message.")
-    names: dict[str, str] = {}  # of functions, by the id of the call
-    waiting: list[str] = []  # ids of calls without a result
+    names: dict[str, str] = {}  # of functions, by call id
+    waiting: list[str] = []  # ids of calls without results
     result = []
     for at, sent in enumerate(messages):
         place = f"messages[{at}]"
@@ -64,7 +65,7 @@ def _one_form(place: str, sent: Mapping[str, Any]) -> Message:
 
 
 def _text(place: str, content: Any, role: str) -> tuple[str, str]:
-    """Return the text of a message's content, its parts a line each, and the thoughts in it."""
+    """Return the text of a message's content, one line per part, and its reasoning."""
     if content is None or isinstance(content, str):
         return content or "", ""
     if not isinstance(content, list):
@@ -90,7 +91,7 @@ def _call(place: str, call: Any, made: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place} is no call of a function", FIX_CALL)
     arguments = function.get("arguments") or {}
-    with suppress(ValueError):  # text in OpenAI's API; what is no object stays as it is
+    with suppress(ValueError):  # text in OpenAI's API; anything but an object stays as it is
         value = parse_json(arguments) if isinstance(arguments, str) else arguments
         arguments = value if isinstance(value, dict) else arguments
     function = {"name": function["name"], "arguments": arguments}
@@ -98,7 +99,7 @@ def _call(place: str, call: Any, made: str) -> dict[str, Any]:
 
 
 def stated(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools without fields that are null."""
+    """Return the tools without null fields."""
     return [
         {**tool, "function": {k: v for k, v in tool["function"].items() if v is not None}}
         for tool in tools
@@ -106,9 +107,9 @@ def stated(tools: Sequence[Any]) -> list[Any]:
 
 
 def completed(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with what some templates take for granted.
+    """Return the tools with fields that some templates assume.
 
-    These are descriptions, parameters with properties, and one type of a value.
+    These are descriptions, parameters with properties, and one type per value.
     """
     empty = {"type": "object", "properties": {}, "required": []}
     functions = [{"description": "", "parameters": {}, **tool["function"]} for tool in tools]

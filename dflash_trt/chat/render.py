@@ -1,4 +1,4 @@
-"""The tokenizer's own chat template: messages in, the prompt's text out."""
+"""The tokenizer's chat template: messages in, prompt text out."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,17 +17,17 @@ from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
 
 AGAIN = "Download or export the tokenizer again"
-DEFAULT, TOOL_USE = "default", "tool_use"  # among several named templates
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
 Render = Callable[..., str]
 
 
 def load_chat_template(directory: Path) -> Render | None:
-    """`render(messages=.., tools=.., add_generation_prompt=.., **kwargs)`; None without a template.
+    """Return `render(messages=.., tools=.., add_generation_prompt=.., **kwargs)`, or None.
 
-    Finds and renders templates as `transformers` does (`apply_chat_template`): in
-    chat_template.jinja and additional_chat_templates, otherwise `chat_template` in
-    chat_template.json or tokenizer_config.json. Of several, the one named `tool_use` where there
-    are tools, otherwise `default`. CheckpointError for a damaged one.
+    Finds templates like `transformers` (`apply_chat_template`): in chat_template.jinja and
+    additional_chat_templates, otherwise `chat_template` in chat_template.json or
+    tokenizer_config.json. Among several, `tool_use` is used with tools, otherwise `default`. Raises
+    CheckpointError for an invalid one.
     """
     file = directory / "tokenizer_config.json"
     config = read_json(file) if file.is_file() else {}
@@ -48,9 +48,9 @@ def as_chat(text: str) -> list[dict[str, Any]]:
 
 
 def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[int]]:
-    """A function from a text or messages to token ids, by a directory's tokenizer and template.
+    """Return a function from a text or messages to token ids, by a directory's template.
 
-    Messages become plain text where there is no template or it refuses them. options: for it.
+    Messages become plain text without a template, or if it refuses them. options: for it.
     """
     tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
 
@@ -68,7 +68,7 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
 
 
 def _templates_of(config: Mapping[str, Any], directory: Path) -> dict[str, object]:
-    """Templates by name, where `transformers` looks for them."""
+    """Return templates by name, from where `transformers` looks for them."""
     source: object = config.get("chat_template")
     if (legacy := directory / "chat_template.json").is_file():
         source = read_json(legacy).get("chat_template")

@@ -1,8 +1,8 @@
-"""A chat template in jinja2's sandbox, as `transformers` has it, limited in what it may make.
+"""Chat templates in jinja2's sandbox, as in `transformers`, with limits.
 
-Templates are programs from a checkpoint, run on what clients send. Limited are the text, the steps
-of loops over `range`, and the sizes of products, powers and printf formats; jinja2 has no limit on
-time and memory as such.
+Templates are programs from a checkpoint, run on clients' input. Limits cover the text, steps of
+loops over `range`, and sizes of products, powers and printf formats; jinja2 itself does not limit
+time or memory.
 """
 
 import json
@@ -21,17 +21,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from dflash_trt.errors import CheckpointError, RequestError
 
 MAX_SIZE = 64 << 20  # characters of a text; items of a product
-MAX_STEPS = 1 << 20  # of all loops over `range` of a text
+MAX_STEPS = 1 << 20  # in all loops over `range` of one rendering
 MAX_POWER = 1 << 16  # bits of a power
 WIDE = re.compile(r"%[-+ #0]*(\*|\d{5,}|\d*\.(\*|\d{5,}))")  # a printf field of 10,000 or more
 
 
 class LimitError(RequestError):
-    """The template makes too much."""
+    """The template exceeds a limit."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks text for training; it renders as its content."""
+    """Extension for `{% generation %}`, which marks training text; renders its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -41,7 +41,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """That of `transformers` (`apply_chat_template`), with limits."""
+    """Sandboxed environment as in `transformers` (`apply_chat_template`), with limits."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -62,7 +62,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse what would be too large before it is made."""
+        """Check the size of a result before computing it."""
         if operator == "*":
             for many, times in ((left, right), (right, left)):
                 if hasattr(many, "__len__") and isinstance(times, int):
@@ -75,10 +75,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class Template:
-    """`template(messages=.., **values)` renders; RequestError where it refuses or is limited."""
+    """A compiled template: `template(messages=.., **values)`; RequestError if it refuses."""
 
     def __init__(self, source: str) -> None:
-        """Compile it; CheckpointError when it is not valid."""
+        """Compile the source; CheckpointError if invalid."""
         try:
             source.encode()  # no lone surrogates
             self._template: JinjaTemplate = _Environment().from_string(source)
@@ -106,7 +106,7 @@ class Template:
             return text
         except LimitError:
             raise
-        except Exception as error:  # a template may do anything with what it is given
+        except Exception as error:  # a template may raise anything
             why = f"{error}"[:500].encode(errors="replace").decode()
             raise _refused(RequestError, why) from None
 

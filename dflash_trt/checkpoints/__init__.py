@@ -1,4 +1,4 @@
-"""The front door: read a target or drafter directory and check that the pair belongs together."""
+"""Checkpoints: read a target or drafter directory and check that the pair belongs together."""
 
 from dflash_trt.checkpoints.drafter import (
     draft_token_ids,

@@ -1,8 +1,7 @@
-"""The frame of named checks: of a pair (the modules here), of a bundle, of a machine.
+"""Framework of named checks: of a pair (modules here), of a bundle, of a machine.
 
-A check is one decorated function. Its name is the check's, its docstring says what goes wrong
-silently without it. It raises NotKnown where it cannot tell, and a DflashError where what it looks
-at is wrong in itself.
+A check is a decorated function. Its name is the check's name; its docstring says what it prevents.
+It raises NotKnown if it cannot tell, and a DflashError if its input is invalid.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,27 +13,27 @@ from dflash_trt.config import Method
 from dflash_trt.errors import DflashError
 
 P = ParamSpec("P")
-# error: cannot run, or never drafts well; warning: suspicious, or worse than it could be; note:
-# what a user of the server may meet
+# error: cannot run, or drafts never match; warning: suspicious or suboptimal; note: what users of
+# the server may notice
 Severity = Literal["error", "warning", "note"]
 
 
 class NotKnown(Exception):
-    """What a check asks for cannot be read."""
+    """The value that a check needs is unknown."""
 
 
 class Found(NamedTuple):
-    """What a check says: a sentence that is true whether or not it is `ok`."""
+    """A check's result: a sentence that is true whether or not it is `ok`."""
 
     ok: bool
     what: str
-    fix: str = ""  # for when it is not ok
-    severity: Severity | None = None  # in place of the check's own
+    fix: str = ""  # if not ok
+    severity: Severity | None = None  # overrides the check's own
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `fix` is empty where it passed."""
+    """The result of one check; `fix` is empty if it passed."""
 
     name: str
     result: Literal["passed", "note", "warning", "error", "not checked"]
@@ -51,14 +50,14 @@ class Check(Generic[P]):
 
     look: Callable[P, Found]
     severity: Severity
-    methods: tuple[Method, ...] = ()  # that it is for; empty: all
+    methods: tuple[Method, ...] = ()  # methods it applies to; empty: all
 
     @property
     def name(self) -> str:
         return self.look.__name__.replace("_", "-")
 
     def __call__(self, *subject: P.args, **options: P.kwargs) -> Finding:
-        """Raises the DflashErrors of `look`; see `run`."""
+        """Run the check; raises the DflashErrors of `look`, see `run`."""
         try:
             ok, what, fix, severity = self.look(*subject, **options)
         except NotKnown as missing:
@@ -69,17 +68,17 @@ class Check(Generic[P]):
 
 
 def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]], Check[P]]:
-    """Make a function a check; what it returns when called is a Finding."""
+    """Turn a function into a check, which returns a Finding when called."""
     return lambda look: Check(look, severity, methods)
 
 
 def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
-    """Those for a method of decoding."""
+    """Return the checks for a decoding method."""
     return [each for each in checks if not each.methods or method in each.methods]
 
 
 def checks_of(*modules: ModuleType) -> list[Check[Any]]:
-    """The checks that modules define, in the order of their files."""
+    """Return the checks that modules define, in file order."""
     return [
         found
         for module in modules
@@ -89,7 +88,7 @@ def checks_of(*modules: ModuleType) -> list[Check[Any]]:
 
 
 def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> Iterator[Finding]:
-    """Each check's finding as it is made; a DflashError that one raises is an error."""
+    """Yield each check's finding; a DflashError becomes an error."""
     for each in checks:
         try:
             yield each(*subject, **options)

@@ -1,8 +1,8 @@
-"""Drafters: DFlash checkpoints in z-lab's layout (ModelOpt's exports too) or that of speculators.
+"""Drafters: DFlash checkpoints in z-lab's layout (ModelOpt's exports too) or speculators'.
 
-z-lab's have no embedding, no head and no prefix. Those of speculators (0.9.0) have a nested
-transformer config and often a vocabulary map. DFlash 2 adds convolutions around each layer's halves
-and a selector.
+z-lab's have no embedding, head or prefix. Those of speculators (0.9.0) have a nested transformer
+config and often a vocabulary map. DFlash 2 adds convolutions around each layer's halves and a
+selector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ AS_PUBLISHED = "Use the config.json that came with the drafter"
 
 
 def read_convolution(values: Config) -> Convolution:
-    """`conv_kernel_size` and `conv_group_size` of z-lab's config."""
+    """Read `conv_kernel_size` and `conv_group_size` of z-lab's config."""
     hidden, group = values.number("hidden_size"), values.number("conv_group_size")
     if hidden % group:
         raise values.wrong(
@@ -42,7 +42,7 @@ def read_convolution(values: Config) -> Convolution:
 
 
 def read_selector(values: Config, draft_vocab: int) -> Selector:
-    """`selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: rows of the head."""
+    """Read `selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: head rows."""
     top_k = values.number("selector_top_k")
     if top_k > draft_vocab:
         raise values.wrong(
@@ -52,10 +52,10 @@ def read_selector(values: Config, draft_vocab: int) -> Selector:
 
 
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
-    """The selector's tensors; the codebooks are stored without `.weight`.
+    """Return the selector's tensors; codebooks are stored without `.weight`.
 
-    They have a row for each of the target's tokens, also where the head has fewer (which
-    speculators 0.9.0 does not write).
+    Codebooks have a row per token of the target, even if the head has fewer (which speculators
+    0.9.0 does not write).
     """
     codebook = (vocab_size, selector.rank)
     return {
@@ -65,7 +65,7 @@ def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Sh
     }
 
 
-# fields that change what a drafter computes, with the values that leave it as it is
+# fields that change a drafter's computation, with their neutral values
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_swa_attention_sink_bias": (False,),
     "attention_value_scale": (1.0,),
@@ -77,11 +77,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def zlab(config: Config) -> DrafterSpec:
-    """The spec of a drafter from its config.json.
+    """Return a drafter's spec from its config.json.
 
-    As in z-lab's code a DFlash value is looked up in `dflash_config` first, then at top level.
-    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as vLLM reads
-    them.
+    As in z-lab's code a DFlash value is read from `dflash_config` first, then from the top level.
+    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as in vLLM.
     """
     values = config.under(config.section("dflash_config"))
     second = DFLASH2 in config["architectures"]
@@ -129,7 +128,7 @@ def mask_token(values: Config, add: str) -> int:
 
 
 def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
-    """Without use_sliding_window transformers' Qwen3Config takes the windows away, silently."""
+    """Refuse windows without use_sliding_window: transformers' Qwen3Config ignores them."""
     if any(layer.window for layer in layers) and not config.flag("use_sliding_window"):
         raise config.wrong(
             "layer_types has sliding layers, but use_sliding_window is not true, so that "
@@ -140,7 +139,7 @@ def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
 
 
 def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Layers with a window are causal in the block unless a field rules for all (z-lab, vLLM)."""
+    """Make layers with a window causal, unless a field applies to all layers (z-lab, vLLM)."""
     check_windows(values, layers)
     causal = values.flag("is_causal", values.flag("causal", None))
     layers = tuple(
@@ -155,14 +154,14 @@ def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, .
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
-    """z-lab's `build_target_layer_ids`: from the target's second layer to the third-last."""
+    """Return z-lab's `build_target_layer_ids`: from the second layer to the third-last."""
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
 
 
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
-    """A list of layer numbers in config.json."""
+    """Read a list of layer numbers from config.json."""
     found = values.get(name)
     if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
         raise values.wrong(
@@ -176,17 +175,16 @@ TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight"
 
 
 def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
-    """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`, `DFlash2...`) and its
-    tensor names.
+    """Return a drafter's spec from its config.json (`DFlashSpeculatorConfig`) and tensor names.
 
-    The tensors of the layers are named as z-lab's. Tap ids count the embedding as 0, so they are
-    one more than z-lab's.
+    Layer tensors have z-lab's names. Tap ids count the embedding as 0, so they are one more than
+    z-lab's.
     """
     if not isinstance(config.get("transformer_layer_config"), dict):
         raise CheckpointError(f"{config.file} has no transformer_layer_config", DRAFTER_AGAIN)
     inner = config.section("transformer_layer_config")
     ropes = inner.get("rope_parameters")
-    if isinstance(ropes, dict) and SLIDING in ropes:  # then it is every layer's
+    if isinstance(ropes, dict) and SLIDING in ropes:  # it then applies to every layer
         inner = inner.under({"rope_parameters": ropes[SLIDING]})
     fields = decoder_fields(inner)
     check_windows(inner, fields["layers"])
@@ -219,9 +217,9 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
 
 
 def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64]:
-    """Which of the target's tokens the rows of a reduced head are: int64 `[draft_vocab_size]`.
+    """Return the target's token of each row of a reduced head: int64 `[draft_vocab_size]`.
 
-    Stored as d2t, the difference of the two ids. CheckpointError when they cannot be right.
+    Stored as d2t, the difference of the two ids. Raises CheckpointError if they are invalid.
     """
     stored = weights.read("d2t")
     ids: npt.NDArray[np.int64] = stored.astype(np.int64) + np.arange(len(stored))
@@ -236,14 +234,14 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
 
 
 def _from_anchor(layer: LayerSpec, causal: bool) -> LayerSpec:
-    """A window holds `sliding_window` tokens before the anchor, and never cuts the block."""
+    """Convert a window: it holds `sliding_window` tokens before the anchor, and the whole block."""
     if layer.window is None:
         return layer
     return replace(layer, window=layer.window + 1, window_from_anchor=True, causal=causal)
 
 
 ZLABS = ("DFlashDraftModel", DFLASH2)
-# drafters of other methods, by a part of their architecture, projector_type or speculators type
+# other methods' drafters, by part of their architecture, projector_type or speculators type
 OTHERS = {
     "lilicorr": "LiLiCorr, whose head scores all candidates of a block together",
     "dspark": "DSpark, whose tokens each depend on the one before through a Markov head",
@@ -253,9 +251,9 @@ OTHERS = {
     "eagle": "EAGLE, which drafts one token at a time",
     "mtp": "a multi-token-prediction head, which drafts one token at a time",
 }
-LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # how `architectures` end
+LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # suffixes of `architectures`
 OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
-# tensors of vendors' own forms
+# tensors in vendor-specific layouts
 FORMS = {
     "mask_embedding": "an embedding of its own for masks (MiMo)",
     "qkv_proj": "fused q, k and v projections (Laguna)",
@@ -267,13 +265,13 @@ FORMS = {
 def load_drafter(directory: Path) -> Drafter:
     """Read a drafter directory: config.json and weight headers.
 
-    Raises CheckpointError when a file is missing or broken or the drafter is not handled.
+    Raises CheckpointError for missing or invalid files and unsupported drafters.
     """
     return loaded(open_drafter(directory))
 
 
 def open_drafter(directory: Path) -> Drafter:
-    """Do the same, and return a drafter that is not handled with its refusal."""
+    """Read a drafter directory; an unsupported drafter has a `refusal`."""
     return open_model("drafter", directory, _read)
 
 
@@ -293,37 +291,37 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
-    """What a drafter is, by its config.json, if not DFlash."""
+    """Return the name of the drafter's method, by its config.json; None for DFlash."""
     inner = config.get("dflash_config")
     own = {**config, **inner} if isinstance(inner, Mapping) else config
-    marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # its one mark in some exports
+    marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
     names = " ".join(map(str, (*_method(config), *marks))).lower()
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """An EAGLE-3 head; its authors' checkpoints have the architecture of a plain Llama."""
+    """Return whether config.json is an EAGLE-3 head's, which may look like a plain Llama."""
     kind, _, architectures = _method(config)
     marked = "Eagle3" in str(architectures) or kind == "eagle3"
     return marked or (not is_drafter(config) and "draft_vocab_size" in config)
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
-    """Whether config.json is a DFlash drafter's, in one of the two formats."""
+    """Return whether config.json is a DFlash drafter's, in either layout."""
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
     return zlabs or "speculators_model_type" in config
 
 
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """speculators' type, z-lab's projector type, the architectures."""
+    """Return speculators' type, z-lab's projector type and the architectures."""
     own = config.get("dflash_config")
     projector = own.get("projector_type") if isinstance(own, dict) else None
     return config.get("speculators_model_type"), projector, config.get("architectures")
 
 
 def _check_method(config: Config) -> None:
-    """CheckpointError unless config.json is a DFlash drafter's."""
+    """Raise CheckpointError unless config.json is a DFlash drafter's."""
     kind, projector, architectures = _method(config)
     if what := other_method(config):
         raise config.wrong(
@@ -345,7 +343,7 @@ def _check_method(config: Config) -> None:
 
 
 def drafter_shapes(spec: DrafterSpec) -> Shapes:
-    """Every tensor the drafter's graph reads from its own checkpoint."""
+    """Return every tensor that the drafter's graph reads from its own checkpoint."""
     hidden = spec.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, len(spec.target_layer_ids) * hidden),

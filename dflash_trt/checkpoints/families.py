@@ -1,7 +1,6 @@
-"""Target families: what config.json says, as fields of TargetSpec; a family is a function.
+"""Target families: one function each, from config.json to fields of TargetSpec.
 
-A description takes config.json and gives the fields of TargetSpec, except those that `load_target`
-reads for every family.
+Fields common to all families are read by `load_target`.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dflash_trt.checkpoints.fields import (
     layer_types,
 )
 
-GEMMA3 = {  # what a published config.json leaves out (transformers Gemma3TextConfig)
+GEMMA3 = {  # defaults that a published config.json omits (transformers Gemma3TextConfig)
     "vocab_size": 262_208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -41,7 +40,7 @@ def gemma2(config: Config) -> dict[str, Any]:
 
 
 def gemma3(config: Config) -> dict[str, Any]:
-    """Local and global layers have a RoPE each, written in the old form or in the new."""
+    """Read Gemma 3: local and global layers have separate RoPEs, in the old or the new form."""
     config = config.over(GEMMA3)
     given, scaling = (config.section(f"rope_{name}") for name in ("parameters", "scaling"))
     ropes = {
@@ -54,7 +53,7 @@ def gemma3(config: Config) -> dict[str, Any]:
 
 
 def _gemma(config: Config, every: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; of `every` so many layers the last sees all."""
+    """Read fields common to Gemma 2 and 3; every `every`-th layer has full attention."""
     if config.get("use_bidirectional_attention"):
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
     own = {
@@ -94,7 +93,7 @@ def gemma4(config: Config) -> dict[str, Any]:
             raise config.refuse(f"{what} ({name})")
     if config.get("use_bidirectional_attention") == "all":
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
-    kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last always, as in transformers
+    kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last layer always, as in transformers
     shared = bool(config.get("attention_k_eq_v"))
     wide = {"head_dim": config.number("global_head_dim")}
     if shared:
@@ -138,7 +137,7 @@ def llama(config: Config) -> dict[str, Any]:
 
 
 def mistral(config: Config) -> dict[str, Any]:
-    window = config.get("sliding_window", 4096)  # left out, transformers takes 4096; null is none
+    window = config.get("sliding_window", 4096)  # transformers' default is 4096; null is no window
     kind = FULL if window is None else SLIDING
     layer_types = [kind] * config.number("num_hidden_layers")
     return decoder_fields(config.under({"sliding_window": window, "layer_types": layer_types}))

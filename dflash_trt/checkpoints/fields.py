@@ -1,4 +1,4 @@
-"""A config.json whose fields are checked as they are read."""
+"""A config.json whose fields are validated when read."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dflash_trt.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ORIGINAL = "original_max_position_embeddings"
-# the numbers that a kind of RoPE takes beside rope_theta, with their defaults (None: has none)
+# parameters of each kind of RoPE beside rope_theta, and their defaults (None: required)
 SCALINGS: dict[str, dict[str, float | None]] = {
     "default": {},
     "dynamic": {"factor": None, ORIGINAL: None},
@@ -24,9 +24,9 @@ AGAIN = "Export the model again"
 
 
 class Config(dict[str, Any]):
-    """config.json, or an object in it; `file` is for messages. null counts as absent.
+    """A config.json, or an object in it; `file` is for messages. null counts as absent.
 
-    Each reader raises CheckpointError for a value of another kind.
+    Each reader raises CheckpointError for a value of the wrong type.
     """
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
@@ -34,11 +34,11 @@ class Config(dict[str, Any]):
         self.file = file
 
     def over(self, values: Mapping[str, Any]) -> "Config":
-        """These fields over `values`."""
+        """Return these fields with `values` as defaults."""
         return Config(self.file, {**values, **self})
 
     def under(self, values: Mapping[str, Any]) -> "Config":
-        """These fields under `values`."""
+        """Return these fields overridden by `values`."""
         return Config(self.file, {**self, **values})
 
     def stated(self) -> dict[str, Any]:
@@ -48,14 +48,14 @@ class Config(dict[str, Any]):
         return CheckpointError(f"{self.file}: {what}", fix)
 
     def refuse(self, what: str) -> CheckpointError:
-        """The error for a checkpoint that is sound but asks for something not handled."""
+        """Return the error for a valid checkpoint with an unsupported feature."""
         return self.wrong(f"{what}, which dflash-trt does not handle yet", "Use a model without it")
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """An integer; counts (num_..) end at 1024."""
+        """Read an integer; counts (num_..) are at most 1024."""
         value = self.get(name)
         value = default if value is None else value
-        # a tuple of 10**9 layers would take all memory before a missing tensor is seen
+        # a tuple of 10**9 layers would exhaust memory before a missing tensor is noticed
         most = 1024 if name.startswith("num_") else 1 << 40
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             found = f"is {value!r}, not an integer from {least} to {most}"
@@ -64,7 +64,7 @@ class Config(dict[str, Any]):
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Read a positive number."""
         value = self.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
@@ -72,11 +72,11 @@ class Config(dict[str, Any]):
         return float(value)
 
     def optional(self, name: str) -> float | None:
-        """A positive number, or None."""
+        """Read a positive number, or None."""
         return None if self.get(name) is None else self.real(name)
 
     def section(self, name: str) -> "Config":
-        """An object; empty where it is absent."""
+        """Read an object; empty if absent."""
         value = self.get(name) or {}
         if not isinstance(value, dict):
             raise self.wrong(f"{name} is {value!r}, not an object")
@@ -91,13 +91,13 @@ class Config(dict[str, Any]):
 
 
 def decoder_fields(config: Config) -> dict[str, Any]:
-    """The fields of DecoderSpec that every family has; a family's description adds its own."""
+    """Return the fields of DecoderSpec common to all families."""
     if config.get("mlp_bias"):
         raise config.refuse("the MLP has biases (mlp_bias)")
     activation = config.get("hidden_act") or "silu"
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise config.refuse(f"hidden_act is {activation!r}")
-    # by number, where a layer is not as the rest; transformers pads the numbers with zeros
+    # by number, for layers that differ; transformers pads the numbers with zeros
     own = config.section("per_layer_config")
     own = Config(own.file, {key.lstrip("0") or "0": fields for key, fields in own.items()})
     layers = tuple(
@@ -120,7 +120,7 @@ def decoder_fields(config: Config) -> dict[str, Any]:
 def _reach(rope: Rope, stated: int) -> int:
     """Return the longest text, as vLLM derives it (`_get_and_verify_max_len`)."""
     original = rope.parameters.get(ORIGINAL, stated)
-    if rope.kind == "longrope":  # beyond it turns at other speeds, the cached keys included
+    if rope.kind == "longrope":  # beyond it frequencies change, for cached keys too
         return min(stated, int(original))
     if rope.kind in ("yarn", "linear", "dynamic"):
         return int(original * rope.parameters["factor"])
@@ -128,7 +128,7 @@ def _reach(rope: Rope, stated: int) -> int:
 
 
 def stated_reach(values: Mapping[str, Any]) -> Any:
-    """Return the same of a config that may be wrong; what it states where its RoPE is not known."""
+    """Return the reach of a config, even an invalid one; its stated length if RoPE is unknown."""
     try:
         config = Config(Path(), values)
         return _reach(rope(config, FULL, 2), config.number("max_position_embeddings"))
@@ -155,9 +155,9 @@ def _layer(config: Config, kind: str) -> LayerSpec:
 
 
 def layer_types(config: Config, every: int = 1) -> list[str]:
-    """ "full_attention" or "sliding_attention" for each layer.
+    """Return "full_attention" or "sliding_attention" for each layer.
 
-    Absent: each `every`-th is full, or as Qwen's older fields say.
+    If absent, every `every`-th layer is full, or as Qwen's older fields say.
     """
     count = config.number("num_hidden_layers")
     kinds = config.get("layer_types")
@@ -178,7 +178,7 @@ def layer_types(config: Config, every: int = 1) -> list[str]:
 
 
 def experts(config: Config, *, normalized: bool) -> Experts:
-    """transformers 5 writes num_local_experts for every family, Qwen's own files num_experts."""
+    """Read experts: transformers 5 writes num_local_experts, Qwen's own files num_experts."""
     name = "num_experts" if "num_experts" in config else "num_local_experts"
     count, chosen = config.number(name), config.number("num_experts_per_tok")
     if chosen > count:
@@ -187,10 +187,10 @@ def experts(config: Config, *, normalized: bool) -> Experts:
 
 
 def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
-    """The RoPE of one layer type, with what its kind leaves out filled in as transformers does.
+    """Return the RoPE of one layer type, with defaults as in transformers.
 
-    transformers 5 writes rope_parameters (by layer type or one for all), older ones rope_theta
-    beside rope_scaling. Refuses kinds whose frequencies change while a text grows.
+    transformers 5 writes rope_parameters (by layer type or one for all), older versions rope_theta
+    beside rope_scaling. Refuses kinds whose frequencies change as a text grows.
     """
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(found, dict) and isinstance(found.get(layer_type), dict):
@@ -205,9 +205,9 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
         raise config.refuse("RoPE covers only part of a head (partial_rotary_factor)")
     theta = values.real("rope_theta", 10000.0)
     longest = config.number("max_position_embeddings")
-    # Phi-3's place for it, beside the parameters, goes first
+    # Phi-3's place for it, beside the parameters, takes precedence
     values[ORIGINAL] = config.get(ORIGINAL) or found.get(ORIGINAL) or longest
-    if kind == "dynamic":  # it counts from the stated length, whatever else is written
+    if kind == "dynamic":  # it counts from the stated length, whatever else is given
         values[ORIGINAL] = longest
     if kind in ("yarn", "longrope") and values.get("factor") is None:
         values["factor"] = longest / values.real(ORIGINAL)
@@ -238,7 +238,7 @@ def _short_factor(values: Config, count: int) -> list[float]:
 
 
 def _attention_factor(kind: str, values: Config) -> float:
-    """What YaRN and LongRoPE multiply cosines and sines with (transformers rope utilities)."""
+    """Return the factor on cosines and sines for YaRN and LongRoPE (as transformers)."""
     if kind not in ("yarn", "longrope"):
         return 1.0
     if values.get("attention_factor") is not None:

@@ -12,7 +12,7 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
 from dflash_trt.panics import panics_as_errors
 
-POINTER = b"version https://git-lfs.github.com/spec/"  # how a Git LFS pointer begins
+POINTER = b"version https://git-lfs.github.com/spec/"  # beginning of a Git LFS pointer
 
 
 def check_directory(directory: Path, role: str) -> None:
@@ -26,7 +26,7 @@ def check_directory(directory: Path, role: str) -> None:
 
 
 def read_bytes(file: Path, most: int = files.MAX_JSON) -> bytes:
-    """CheckpointError when it cannot be read; see `dflash_trt.files`."""
+    """Read a file; CheckpointError if that fails. See `dflash_trt.files`."""
     try:
         data = files.read_bytes(file, most)
     except OSError as error:
@@ -39,7 +39,7 @@ def read_bytes(file: Path, most: int = files.MAX_JSON) -> bytes:
 
 
 def check_content(file: Path, data: bytes) -> None:
-    """CheckpointError when a file that begins with `data` stands for one that was not fetched."""
+    """Raise CheckpointError if `data`, the file's beginning, is a pointer to an unfetched file."""
     if data.startswith(POINTER):
         raise CheckpointError(
             f"{file} is a Git LFS pointer, not the file itself",
@@ -48,7 +48,7 @@ def check_content(file: Path, data: bytes) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, or CheckpointError."""
+    """Read the object in a JSON file; CheckpointError if it is invalid."""
     data = read_bytes(file)
     try:
         value = files.parse_json(data)
@@ -62,9 +62,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_inside(directory: Path, file: Path) -> None:
-    """CheckpointError when `file` is a link out of its checkpoint, whose bytes a build would copy.
+    """Raise CheckpointError if `file` links outside its checkpoint, whose bytes a build would copy.
 
-    The Hub's cache has links from `snapshots/COMMIT` to `blobs`.
+    Links from `snapshots/COMMIT` to `blobs` in the Hub's cache are allowed.
     """
     home, real = directory.resolve(), file.resolve()
     within = [home]
@@ -76,9 +76,9 @@ def check_inside(directory: Path, file: Path) -> None:
         )
 
 
-MAX_TOKENIZER = 1 << 26  # bytes; the longest that is published has about 40 MB
+MAX_TOKENIZER = 1 << 26  # bytes; the largest published one has about 40 MB
 REQUIRED = "tokenizer.json"
-MORE_TEMPLATES = "additional_chat_templates/*.jinja"  # named ones, as transformers has them
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"  # named templates, as in transformers
 OPTIONAL = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -90,9 +90,9 @@ OPTIONAL = (
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """The files to copy, sorted; CheckpointError when there is no tokenizer.json.
+    """Return the files to copy, sorted.
 
-    And when one is a link out of the checkpoint.
+    Raises CheckpointError without a tokenizer.json, or if a file links outside the checkpoint.
     """
     if not (directory / REQUIRED).is_file():
         raise CheckpointError(
@@ -107,7 +107,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def copy_tokenizer(target: Path, directory: Path) -> None:
-    """Of a target's directory, into `directory/tokenizer`."""
+    """Copy a target's tokenizer into `directory/tokenizer`."""
     for file in tokenizer_files(target):
         copy = directory / "tokenizer" / file.relative_to(target)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def copy_tokenizer(target: Path, directory: Path) -> None:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load tokenizer.json; CheckpointError when it is missing, broken or a link out of here."""
+    """Load tokenizer.json; CheckpointError if missing, invalid or a link to outside."""
     tokenizer_files(directory)
     return open_tokenizer(directory)
 
@@ -130,16 +130,16 @@ def open_tokenizer(directory: Path) -> Tokenizer:
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error
-    # a file may ask for both, and no prompt may be cut or grow: transformers does neither
+    # a file may request both, but transformers neither truncates nor pads
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Return the texts of the special tokens that a tokenizer's files name, as transformers does.
+    """Return the special tokens' texts from a tokenizer's files, as transformers does.
 
-    special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
+    special_tokens_map.json is used if tokenizer_config.json lists no added tokens.
     """
     given: dict[str, Any] = {}
     for file in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
@@ -166,20 +166,20 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Empty where there is no card, or no front matter that can be read."""
+    """Facts of a model card; empty without a card or valid front matter."""
 
-    license: str = ""  # the Hub's name of it, such as apache-2.0
+    license: str = ""  # the Hub's name, such as apache-2.0
     datasets: tuple[str, ...] = ()
 
 
 def card_files(directory: Path) -> list[Path]:
-    """The card as an input of a build; empty where there is none."""
+    """Return the card as an input of a build; empty without one."""
     file = directory / CARD
     return [file] if file.is_file() else []
 
 
 def read_card(directory: Path) -> ModelCard:
-    """A card is prose with some data: what is wrong with it costs its facts, never a build."""
+    """Read a card's facts; an invalid card gives none, because it must not fail a build."""
     try:
         text = read_text(directory / CARD)
         _, front, _ = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file (llama.cpp) under their Hugging Face names, read as they are wanted.
+"""Tensors of a GGUF file (llama.cpp) by Hugging Face name, read on demand.
 
 The `gguf` package, an extra, reads the header and knows the formats. Blocks of 32 integers with one
-scale can also be had as they are stored, which is how our quantized graphs have them.
+scale can also be read as stored, for our quantized graphs.
 """
 
 import math
@@ -18,14 +18,12 @@ from dflash_trt.checkpoints.files import POINTER, check_content
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError
 
-LINK = "model.gguf"  # to the file, in the directory that `gguf_directory.py` makes of it
+LINK = "model.gguf"  # links to the file, in the directory made by `gguf_directory.py`
 AGAIN = "Download or convert the file again"
-MAX_READS = (
-    1 << 22
-)  # of a header, of which each value is one: vocabularies of 256,000 take 2 million
+MAX_READS = 1 << 22  # of a header, one per value: vocabularies of 256,000 need 2 million
 PLAIN = ("F32", "F16", "BF16")
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # the formats that `Packed.blocks` gives
-ROPE_FREQS = "rope_freqs.weight"  # is for config.json
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # formats that `Packed.blocks` supports
+ROPE_FREQS = "rope_freqs.weight"  # belongs in config.json
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -34,11 +32,11 @@ LAYER_NAMES = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-TURNED = (".attn_q.weight", ".attn_k.weight")  # Llama's: a head's rows are of its halves in turns
+TURNED = (".attn_q.weight", ".attn_k.weight")  # Llama's, whose rows interleave the halves of a head
 
 
 class Header(NamedTuple):
-    """What a file says of itself, and its tensors as `gguf.ReaderTensor`."""
+    """A file's metadata, and its tensors as `gguf.ReaderTensor`."""
 
     file: Path
     values: dict[str, Any]
@@ -53,21 +51,21 @@ class Blocks(NamedTuple):
 
     codes: npt.NDArray[np.int8]  # [r, in / 32, 32]
     scales: npt.NDArray[np.float32]  # [r, in / 32, 1]
-    offsets: npt.NDArray[np.float32] | None = None  # as scales; None: nothing to add
-    zeros: npt.NDArray[np.int8] | None = None  # as scales; None: codes are counted from 0
+    offsets: npt.NDArray[np.float32] | None = None  # shaped as scales; None: nothing to add
+    zeros: npt.NDArray[np.int8] | None = None  # shaped as scales; None: zero
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix whose rows are blocks, in a format of llama.cpp's, or lie in llama.cpp's order."""
+    """A matrix whose rows are llama.cpp blocks, or permuted as in llama.cpp."""
 
     name: str
     file: Path
     offset: int  # bytes from the start of the file
     shape: tuple[int, ...]
-    kind: str  # the format's name
-    block: tuple[int, int]  # numbers in a block, and its bytes
-    heads: int | None = None  # of those in `TURNED`
+    kind: str  # name of the format
+    block: tuple[int, int]  # numbers per block, and bytes
+    heads: int | None = None  # for tensors in `TURNED`
 
     @property
     def dtype(self) -> str:
@@ -78,7 +76,7 @@ class Packed:
         return math.prod(self.shape)
 
     def read(self, start: int = 0, count: int | None = None) -> npt.NDArray[Any]:
-        """Return `count` numbers from `start` on, flat; all by default. Whole rows."""
+        """Return `count` numbers from `start` on, flat; all by default. Whole rows only."""
         width = self.shape[-1]
         first, last = start // width, (self.size if count is None else start + count) // width
         rows = self.rows(first, last)
@@ -86,7 +84,7 @@ class Packed:
             numbers: npt.NDArray[Any] = rows.view(DTYPES[self.kind])
             return numbers.reshape(-1)
         gguf = library()
-        with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
+        with np.errstate(all="ignore"):  # infinity if a scale overflows, as in other readers
             numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[self.kind])
         return numbers.reshape(-1)
 
@@ -95,7 +93,7 @@ class Packed:
         return unpacked(self.rows(first, last), self.kind)
 
     def rows(self, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """Return rows `first .. last-1` in blocks as they are stored: `[rows, bytes]`."""
+        """Return rows `first .. last-1` as stored blocks: `[rows, bytes]`."""
         if self.heads is None:
             return self._stored(first, last)
         head = self.shape[0] // self.heads
@@ -112,7 +110,7 @@ class Packed:
 
 
 def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:
-    """Return rows `[r, bytes]` of a format of `BITS` as blocks."""
+    """Unpack rows `[r, bytes]` of a format in `BITS`."""
     blocks = rows.reshape(len(rows), -1, {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind])
     scales = blocks[..., :2].view(np.float16).astype(np.float32)
     if kind == "Q8_0":
@@ -121,8 +119,8 @@ def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:
     codes = np.concatenate([halves & 15, halves >> 4], axis=-1).view(np.int8) - np.int8(8)
     if kind == "Q4_0":
         return Blocks(codes, scales)
-    least = blocks[..., 2:4].view(np.float16).astype(np.float32)  # of codes from 0 to 15
-    with np.errstate(all="ignore"):  # infinity where a scale is, as elsewhere
+    least = blocks[..., 2:4].view(np.float16).astype(np.float32)  # for codes from 0 to 15
+    with np.errstate(all="ignore"):  # infinity if a scale is, as in other readers
         return Blocks(codes, scales, least + 8 * scales)
 
 
@@ -139,17 +137,17 @@ def library() -> Any:
 
 
 def read_header(file: Path) -> Header:
-    """Read what a file says of itself; CheckpointError when it is no sound GGUF file."""
+    """Read a file's header; CheckpointError if it is not a valid GGUF file."""
     library()  # an extra may be missing
     return _read(file.resolve(), file.stat().st_mtime_ns if file.is_file() else 0)
 
 
-@lru_cache(maxsize=1)  # it takes a second, and is wanted for the config and for the weights
+@lru_cache(maxsize=1)  # takes a second; needed for the config and the weights
 def _read(file: Path, _changed: int) -> Header:
     base = library().GGUFReader
 
     class Reader(base):  # type: ignore[misc, valid-type]
-        """Reads nothing behind the file's end: the package's own would count on without one."""
+        """Reader that stops at the file's end, which the package's own does not."""
 
         reads = 0
 
@@ -191,9 +189,9 @@ def _read(file: Path, _changed: int) -> Header:
 
 
 def open_tensors(file: Path) -> dict[str, Stored | Packed]:
-    """Return the tensors by Hugging Face name; what no model that is read has keeps its own.
+    """Return the tensors by Hugging Face name; unknown tensors keep their names.
 
-    CheckpointError when one is of a type that cannot be read.
+    Raises CheckpointError for an unsupported type.
     """
     header = read_header(file)
     tensors = (tensor for name, tensor in header.tensors.items() if name != ROPE_FREQS)
@@ -201,7 +199,7 @@ def open_tensors(file: Path) -> dict[str, Stored | Packed]:
 
 
 def hf_name(name: str) -> str:
-    """Return what a tensor is called in a Hugging Face checkpoint."""
+    """Return a tensor's name in a Hugging Face checkpoint."""
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in LAYER_NAMES:

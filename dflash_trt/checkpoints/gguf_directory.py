@@ -15,7 +15,7 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.panics import panics_as_errors
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# fields by their names in config.json
+# metadata by field of config.json
 NEEDED = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
@@ -26,13 +26,13 @@ OPTIONAL = {
     "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }  # fmt: skip
-OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must be head_dim
+OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
 SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
 TEMPLATE = "tokenizer.chat_template"
 INSTEAD = "Use another model, or its safetensors"
 
-# as llama.cpp looks for them: the file may name the base model's end alone
+# as in llama.cpp: the file may name only the base model's end
 ENDS_OF_TURNS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]", "</s>",
@@ -43,30 +43,30 @@ SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
-# names of pre-tokenizers, by what they do
+# names of pre-tokenizers, by behavior
 GPT2 = ("default", "gpt-2")
-DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's behind one that parts digits
+DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one that separates digits
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 QWEN2 = ("qwen2", "deepseek-r1-qwen")
 PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
-# of files from before May 2024, which do not name it: a token, its id and the pre-tokenizer
+# for files from before May 2024 without a name: a token, its id, the pre-tokenizer
 TOLD = (
     ("<|begin_of_text|>", 128000, LLAMA3[0]),
     ("<|endoftext|>", 151643, QWEN2[0]),
     ("<|im_start|>", 1, DIGITS[0]),
 )
-WORDS = (  # with how many digits stay together
+WORDS = (  # with the number of digits kept together
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-_made: list[TemporaryDirectory[str]] = []  # until the process ends
+_made: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 def as_directory(file: Path) -> Path:
-    """Return a temporary directory that stands for the file.
+    """Return a temporary directory equivalent to the file.
 
-    CheckpointError when the header is not sound or asks for what is not handled.
+    Raises CheckpointError for an invalid header or an unsupported feature.
     """
     header = read_header(file)
     card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
@@ -79,7 +79,7 @@ def as_directory(file: Path) -> Path:
         "README.md": f"---\n{yaml.safe_dump(card)}---",
     }
     _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
-    directory = Path(_made[-1].name, file.stem)  # the name that messages have
+    directory = Path(_made[-1].name, file.stem)  # the name that messages show
     directory.mkdir()
     for name, text in files.items():
         (directory / name).write_text(text + "\n", encoding="utf-8")
@@ -88,7 +88,7 @@ def as_directory(file: Path) -> Path:
 
 
 def packaged(package: str, name: Path) -> Path:
-    """Find a file of an installed package, which is not imported: what it needs may be missing."""
+    """Find a file of an installed package without importing it: dependencies may be missing."""
     spec = find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     if not folders:
@@ -103,9 +103,9 @@ def packaged(package: str, name: Path) -> Path:
 
 
 def _config(header: Header) -> dict[str, Any]:
-    """Make config.json, whose numbers its reader checks.
+    """Return config.json, whose numbers its reader validates.
 
-    CheckpointError for what is missing or not handled.
+    Raises CheckpointError for missing or unsupported values.
     """
     kind = header.values.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -133,7 +133,7 @@ def _config(header: Header) -> dict[str, Any]:
         **fields,
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
-        "vocab_size": int(table.shape[-1]),  # the file has shapes the other way round
+        "vocab_size": int(table.shape[-1]),  # the file has shapes reversed
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_scaling": _scaling(header, stated),
     }
@@ -141,7 +141,7 @@ def _config(header: Header) -> dict[str, Any]:
 
 def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
     if (frequencies := header.tensors.get(ROPE_FREQS)) is not None:
-        # what each frequency of Llama 3.1 is divided by: so do the short factors of LongRoPE
+        # divisors of Llama 3.1's frequencies, which LongRoPE's short factors express
         if frequencies.tensor_type.name != "F32" or frequencies.data.ndim != 1:
             raise header.wrong(f"{ROPE_FREQS} is no vector in F32")
         return {
@@ -161,7 +161,7 @@ def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _generation_config(header: Header) -> dict[str, Any]:
-    """Name the tokens that end a text, a turn and a message, and what is recommended."""
+    """Return generation_config.json: end tokens of texts, turns and messages, and sampling."""
     tokens = _texts(header, "tokens")
     ends = [_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom")]
     ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
@@ -173,7 +173,7 @@ def _generation_config(header: Header) -> dict[str, Any]:
 
 
 def _tokenizer(header: Header) -> Tokenizer:
-    """Make the model's tokenizer; CheckpointError unless it is byte-level BPE."""
+    """Return the model's tokenizer; CheckpointError unless it is byte-level BPE."""
     model, pre = _stated(header, "model"), _stated(header, "pre") or _told_by_tokens(header)
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
         what = (
@@ -197,7 +197,7 @@ def _tokenizer(header: Header) -> Tokenizer:
 
 
 def _told_by_tokens(header: Header) -> str | None:
-    """Name the pre-tokenizer of a vocabulary that is known."""
+    """Return the pre-tokenizer of a known vocabulary."""
     tokens = _texts(header, "tokens")
     return next((pre for text, at, pre in TOLD if tokens[at : at + 1] == [text]), None)
 

@@ -1,4 +1,4 @@
-"""A target, a drafter and their pair as far as they can be read, refused models included."""
+"""A target, a drafter and their pair, as far as readable, refused models included."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,22 +18,22 @@ from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError
 
 Spec = TypeVar("Spec", TargetSpec, DrafterSpec)
-# objects of a config.json whose fields say more than those beside them
+# objects of a config.json whose fields take precedence over those beside them
 INNER = ("text_config", "transformer_layer_config", "dflash_config")
 
-MAX_SIZE = 1 << 48  # a larger number is no size
+MAX_SIZE = 1 << 48  # a larger number is no valid size
 OTHER_DRAFTER = "Use the drafter that was trained for this target"
 
 
 @dataclass(frozen=True)
 class Model(Generic[Spec]):
-    """One model: what its config says, and its spec and weights as the graphs take them."""
+    """One model: its config, and its spec and weights for the graphs."""
 
     role: str  # "target" or "drafter"
     directory: Path
     values: Mapping[str, Any]  # config.json, flat
     refusal: CheckpointError | None = None
-    read: tuple[Spec, Weights] | None = None  # None: refused, or there is none
+    read: tuple[Spec, Weights] | None = None  # None: refused, or absent
 
     @property
     def absent(self) -> bool:
@@ -53,9 +53,9 @@ class Model(Generic[Spec]):
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     def number(self, name: str) -> int:
-        """Return a field of the spec, for a refused model of its config.
+        """Return a field of the spec, or of the config of a refused model.
 
-        NotKnown unless it is an integer.
+        Raises NotKnown unless it is an integer.
         """
         spec = self.read[0] if self.read else None
         value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
@@ -67,7 +67,7 @@ class Model(Generic[Spec]):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """A drafter's target_layer_ids, 0 for the output of the first layer."""
+        """A drafter's target_layer_ids; 0 is the output of the first layer."""
         if self.read and isinstance(self.read[0], DrafterSpec):
             return self.read[0].target_layer_ids
         shift = 1 if (stored := self.values.get("aux_hidden_state_layer_ids")) else 0
@@ -82,7 +82,7 @@ class Model(Generic[Spec]):
 
     @cached_property
     def stored(self) -> Weights | None:
-        """The weights, of a refused model too where they can be read."""
+        """The weights, if readable, even of a refused model."""
         try:
             return self.read[1] if self.read else Weights(self.directory, self.values)
         except CheckpointError:
@@ -105,7 +105,7 @@ class Model(Generic[Spec]):
 
     @cached_property
     def texts(self) -> dict[int, str]:
-        """Its tokens by id."""
+        """The tokenizer's tokens by id."""
         return {token: text for text, token in self.tokens.items()}
 
     def _read(self) -> tuple[Spec, Weights]:
@@ -121,7 +121,7 @@ NO_DRAFTER: Drafter = Model("drafter", Path(), {})
 
 @dataclass(frozen=True)
 class Pair:
-    """What is checked; all but the models comes from the build config, None where there is none."""
+    """The subject of checks; fields besides the models are from the build config, or None."""
 
     target: Target
     drafter: Drafter
@@ -133,9 +133,9 @@ class Pair:
 def open_model(
     role: str, directory: Path, read: Callable[[Config], tuple[Spec, Weights]]
 ) -> Model[Spec]:
-    """Read config.json, the one time, and what `read` makes of it, or why it refuses it.
+    """Read config.json once and apply `read` to it; a refusal is stored.
 
-    CheckpointError only when there is no config.json to read.
+    Raises CheckpointError only if config.json is unreadable.
     """
     check_directory(directory, role)
     file = directory / "config.json"
@@ -147,17 +147,17 @@ def open_model(
 
 
 def loaded(model: Model[Spec]) -> Model[Spec]:
-    """Return a model that is not refused; CheckpointError for another."""
+    """Return the model; raise its refusal if there is one."""
     if model.refusal is not None:
         raise model.refusal
     return model
 
 
 def for_length(model: Model[Spec], length: int) -> Model[Spec]:
-    """Return a model whose dynamic RoPE is for texts of this length.
+    """Return the model with dynamic RoPE fixed for texts of this length.
 
-    Beyond the original one it turns slower, for all texts alike as in vLLM; transformers turns
-    otherwise at each length, and cached keys at that of their time.
+    Beyond the original length it rotates more slowly, for all texts alike, as in vLLM. transformers
+    instead changes it with each length, and cached keys keep the RoPE of their time.
     """
     spec, weights = model._read()
 
@@ -173,7 +173,7 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the fields of its inner objects (`INNER`) over its own."""
+    """Return config.json with the fields of inner objects (`INNER`) taking precedence."""
     fields = dict(config)
     for name in INNER:
         if isinstance(inner := fields.get(name), dict):
@@ -182,7 +182,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finite(value: object) -> float | None:
-    """A number as float, or None."""
+    """Return a finite number as float, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         return None
     return float(value) if abs(value) < 1e300 else None

@@ -1,4 +1,4 @@
-"""Checks of the target by itself, and of widths, lengths, blocks and taps of the pair."""
+"""Checks of the target alone, and of widths, lengths, blocks and taps of the pair."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 HEAD = "lm_head.weight"
-ROWS = 512  # read at a time
+ROWS = 512  # rows read at a time
 
 
 @check("error")
 def target_head(pair: Pair) -> Found:
-    """Both models end in the target's head; a wrong tie_word_embeddings takes another matrix."""
+    """Check tie_word_embeddings: both models use the target's head, possibly a wrong one."""
     target = pair.target
     tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
     embedding = f"{target.spec.prefix}embed_tokens.weight"
@@ -41,23 +41,23 @@ def target_head(pair: Pair) -> Found:
 
 @check("error")
 def target_tensors(pair: Pair) -> Found:
-    """A tensor that is not read is a part of the model that is left out."""
+    """Check that every tensor is used: an unused one is a missing part of the model."""
     target = pair.target
-    # a model that also takes images has its decoder in a name space of its own
+    # a multimodal model has its decoder in a separate name space
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
     return tensors_fit(target.weights, target_shapes(target.spec), scope, ignored=(HEAD,))
 
 
 @check("error")
 def tokenizer(pair: Pair) -> Found:
-    """Nothing is served without a tokenizer."""
+    """Check that there is a tokenizer, which serving requires."""
     tokenizer_files(pair.target.directory)
     return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
 
 
 @check("warning")
 def sampling_recommended(pair: Pair) -> Found:
-    """Requests that do not say are answered as generation_config.json recommends."""
+    """Check generation_config.json, whose values are defaults of requests."""
     found, problem = sampling_defaults(pair.target.directory)
     stated = ", ".join(f"{name} {value}" for name, value in found.items()) or "nothing"
     what = f"{problem}: nothing of it counts" if problem else f"the target recommends {stated}"
@@ -66,7 +66,7 @@ def sampling_recommended(pair: Pair) -> Found:
 
 @check("error")
 def tokenizer_fits(pair: Pair) -> Found:
-    """Every id that the tokenizer can give needs a row in the embedding."""
+    """Check that the embedding has a row for every id of the tokenizer."""
     highest, size = pair.target.highest_token, pair.target.number("vocab_size")
     return Found(
         highest < size,
@@ -87,7 +87,7 @@ OF_THE_TARGET: list[Check[Any]] = [
 def tensors_fit(
     weights: Weights, expected: Shapes, scope: str = "", ignored: tuple[str, ...] = ()
 ) -> Found:
-    """Each expected tensor is there in its shape, and no other under the prefix `scope`."""
+    """Check that all expected tensors exist, with their shapes, and no others under `scope`."""
     for name, shape in expected.items():
         if weights.shape(name) != shape:
             raise CheckpointError(
@@ -107,7 +107,7 @@ def tensors_fit(
 
 
 def _same_numbers(weights: Weights, *names: str) -> bool:
-    """Whether two matrices hold the same numbers; they are read in pieces."""
+    """Return whether two matrices are equal; reads them in pieces."""
     if weights.shape(names[0]) != weights.shape(names[1]):
         return False
     pieces = (weights.pieces(name, ROWS) for name in names)
@@ -116,13 +116,13 @@ def _same_numbers(weights: Weights, *names: str) -> bool:
 
 @check("error")
 def hidden_size(pair: Pair) -> Found:
-    """The drafter reads the target's hidden states and borrows its embedding and head."""
+    """Check the width: the drafter reads the target's hidden states, and shares its tables."""
     return _equal(pair, "hidden_size", "hidden_size")
 
 
 @check("error")
 def vocabulary(pair: Pair) -> Found:
-    """Ids must mean the same rows of the embedding. A different padding is only a wrong number."""
+    """Check that ids are the same embedding rows; different padding is only a wrong number."""
     found = _equal(pair, "vocab_size", "vocab_size")
     sizes = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
     try:
@@ -141,13 +141,13 @@ def vocabulary(pair: Pair) -> Found:
 
 @check("error")
 def target_layers(pair: Pair) -> Found:
-    """Taps count layers of the target that the drafter was trained for."""
+    """Check the number of target layers that the drafter was trained for, which taps refer to."""
     return _equal(pair, "num_target_layers", "num_hidden_layers")
 
 
 @check("error")
 def block_size(pair: Pair) -> Found:
-    """Without a mask behind the anchor there is nothing to draft."""
+    """Check that a block has a mask after the anchor, or there is nothing to draft."""
     size = pair.drafter.number("block_size")
     return Found(
         size >= 2,
@@ -159,7 +159,7 @@ def block_size(pair: Pair) -> Found:
 
 @check("warning")
 def block_size_stated(pair: Pair) -> Found:
-    """A block wider than trained drafts worse; z-lab's code takes 16 where nothing is stated."""
+    """Check that block_size is stated: z-lab's default is 16, and a wider block drafts worse."""
     values, own = pair.drafter.values, pair.drafter.number("block_size")
     return Found(
         values.get("block_size") is not None,
@@ -171,7 +171,7 @@ def block_size_stated(pair: Pair) -> Found:
 
 @check("error")
 def draft_tokens(pair: Pair) -> Found:
-    """More drafts than the trained block holds would come from positions never trained."""
+    """Check that drafts fit the trained block: positions beyond it were never trained."""
     size, asked = pair.drafter.number("block_size"), pair.draft_tokens
     if asked is None:
         return Found(True, f"a round drafts at most {size - 1} tokens")
@@ -184,9 +184,9 @@ def draft_tokens(pair: Pair) -> Found:
 
 @check("warning")
 def context_length(pair: Pair) -> Found:
-    """Beyond the positions that the drafter knows it drafts worse and worse; the text stays right.
+    """Check the drafter's positions: beyond them drafts get worse; the text stays correct.
 
-    A scaled RoPE reaches `factor` times its original positions.
+    A scaled RoPE covers `factor` times its original positions.
     """
     reach = pair.drafter.number("max_position_embeddings")
     for layer in pair.drafter.layers if pair.drafter.read else ():
@@ -206,7 +206,7 @@ def context_length(pair: Pair) -> Found:
 
 @check("warning")
 def sliding_window(pair: Pair) -> Found:
-    """A window shorter than the block hides the anchor and the context from the last masks."""
+    """Check that a window covers the block, or the last masks see neither anchor nor context."""
     drafter = pair.drafter
     if drafter.read is not None:
         # windows that count from the anchor (speculators) never cut the block
@@ -241,7 +241,7 @@ CORRECT = "Check target_layer_ids in the drafter's config.json against the publi
 
 @check("error")
 def taps_in_range(pair: Pair) -> Found:
-    """A tap reads a layer that the target has."""
+    """Check that the target has every tapped layer."""
     layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
     wrong = tuple(tap for tap in taps if not 0 <= tap < layers)
     return Found(
@@ -254,7 +254,7 @@ def taps_in_range(pair: Pair) -> Found:
 
 @check("error")
 def last_layer_not_tapped(pair: Pair) -> Found:
-    """transformers hands out its normed state, other servers the plain one: they draft apart."""
+    """Check for a tapped last layer: transformers returns it normed, other servers do not."""
     last = pair.target.number("num_hidden_layers") - 1
     tapped = last in pair.drafter.taps
     return Found(
@@ -267,7 +267,7 @@ def last_layer_not_tapped(pair: Pair) -> Found:
 
 @check("warning")
 def taps_stated(pair: Pair) -> Found:
-    """Without target_layer_ids z-lab's default is a guess: several drafters do not follow it."""
+    """Check that target_layer_ids is stated: several drafters do not use z-lab's default."""
     values = pair.drafter.values
     stated = any(values.get(name) for name in ("target_layer_ids", "aux_hidden_state_layer_ids"))
     return Found(
@@ -280,9 +280,9 @@ def taps_stated(pair: Pair) -> Found:
 
 @check("warning")
 def taps_off_by_one(pair: Pair) -> Found:
-    """speculators and llama.cpp count from 1, z-lab from 0; neighbours draft, but badly.
+    """Check for taps off by one: speculators and llama.cpp count from 1, z-lab from 0.
 
-    Seen where every tap lies beside z-lab's default for this many taps.
+    Neighboring layers still draft, but badly. Detected if every tap is beside z-lab's default.
     """
     taps = pair.drafter.taps
     usual = default_taps(pair.target.number("num_hidden_layers"), len(taps))
@@ -297,7 +297,7 @@ def taps_off_by_one(pair: Pair) -> Found:
 
 @check("warning")
 def taps_in_order(pair: Pair) -> Found:
-    """Features are joined in the list's order; a sorted copy of the list reads them scrambled."""
+    """Check the order: features are concatenated in it, and sorting would scramble them."""
     taps = pair.drafter.taps
     return Found(
         tuple(sorted(set(taps))) == taps,
@@ -308,7 +308,7 @@ def taps_in_order(pair: Pair) -> Found:
 
 @check("error")
 def fc_width(pair: Pair) -> Found:
-    """fc's width says for how many taps, and for which hidden size, the drafter was trained."""
+    """Check the width of fc, which tells the trained number of taps and hidden size."""
     spec, weights = pair.drafter.spec, pair.drafter.weights
     expected, found = drafter_shapes(spec)["fc.weight"], weights.shape("fc.weight")
     return Found(

@@ -1,6 +1,6 @@
-"""Does this drafter belong to this target, and which engine kinds take the two?
+"""Whether a drafter belongs to a target, and which engine kinds support the two.
 
-`dflash-trt inspect` says what both are, whether or not they run.
+`dflash-trt inspect` describes both, whether or not they run.
 """
 
 import math
@@ -24,14 +24,14 @@ from dflash_trt.planning import target_size
 TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
 PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
 EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
-# what TensorRT-LLM's workers take: an error stands against the pair, a note does not
+# requirements of TensorRT-LLM's workers: an error rules the pair out, a note does not
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
     check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
 ]
-# checks of what only our own reader refuses
+# checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
-# bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantized.py; the
-# head, int8 where the rest is int4, is counted as the rest)
+# bytes per parameter; quantized ones have a float32 scale per 32 (graphs/quantized.py; the head,
+# int8 even with int4, counts as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 SIZES = (
@@ -51,10 +51,10 @@ def check_pair(
     max_seq_len: int | None = None,
     more: Sequence[Check[[Pair]]] = (),
 ) -> list[Finding]:
-    """The warnings of a pair that can run, or of a target alone.
+    """Return the warnings of a pair that can run, or of a target alone.
 
-    draft_tokens, max_seq_len: what the build config fixes, or None. more: checks of other rooms.
-    Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
+    draft_tokens, max_seq_len: from the build config, or None. more: checks of other rooms. Raises
+    PairError for a wrong pair, CheckpointError for a missing tensor or an invalid tokenizer.
     """
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
     warnings = []
@@ -68,18 +68,18 @@ def check_pair(
 
 
 def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
-    """Every check's, in order; without a drafter those of the target. more: of other rooms."""
+    """Yield all findings, without a drafter those of the target. more: checks of other rooms."""
     return run(_checks(pair, more), pair)
 
 
 def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
-    """All that `build` and `inspect` look at."""
+    """Return all checks of `build` and `inspect`."""
     checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
     return [*(TARGET_CHECKS if pair.drafter.absent else checks), *more]
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Of each kind: `kind`, `state` ("built"), `fits`, `reasons` against it, and `notes`.
+    """Return for each kind `kind`, `state` ("built"), `fits`, `reasons` against it, and `notes`.
 
     findings: of the pair's own checks.
     """
@@ -97,7 +97,7 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
     for model in models:
         if model.refusal and any(model.directory.glob("*.safetensors")):
-            try:  # a bundle takes what is whole, whatever it holds
+            try:  # a bundle takes any complete file
                 open_files(model.directory)
             except CheckpointError as error:
                 upstream.append(f"{model.role}: {error.problem}")
@@ -120,10 +120,10 @@ def inspect(
     drafter: Path | None = None,
     more: Sequence[Check[[Pair]]] = (),
 ) -> dict[str, Any]:
-    """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
+    """Return a report for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
-    more: checks of other rooms. What cannot be read is None. CheckpointError only when there is no
-    config.json to read.
+    more: checks of other rooms. Unreadable values are None. Raises CheckpointError only without a
+    readable config.json.
     """
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
@@ -187,7 +187,7 @@ def _known(model: Model[Any], name: str) -> int | None:
 
 
 def _layers(spec: DecoderSpec) -> list[str]:
-    """Kinds of layers with how many there are of each."""
+    """Return the kinds of layers and their counts."""
     kinds = Counter(
         f"window {layer.window}" if layer.window else "full attention" for layer in spec.layers
     )
@@ -202,7 +202,7 @@ def _layer_types(model: Model[Any]) -> list[str] | None:
 
 
 def _weights(model: Model[Any]) -> dict[str, Any] | None:
-    """How many files of which size, and how many tensors of each dtype are stored in them."""
+    """Return number and size of weight files, and counts of stored tensors by dtype."""
     found = model.stored.files if model.stored else model.directory.glob("model*")
     files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
     try:
@@ -217,7 +217,7 @@ def _weights(model: Model[Any]) -> dict[str, Any] | None:
 
 
 def _parameters(model: Model[Any]) -> tuple[int | None, dict[str, int] | None]:
-    """How many, and their bytes by dtype; int8 and int4 leave the embedding and vectors float32."""
+    """Return the parameters and their bytes by dtype; int8 and int4 keep vectors float32."""
     if (weights := model.stored) is None:
         return None, None
     matrices = others = 0
@@ -235,7 +235,7 @@ def _parameters(model: Model[Any]) -> tuple[int | None, dict[str, int] | None]:
 
 
 def _cached(model: Model[Any]) -> int | None:
-    """Numbers that the KV caches hold for one token; a latent for latent attention (MLA)."""
+    """Return the numbers cached per token; with latent attention (MLA) the latent's."""
     if model.read is not None:
         return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in model.layers)
     try:

@@ -1,18 +1,17 @@
-"""Weights in FP8, MXFP4, NVFP4 and int4: which stored tensors make up a plain one, and its numbers.
+"""Dequantization of FP8, MXFP4, NVFP4 and int4 weights.
 
 In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
+- FP8 (`fp8`, ModelOpt, compressed-tensors): NAME in e4m3, and NAME_scale_inv or NAME_scale with
+  one scale for the tensor, each row or each block.
+- MXFP4 (gpt-oss): NAME_blocks, two e2m1 a byte, and NAME_scales, a power of two for each 32.
+- NVFP4: two e2m1 a byte, and NAME_scale, an e4m3 for each 16. ModelOpt has the codes in NAME and
+  multiplies all scales by NAME_scale_2; compressed-tensors has them in NAME_packed and divides
+  all scales by NAME_global_scale.
+- int4 by AWQ (ModelOpt): a byte of NAME holds a column of two rows, NAME_scale has one scale for
+  a group of columns. `pre_quant_scale` beside NAME multiplies the input, here the columns. With
+  NAME_scale_2 (W4A8) each product is rounded to e4m3 as a multiple of it.
 
-- FP8 (`fp8`, ModelOpt, compressed-tensors): NAME in e4m3, and NAME_scale_inv or NAME_scale with one
-  scale of the tensor, of each row or of each block.
-- MXFP4 (gpt-oss): NAME_blocks, two e2m1 a byte, and NAME_scales, a power of two of each 32.
-- NVFP4: two e2m1 a byte, and NAME_scale, an e4m3 of each 16. ModelOpt has the codes in NAME and
-  multiplies all scales by NAME_scale_2; compressed-tensors has them in NAME_packed and divides all
-  scales by NAME_global_scale.
-- int4 by AWQ (ModelOpt): a byte of NAME holds a column of two rows, NAME_scale has one of so many
-  columns. `pre_quant_scale` beside NAME multiplies the input, here the columns. With NAME_scale_2
-  (W4A8) each product is rounded to e4m3 as a multiple of it.
-
-Scales of activations and of the KV cache are left out: here only weights are quantised.
+Scales of activations and of the KV cache are ignored: only weights are quantized here.
 """
 
 import math
@@ -32,7 +31,7 @@ from dflash_trt.errors import CheckpointError
 
 Floats = npt.NDArray[np.float32]
 Size = Annotated[int, Field(ge=1)]
-Block = tuple[Size, Size]  # rows and columns that have one scale
+Block = tuple[Size, Size]  # rows and columns that share a scale
 
 INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
 MODELOPT_FILE = "hf_quant_config.json"
@@ -41,11 +40,11 @@ COMPRESSED = {"float-quantized", "naive-quantized", "nvfp4-pack-quantized"}
 
 ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale")
 CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
-CHUNK = 1 << 18  # numbers converted at a time, few enough for the cache
+CHUNK = 1 << 18  # numbers converted at a time; fits the CPU cache
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# what a byte stands for: one number, or two of which the low bits are the first
+# values of a byte: one number, or two with the low bits first
 FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
 INT4 = (np.stack([_BYTES & 15, _BYTES >> 4]) ^ 8).astype(np.float32) - 8  # of both rows
@@ -54,21 +53,21 @@ E4M3_MAX = 448.0
 
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix of codes, or a stack of them, with one scale for each block of rows and columns."""
+    """A matrix of codes, or a stack of them, with a scale per block of rows and columns."""
 
     codes: Stored
     scales: Stored
     block: Block
     shape: tuple[int, ...]  # of the plain tensor: [..., rows, columns], or transposed
     transposed: bool = False
-    factor: Stored | None = None  # of all scales
+    factor: Stored | None = None  # multiplies all scales
 
     dtype = "F32"
 
     def read(self, start: int = 0, count: int | None = None) -> Floats:
-        """`count` numbers of the plain tensor from `start` on, flat; all by default.
+        """Return `count` numbers of the plain tensor from `start` on, flat; all by default.
 
-        Whole matrices only. Beside the result a few MB are in use.
+        Whole matrices only. Uses a few MB beside the result.
         """
         size = math.prod(self.shape[-2:])
         first, many = start // size, (math.prod(self.shape) if count is None else count) // size
@@ -76,20 +75,20 @@ class Quantized:
         matrices = plain.swapaxes(1, 2) if self.transposed else plain
         rows, columns = matrices.shape[1:]
         table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
-        width = self.codes.size * columns // math.prod(self.shape)  # bytes of a row
+        width = self.codes.size * columns // math.prod(self.shape)  # bytes per row
         step = max(1, CHUNK // columns)
         for i, part in np.ndindex(many, -(-rows // step)):
             row = part * step
             n = min(step, rows - row)
             codes = self.codes.read(((first + i) * rows + row) * width, n * width).view(np.uint8)
             values = np.take(table, codes).view(np.float32).reshape(n, columns)
-            with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
+            with np.errstate(all="ignore"):  # infinity if a scale overflows, as in other readers
                 values *= self._scales(first + i, row, n, rows, columns)
             matrices[i, row : row + n] = values
         return plain.reshape(-1)
 
     def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
-        """Of `count` rows from `row` on: [count, columns], or [count, 1] where a row has one."""
+        """Return scales of `count` rows from `row` on: [count, columns], or [count, 1] if equal."""
         high, wide = self.block
         down, across = -(-rows // high), -(-columns // wide)
         first, last = row // high, -(-(row + count) // high)
@@ -108,10 +107,10 @@ class Awq(Quantized):
     """A matrix in int4 whose columns may have factors."""
 
     columns: Stored | None = None
-    rounded: Stored | None = None  # to e4m3 times this
+    rounded: Stored | None = None  # to e4m3 multiples of this
 
     def read(self, start: int = 0, count: int | None = None) -> Floats:
-        assert start == 0  # whole, and no stack
+        assert start == 0  # only whole tensors, no stack
         rows, width = self.shape
         plain = np.empty(self.shape, np.float32)
         columns = 1.0 if self.columns is None else _float32(self.columns.read())
@@ -133,10 +132,10 @@ class Awq(Quantized):
 def dequantized(
     stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Stored | Quantized]:
-    """The plain tensors of a checkpoint whose files hold `stored`, by name.
+    """Return the plain tensors of a checkpoint whose files hold `stored`, by name.
 
-    config: config.json; without a `quantization_config` nothing is changed.
-    Raises CheckpointError for a layout that is not handled, or scales that do not fit their codes.
+    config: config.json; without a `quantization_config` nothing changes. Raises CheckpointError for
+    an unsupported layout, or scales that do not fit their codes.
     """
     blocks = announced_blocks(config, directory)
     if blocks is None:
@@ -150,7 +149,7 @@ def dequantized(
         if name not in used and not name.endswith((*ACTIVATIONS, *CACHE))
     }
     for name in sorted(rest.keys() & made.keys()):
-        raise CheckpointError(f"{directory} holds {name} twice, plain and quantised", INSTEAD)
+        raise CheckpointError(f"{directory} holds {name} twice, plain and quantized", INSTEAD)
     return {**rest, **made}
 
 
@@ -160,7 +159,7 @@ class _Layer(BaseModel):
 
 class _Weights(BaseModel):
     block_structure: Block | None = None
-    group_size: int | None = None  # -1: a whole row has one scale
+    group_size: int | None = None  # -1: one scale per row
 
 
 class _Group(BaseModel):
@@ -169,7 +168,7 @@ class _Group(BaseModel):
 
 
 class Quantization(BaseModel):
-    """The fields of `quantization_config` that say how weights are stored."""
+    """The storage fields of `quantization_config`."""
 
     quant_method: str = ""
     # transformers' fp8
@@ -185,10 +184,10 @@ class Quantization(BaseModel):
 
 
 def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] | None:
-    """The blocks of FP8 scales that config.json announces; None when nothing is quantised.
+    """Return the blocks of FP8 scales announced by the config; None if not quantized.
 
-    config: config.json's `quantization_config`; ModelOpt also writes `hf_quant_config.json`.
-    Raises CheckpointError for a method or layout that is not handled, naming it.
+    config: config.json's `quantization_config`; ModelOpt may write `hf_quant_config.json`. Raises
+    CheckpointError naming an unsupported method or layout.
     """
     found = config.get("quantization_config")
     if not found and (directory / MODELOPT_FILE).is_file():
@@ -204,7 +203,7 @@ def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] 
         raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
     if other := _not_handled(quant):
         raise CheckpointError(
-            f"{directory} is quantised by {other}, which dflash-trt does not read", INSTEAD
+            f"{directory} is quantized by {other}, which dflash-trt does not read", INSTEAD
         )
     weights = [group.weights for group in quant.config_groups.values() if group.weights]
     blocks = [quant.weight_block_size, *(each.block_structure for each in weights)]
@@ -214,7 +213,7 @@ def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] 
 
 
 def _not_handled(quant: Quantization) -> str | None:
-    """The method, with what makes it another one than those that are read; None if it is read."""
+    """Return an unsupported method and variant; None if supported."""
     if quant.quant_method == "mxfp4":
         return None
     used: set[str | None]
@@ -222,7 +221,7 @@ def _not_handled(quant: Quantization) -> str | None:
         used, known = {quant.fmt or "e4m3"}, {"e4m3", "float8_e4m3fn"}
     elif quant.quant_method == "modelopt":
         used = {layer.quant_algo for layer in quant.quantized_layers.values()}
-        used, known = (used or {quant.quant_algo}) - {None}, MODELOPT  # None: the cache alone
+        used, known = (used or {quant.quant_algo}) - {None}, MODELOPT  # None: the cache only
     elif quant.quant_method == "compressed-tensors":
         used = {group.format for group in quant.config_groups.values()} - {None}
         used, known = used or {quant.format}, COMPRESSED
@@ -237,9 +236,9 @@ def _not_handled(quant: Quantization) -> str | None:
 def _made(
     codes: Stored, stored: Mapping[str, Stored], blocks: list[Block]
 ) -> tuple[str, Quantized] | None:
-    """The plain tensor, with its name, that `codes` are the codes of; None if they are not codes.
+    """Return the name and plain tensor for these codes; None if they are not codes.
 
-    blocks: those that the config announces for FP8.
+    blocks: announced by the config for FP8.
     """
 
     def beside(*names: str) -> Stored | None:
@@ -279,10 +278,10 @@ def _made(
 
 
 def _block(codes: Stored, scales: Stored, shape: tuple[int, ...], blocks: list[Block]) -> Block:
-    """The first of `blocks` of which there are as many in `shape` as `scales`."""
+    """Return the first of `blocks` whose count in `shape` matches `scales`."""
     for high, wide in blocks:
         needed = (*shape[:-2], -(-shape[-2] // high), -(-shape[-1] // wide))
-        # one scale may be stored as [], [1] or [1, 1], one of each row as [rows] or [rows, 1]
+        # one scale may be stored as [], [1] or [1, 1]; one per row as [rows] or [rows, 1]
         same = [n for n in needed if n != 1] == [n for n in scales.shape if n != 1]
         if same and scales.dtype in DTYPES:
             return high, wide
@@ -290,7 +289,7 @@ def _block(codes: Stored, scales: Stored, shape: tuple[int, ...], blocks: list[B
 
 
 def _float32(values: np.ndarray[Any, Any]) -> Floats:
-    """Scales as numbers; bytes are the exponents of powers of two (OCP's E8M0)."""
+    """Convert scales to float32; bytes are exponents of powers of two (OCP's E8M0)."""
     if values.dtype == np.uint8:
         return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
     return values.astype(np.float32)

@@ -1,8 +1,7 @@
-"""Where a checkpoint comes from: a directory, or the Hugging Face Hub at a revision.
+"""Sources of checkpoints: a directory, or the Hugging Face Hub at a revision.
 
-`huggingface_hub` does the work: its cache, its environment variables (HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE, HF_ENDPOINT), and going on after a broken connection. Complete files are kept when a
-download is killed.
+`huggingface_hub` provides its cache, environment variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE,
+HF_ENDPOINT), and resuming after a broken connection. Complete files survive a killed download.
 """
 
 import errno
@@ -21,31 +20,30 @@ from dflash_trt.errors import CheckpointError
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
-# what we read, tokenizers included; no code and no pickle ever comes to this machine
+# files that we read, tokenizers included; never code or pickles
 FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors"]
-# the same weights once more, in other layouts (gpt-oss, Mistral): all folders but that of templates
+# copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
 NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
 
 
 class Located(NamedTuple):
     directory: Path
-    commit: str | None  # of a Hub source: the commit that its revision is
+    commit: str | None  # commit of a Hub source's revision
 
 
 def locate(source: Source, role: str, report: Report, *, weights: bool = True) -> Located:
-    """The directory of a source, downloaded where it is on the Hub; role: "target" or "drafter".
+    """Return a source's directory, downloaded from the Hub if needed.
 
-    weights: False leaves those on the Hub there.
-    A branch or tag is followed anew each time; without a network the one seen last is taken.
-    Raises CheckpointError, whatever goes wrong on the way.
+    role: "target" or "drafter". weights: False leaves weights on the Hub. A branch or tag is
+    resolved each time; offline the last one seen is used. Raises CheckpointError for any failure.
     """
     if source.path is not None:
         return Located(source.path, None)
     if isinstance(source, TargetSource) and source.gguf is not None:
         file = packaged(source.package, source.gguf) if source.package else source.gguf
         return Located(as_directory(file), None)
-    # here, because loading it takes longer than all else that a finished build has to do
+    # imported here: it takes longer than everything else in a finished build
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
 
     assert source.hub is not None
@@ -62,9 +60,9 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
         try:
             directory = Path(download())
         except (AttributeError, RuntimeError):
-            # a connection that fails in one thread closes the client of all (huggingface_hub 1.33)
+            # a connection that fails in one thread closes the client for all (huggingface_hub 1.33)
             directory = Path(download(max_workers=1))
-    except Exception as error:  # the library's, httpx's, the system's and those of its Rust part
+    except Exception as error:  # exceptions of the library, httpx, the system and Rust code
         raise _explained(error, source, role) from error
     if weights and not any(directory.glob("*.safetensors")):
         raise CheckpointError(
@@ -75,9 +73,9 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
 
 
 def small_files(directory: Path) -> list[Path]:
-    """What beside the weights `locate` fetches, of a directory that lies here too; sorted.
+    """Return the files besides weights that `locate` downloads, sorted; for a local directory too.
 
-    CheckpointError when one is a link out of it.
+    Raises CheckpointError for a link to outside.
     """
     found = [file for file in directory.iterdir() if file.is_file()]
     found += directory.glob(MORE_TEMPLATES)
@@ -88,7 +86,7 @@ def small_files(directory: Path) -> list[Path]:
 
 
 def locate_argument(argument: str, role: str, report: Report) -> Path:
-    """The directory that a command was given: a path, or ORG/NAME@REVISION on the Hub."""
+    """Return a command's directory argument: a path, or ORG/NAME@REVISION on the Hub."""
     path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
     if hub and not path.exists():
         return locate(Source(hub=hub[1], revision=hub[2]), role, report).directory
@@ -107,14 +105,14 @@ def locate_argument(argument: str, role: str, report: Report) -> Path:
 
 
 def _bars(step: str, report: Report) -> Any:
-    """A class of bars for `huggingface_hub`, which shows nothing itself but reports."""
+    """Return a progress-bar class for `huggingface_hub` that only reports."""
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             self.shown, self.size = step, 1
             if options.get("unit") == "B":
-                # a total that grows as files begin is for a bar, not for a line
+                # a total that grows as files begin suits a bar, not a log line
                 whole = options.get("name") == "huggingface_hub.snapshot_download"
                 shown = whole and sys.stderr.isatty()
                 self.shown, self.size = f"{step}, MB" if shown else "", 1_000_000
@@ -131,7 +129,7 @@ def _bars(step: str, report: Report) -> Any:
 
 
 def _explained(error: Exception, source: Source, role: str) -> CheckpointError:
-    """What is wrong and what to do, in the place of an exception of the download."""
+    """Explain an exception of the download, and its fix."""
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
     what, page = f"the {role} {source.hub}", f"{constants.ENDPOINT}/{source.hub}"

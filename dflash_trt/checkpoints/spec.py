@@ -1,4 +1,4 @@
-"""What the graphs need to know of a model; the names are config.json's where it has one."""
+"""Specification of a model for the graphs; names are config.json's where it has one."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,54 +9,52 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """A rotary embedding, `rope_parameters` of one layer type."""
+    """A rotary embedding: `rope_parameters` of one layer type."""
 
     theta: float
-    dim: int  # of a head, how much is rotated
+    dim: int  # rotated part of a head
     kind: str = "default"  # rope_type
-    parameters: dict[str, Any] = field(default_factory=dict)  # what its kind takes: factor, ...
-    attention_factor: float = 1.0  # on cosines and sines
+    parameters: dict[str, Any] = field(default_factory=dict)  # of its kind: factor, ...
+    attention_factor: float = 1.0  # multiplies cosines and sines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
     """DFlash 2's dynamic causal convolutions over the block (`conv_kernel_size`, ...)."""
 
-    kernel_size: int  # tokens, the own one included
-    group_size: int  # channels that share the part of the kernel that depends on the token
+    kernel_size: int  # tokens, including its own
+    group_size: int  # channels that share the token-dependent part of the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selector:
-    """DFlash 2's scores of pairs of neighbouring candidates (`selector_rank`, ...)."""
+    """DFlash 2's scores of pairs of neighboring candidates (`selector_rank`, ...)."""
 
     rank: int
-    top_k: int  # candidates at each place
+    top_k: int  # candidates per position
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts in place of a layer's MLP; `intermediate_size` is that of each."""
+    """A mixture of experts instead of an MLP; `intermediate_size` is per expert."""
 
     count: int  # num_experts
     per_token: int  # num_experts_per_tok
-    normalized: bool  # the weights of a token's experts add up to 1 (norm_topk_prob)
+    normalized: bool  # the weights of a token's experts sum to 1 (norm_topk_prob)
     clamped: tuple[float, float] | None = None  # gpt-oss: swiglu_alpha and swiglu_limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer, where it may differ from its neighbours."""
+    """One decoder layer; fields that may differ between layers."""
 
     num_key_value_heads: int
     head_dim: int
     rope: Rope
     intermediate_size: int
-    window: int | None = (
-        None  # sliding attention: how many positions a query sees, its own included
-    )
-    window_from_anchor: bool = False  # as wide for a whole drafter's block, whose rows it spares
-    causal: bool = False  # in a drafter's block; a target's causality is in the mask
+    window: int | None = None  # sliding attention: positions that a query sees, including its own
+    window_from_anchor: bool = False  # the window starts at the anchor for a drafter's whole block
+    causal: bool = False  # within a drafter's block; a target's causality is in the mask
     value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
     convolution: Convolution | None = None  # around attention and MLP
     experts: Experts | None = None
@@ -64,7 +62,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """What target and drafter share."""
+    """Fields of both target and drafter."""
 
     vocab_size: int
     hidden_size: int
@@ -72,20 +70,20 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
     max_position_embeddings: int
-    prefix: str = ""  # of every tensor but the head
+    prefix: str = ""  # of every tensor except the head
     qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE
-    biases: tuple[str, ...] = ()  # projections with a bias, of q, k, v, o
+    biases: tuple[str, ...] = ()  # projections with a bias: q, k, v, o
     hidden_act: Activation = "silu"
-    norm_offset: float = 0.0  # added to every norm weight: 1 where they are stored around 0 (Gemma)
-    sandwich_norms: bool = False  # attention and MLP are normed before and after (Gemma)
+    norm_offset: float = 0.0  # added to norm weights: 1 if stored around 0 (Gemma)
+    sandwich_norms: bool = False  # norms before and after attention and MLP (Gemma)
     value_norm: bool = False  # RMSNorm over head_dim on v, without a weight (Gemma 4)
-    layer_scalar: bool = False  # a stored number that a layer's output is multiplied by (Gemma 4)
-    embedding_scale: float = 1.0  # on the embedded tokens; not on a tied head
+    layer_scalar: bool = False  # a stored factor on a layer's output (Gemma 4)
+    embedding_scale: float = 1.0  # on embedded tokens; not on a tied head
     attention_scale: float | None = None  # on q k; None: head_dim ** -0.5
     attn_logit_softcapping: float | None = None
     output_multiplier: float = 1.0  # on the logits
     final_logit_softcapping: float | None = None
-    # the tensor with a score of each head that takes a share of the attention and gives nothing
+    # tensor with a score per head that takes part of the attention and adds nothing
     sinks: str | None = None
 
     @property
@@ -107,13 +105,13 @@ class TargetSpec(DecoderSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec(DecoderSpec):
-    block_size: int  # the most tokens that a round verifies: the anchor and its drafts
+    block_size: int  # most tokens that a round verifies: the anchor and its drafts
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # taps: 0 is the output of the target's first layer
-    num_target_layers: int | None = None  # None: the checkpoint does not say
-    sample_from_anchor: bool = False  # the anchor's row gives the first draft: one mask fewer
-    own_tables: tuple[str, ...] = ()  # of embed_tokens and lm_head; the others are the target's
-    draft_vocab_size: int | None = None  # of an own lm_head over some of the target's tokens (d2t)
+    num_target_layers: int | None = None  # None: unknown
+    sample_from_anchor: bool = False  # the anchor's row predicts the first draft: one mask fewer
+    own_tables: tuple[str, ...] = ()  # of embed_tokens and lm_head; others are the target's
+    draft_vocab_size: int | None = None  # rows of a reduced head (d2t)
     selector: Selector | None = None
 
     @property
@@ -122,7 +120,7 @@ class DrafterSpec(DecoderSpec):
 
 
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
-    """Tensor shapes of one decoder layer, [out, in] as stored."""
+    """Return tensor shapes of one decoder layer, [out, in] as stored."""
     layer, hidden = spec.layers[index], spec.hidden_size
     q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
     shapes: Shapes = {
@@ -169,7 +167,7 @@ def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
     if experts.clamped is None:
         each = {f"experts.{i}.{name}": shape for i in range(many) for name, shape in plain.items()}
         return {"gate.weight": (many, hidden), **each}
-    return {  # [in, out], gate and up in turns
+    return {  # [in, out], gate and up interleaved
         "router.weight": (many, hidden),
         "router.bias": (many,),
         "experts.gate_up_proj": (many, hidden, 2 * wide),

@@ -1,4 +1,4 @@
-"""What lies in a safetensors file: its header, checked, and the numbers behind it."""
+"""Reader of safetensors files: a validated header, and tensors on disk."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.files import POINTER, check_content
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files import parse_json
 
-# the format's dtypes that one of our readers understands
+# dtypes of the format that our readers support
 DTYPES: dict[str, Any] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
@@ -25,7 +25,7 @@ DTYPES: dict[str, Any] = {
     "I64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
 }
-MAX_HEADER = 16 << 20  # bytes, enough for 150,000 tensors; parsed it may take 30 times as much
+MAX_HEADER = 16 << 20  # bytes, enough for 150,000 tensors; parsing may take 30 times as much
 AGAIN = "Download or export the checkpoint again"
 
 
@@ -37,7 +37,7 @@ class Span(NamedTuple):
     size: int
 
     def read(self, buffers: Iterator[memoryview]) -> Iterator[memoryview]:
-        """Chunks, each in the next buffer."""
+        """Yield chunks, each in the next buffer."""
         left = self.size
         try:
             with self.file.open("rb", buffering=0) as stream:
@@ -55,7 +55,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file, as its header describes it; `dtype` is the format's name for it."""
+    """One tensor in a file, from its header; `dtype` is the format's name."""
 
     name: str
     file: Path
@@ -68,7 +68,7 @@ class Stored:
         return math.prod(self.shape)
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray[Any, Any]:
-        """`count` elements from `start` on, flat; all by default."""
+        """Return `count` elements from `start` on, flat; all by default."""
         dtype = DTYPES[self.dtype]
         count = self.size - start if count is None else count
         at = self.offset + start * dtype.itemsize
@@ -82,11 +82,10 @@ class Stored:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name; CheckpointError when the header is not sound.
+    """Return the tensors of a safetensors file by name; CheckpointError for an invalid header.
 
-    `safe_open` checks types, offsets (no gap, no overlap) and the file's length. What it lets
-    through and would harm is refused here: repeated names, tensors written as lists, shapes that
-    only a zero makes small.
+    `safe_open` checks types, offsets (no gap, no overlap) and the file's length. Further refused
+    here: repeated names, tensors written as lists, shapes that only a zero makes small.
     """
     try:
         if not file.is_file():  # a pipe would never end

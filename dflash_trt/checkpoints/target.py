@@ -19,19 +19,19 @@ from dflash_trt.request_schema import GenerateRequest, first_fault
 def load_target(directory: Path) -> Target:
     """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
 
-    Raises CheckpointError when a file is missing or broken or the model is not handled.
+    Raises CheckpointError for missing or invalid files and unsupported models.
     """
     return loaded(open_target(directory))
 
 
 def open_target(directory: Path) -> Target:
-    """Do the same, and return a model that is not handled with its refusal."""
+    """Read a target directory; an unsupported model has a `refusal`."""
     return open_model("target", directory, _read)
 
 
 def _read(config: Config) -> tuple[TargetSpec, Weights]:
     directory = config.file.parent
-    # text_config: of a model that also takes images
+    # text_config: in a multimodal model
     config = config.under(config.section("text_config").stated())
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
@@ -55,7 +55,7 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
 
 
 def _prefix(weights: Weights) -> str:
-    """What the tensors of the decoder are called, which depends on who saved them."""
+    """Return the prefix of the decoder's tensors, which depends on the library that saved them."""
     for prefix in ("language_model.model.", "model.language_model."):
         if f"{prefix}embed_tokens.weight" in weights.names:
             return prefix
@@ -63,7 +63,7 @@ def _prefix(weights: Weights) -> str:
 
 
 def target_shapes(spec: TargetSpec) -> Shapes:
-    """Every tensor the target's graph reads."""
+    """Return every tensor that the target's graph reads."""
     shapes: Shapes = {
         f"{spec.prefix}embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         f"{spec.prefix}norm.weight": (spec.hidden_size,),
@@ -76,10 +76,10 @@ def target_shapes(spec: TargetSpec) -> Shapes:
 
 
 def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text, of every place that transformers or vLLM reads.
+    """Return end tokens from every place that transformers or vLLM reads.
 
     These are generation_config.json, config.json and its text_config, each an id, a list of ids or
-    none, and the tokenizer's eos_token. CheckpointError for one that is no token.
+    none, and the tokenizer's eos_token. Raises CheckpointError for an invalid token.
     """
     config = Config(directory, read_json(directory / "config.json"))
     ids: list[Any] = []
@@ -103,7 +103,7 @@ def generation_config(directory: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-# of generation_config.json, as vLLM takes it, by the names of a request's fields
+# fields of generation_config.json, as in vLLM, to request fields
 SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
@@ -111,10 +111,10 @@ SAMPLING = {
 
 
 def sampling_defaults(directory: Path) -> tuple[dict[str, int | float], str]:
-    """Return what generation_config.json recommends, by a request's fields, or what is wrong."""
+    """Return generation_config.json's sampling defaults by request field, and a problem or ""."""
     stated = {name: generation_config(directory).get(key) for key, name in SAMPLING.items()}
     found = {name: value for name, value in stated.items() if value is not None}
-    found |= {"top_k": 0} if found.get("top_k") == -1 else {}  # both are off
+    found |= {"top_k": 0} if found.get("top_k") == -1 else {}  # both mean off
     try:
         GenerateRequest.model_validate(found)
     except ValidationError as error:

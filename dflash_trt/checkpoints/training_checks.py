@@ -8,7 +8,7 @@ from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, draft
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
 
-# by vocabulary: what z-lab's drafters were trained with, from their published config.json
+# by vocabulary: mask tokens of z-lab's published drafters
 PUBLISHED = {
     128256: (128002,),  # Llama 3.1
     151936: (151669,),  # Qwen3
@@ -22,7 +22,7 @@ AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter'
 
 @check("error")
 def mask_in_vocabulary(pair: Pair) -> Found:
-    """The masks of a block are rows of the target's embedding."""
+    """Check that the mask has a row in the target's embedding."""
     mask, size = pair.drafter.number("mask_token_id"), pair.target.number("vocab_size")
     inside = 0 <= mask < size
     return Found(
@@ -35,7 +35,7 @@ def mask_in_vocabulary(pair: Pair) -> Found:
 
 @check("warning")
 def mask_as_published(pair: Pair) -> Found:
-    """Another mask than in training is an embedding that the drafter has never seen."""
+    """Check the mask token: another one than in training has an embedding the drafter never saw."""
     mask = pair.drafter.number("mask_token_id")
     usual = PUBLISHED.get(pair.target.number("vocab_size"))
     if usual is None or "speculators_model_type" in pair.drafter.values:
@@ -52,7 +52,7 @@ def mask_as_published(pair: Pair) -> Found:
 
 @check("warning")
 def mask_in_tokenizer(pair: Pair) -> Found:
-    """z-lab and speculators take a token of the tokenizer, or the first id that it leaves free."""
+    """Check that the mask is a token or the first free id, as z-lab and speculators choose."""
     mask, free = pair.drafter.number("mask_token_id"), pair.target.highest_token + 1
     token = pair.target.texts.get(mask)
     if token is None and mask == free:
@@ -71,7 +71,7 @@ def mask_in_tokenizer(pair: Pair) -> Found:
 
 @check("warning")
 def mask_is_special(pair: Pair) -> Found:
-    """A token that texts hold cannot stand for a position to be filled."""
+    """Check that the mask is no ordinary token, which texts may contain."""
     mask = pair.drafter.number("mask_token_id")
     token = pair.target.texts.get(mask)
     added = pair.target.tokenizer.get_added_tokens_decoder()
@@ -85,7 +85,7 @@ def mask_is_special(pair: Pair) -> Found:
 
 @check("warning")
 def mask_is_no_end(pair: Pair) -> Found:
-    """Some trainers fall back to the end or padding token, which texts hold too."""
+    """Check that the mask is no end or padding token, a fallback of some trainers."""
     mask, same = pair.drafter.number("mask_token_id"), []
     for name in ("eos_token_id", "pad_token_id"):
         ids = pair.target.values.get(name)
@@ -103,7 +103,7 @@ def mask_is_no_end(pair: Pair) -> Found:
 
 @check("error")
 def same_tokenizer(pair: Pair) -> Found:
-    """A drafter that came with another tokenizer was trained on other ids."""
+    """Check that the drafter's tokenizer, if any, has the target's ids."""
     target, drafter = pair.target.tokens, pair.drafter.tokens
     texts = pair.drafter.texts
     moved = [
@@ -120,7 +120,7 @@ def same_tokenizer(pair: Pair) -> Found:
 
 @check("error")
 def no_own_vocabulary(pair: Pair) -> Found:
-    """An embedding or head that the drafter was trained with would be left out."""
+    """Check for an own embedding or head, which would be left out."""
     drafter = pair.drafter
     own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
     own = [name for name in own if name not in TRAINING_ONLY]
@@ -135,14 +135,14 @@ def no_own_vocabulary(pair: Pair) -> Found:
 
 @check("error")
 def drafter_tensors(pair: Pair) -> Found:
-    """A tensor that is not read is a part of the model that is left out."""
+    """Check that every tensor is used: an unused one is a missing part of the model."""
     drafter = pair.drafter
     return tensors_fit(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
 
 
 @check("error")
 def vocabulary_map(pair: Pair) -> Found:
-    """Drafts of a reduced vocabulary are read as other tokens where its map is wrong."""
+    """Check the map of a reduced vocabulary: a wrong one turns drafts into other tokens."""
     drafter = pair.drafter
     if drafter.spec.draft_vocab_size is None:
         return Found(True, "the drafter drafts every token of the target's vocabulary")
@@ -154,7 +154,7 @@ def vocabulary_map(pair: Pair) -> Found:
 
 @check("warning")
 def dtype(pair: Pair) -> Found:
-    """Values of a bfloat16 target may be too large for a float16 drafter on a GPU."""
+    """Check dtypes: a bfloat16 target's values may overflow a float16 drafter on a GPU."""
     target, drafter = pair.target.weights, pair.drafter.weights
     of = [sorted({model.dtype(name) for name in model.names}) for model in (target, drafter)]
     return Found(
@@ -166,7 +166,7 @@ def dtype(pair: Pair) -> Found:
 
 @check("warning")
 def rope_theta(pair: Pair) -> Found:
-    """Drafters are trained with the target's RoPE base; an export may lose it."""
+    """Check the RoPE base, which equals the target's in training; an export may lose it."""
     drafter, target = _thetas(pair.drafter.values), _thetas(pair.target.values)
     if not target and not drafter:
         raise NotKnown("no rope_theta is stated")
@@ -181,7 +181,7 @@ def rope_theta(pair: Pair) -> Found:
 
 @check("warning")
 def rope_scaling(pair: Pair) -> Found:
-    """The same for the scaling: without it positions beyond the original ones are unknown."""
+    """Check the RoPE scaling, without which positions beyond the original ones are unknown."""
     drafter, target = _scalings(pair.drafter.values), _scalings(pair.target.values)
     return Found(
         drafter <= target if drafter else not target,
@@ -192,7 +192,7 @@ def rope_scaling(pair: Pair) -> Found:
 
 @check("warning")
 def embedding_scale(pair: Pair) -> Found:
-    """Gemma multiplies embeddings by sqrt(hidden_size); its drafters must do so too."""
+    """Check that the drafter scales embeddings like its target (Gemma: sqrt(hidden_size))."""
     own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
     if pair.target.read is not None:
         expected = pair.target.spec.embedding_scale
@@ -208,7 +208,7 @@ def embedding_scale(pair: Pair) -> Found:
 
 @check("warning")
 def logit_softcap(pair: Pair) -> Found:
-    """Does not move the best token, but where drafts are sampled it makes them fit worse."""
+    """Check the softcap: the best token is unaffected, but sampled drafts match less often."""
     name = "final_logit_softcapping"
     drafter, target = (finite(m.values.get(name)) or 0.0 for m in (pair.drafter, pair.target))
     return Found(
@@ -220,7 +220,7 @@ def logit_softcap(pair: Pair) -> Found:
 
 @check("warning")
 def verifier(pair: Pair) -> Found:
-    """The speculators format says for which architecture a drafter was trained."""
+    """Check the architecture that a speculators drafter was trained for."""
     config = pair.drafter.values.get("speculators_config")
     found = config.get("verifier") if isinstance(config, dict) else None
     theirs = found.get("architectures") if isinstance(found, dict) else None
@@ -242,12 +242,12 @@ def _thetas(config: Mapping[str, Any]) -> set[float]:
 
 def _scalings(config: Mapping[str, Any]) -> set[str]:
     kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in _ropes(config)]
-    # proportional: turns a part of each head, which is no scaling
+    # proportional: rotates part of each head, which is no scaling
     return {str(kind) for kind in kinds} - {"default", "proportional"}
 
 
 def _ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of all layers, or by layer type."""
+    """Return the RoPE parameters of all layers, or by layer type."""
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(found, dict):
         return []

@@ -1,9 +1,9 @@
-"""What TensorRT-LLM's workers take, whatever they are configured to, and heads of EAGLE-3.
+"""Requirements of TensorRT-LLM's workers in any configuration, and checks of EAGLE-3 heads.
 
 As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM. A head's tensors and fields are
-as its authors published them (github.com/SafeAILab/EAGLE, `cnets.py`): one decoder layer
-(`midlayer`) over a token's embedding and a state that `fc` makes of the hidden states of three of
-the target's layers; drafts are of `draft_vocab_size` tokens, which `d2t` maps to the target's.
+those of its authors (github.com/SafeAILab/EAGLE, `cnets.py`): one decoder layer (`midlayer`) over a
+token's embedding and a state that `fc` makes from hidden states of three target layers; drafts have
+`draft_vocab_size` tokens, which `d2t` maps to the target's.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
 
 @check("error")
 def head_vocabulary(pair: Pair) -> Found:
-    """It embeds the target's tokens with a table of its own, or with the target's."""
+    """Check the vocabulary: the head embeds the target's tokens."""
     own, target = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
     what = f"the head knows {own} tokens, the target {target}"
     return Found(own == target, what, OTHER_DRAFTER)
@@ -24,7 +24,7 @@ def head_vocabulary(pair: Pair) -> Found:
 
 @check("error")
 def head_width(pair: Pair) -> Found:
-    """`fc` takes the target's hidden states; another target's are as many numbers, or are not."""
+    """Check that `fc` takes hidden states of the target's width."""
     if pair.drafter.stored is None or "fc.weight" not in pair.drafter.stored.names:
         raise NotKnown("the head's tensors cannot be read here")
     wide, hidden = pair.drafter.stored.shape("fc.weight")[-1], pair.target.number("hidden_size")
@@ -34,7 +34,7 @@ def head_width(pair: Pair) -> Found:
 
 @check("error")
 def head_tokens(pair: Pair) -> Found:
-    """Without the map its drafts are read as the target's first tokens, which are others."""
+    """Check for d2t: without it drafts are read as the target's first tokens."""
     size = pair.drafter.values.get("draft_vocab_size")
     fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
     if fewer and pair.drafter.stored is None:
@@ -65,7 +65,7 @@ ZLABS = "Use the drafter in z-lab's layout"
 
 @check("error", "dflash", "eagle3")
 def hidden_states_captured(pair: Pair) -> Found:
-    """The drafter is fed hidden states of the target's layers; not every model hands them out."""
+    """Check that TensorRT-LLM captures hidden states of this target, which the drafter needs."""
     name = pair.target.architecture
     tapped = name.startswith(TAPPED)
     return Found(
@@ -77,7 +77,7 @@ def hidden_states_captured(pair: Pair) -> Found:
 
 @check("error")
 def target_layout(pair: Pair) -> Found:
-    """Its PyTorch backend loads what transformers saves."""
+    """Check the target's format: the PyTorch backend loads what transformers saves."""
     gguf = (pair.target.directory / LINK).is_file()
     return Found(
         not gguf,
@@ -88,7 +88,7 @@ def target_layout(pair: Pair) -> Found:
 
 @check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
-    """The speculators format has other names, and often an embedding and a head of its own."""
+    """Check the drafter's layout: speculators' has other names, often its own tables."""
     kind, head = pair.drafter.values.get("speculators_model_type"), pair.method == "eagle3"
     whose = "that of EAGLE-3's authors" if head else "z-lab's"
     return Found(
@@ -101,7 +101,7 @@ def drafter_layout(pair: Pair) -> Found:
 
 @check("error", "dflash", "eagle3")
 def drafter_method(pair: Pair) -> Found:
-    """Each method has its decoding_type; upstream stops at heads of DSpark."""
+    """Check that the drafter is of the configured method; upstream stops at DSpark heads."""
     values = pair.drafter.values
     heads = [
         name
@@ -119,7 +119,7 @@ def drafter_method(pair: Pair) -> Found:
 
 @check("error", "dflash")
 def grouped_drafter_attention(pair: Pair) -> Found:
-    """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
+    """Check for grouped-query attention: latent attention (MLA) has no keys by head."""
     rank = pair.drafter.values.get("kv_lora_rank")
     return Found(
         rank is None,
@@ -130,7 +130,7 @@ def grouped_drafter_attention(pair: Pair) -> Found:
 
 @check("error", "dflash")
 def uniform_drafter_layers(pair: Pair) -> Found:
-    """Keys and values of all layers are made by one product, and turned by one RoPE."""
+    """Check that layers are alike: one product makes all keys and values, one RoPE rotates them."""
     layers = pair.drafter.layers
     shapes = {(layer.num_key_value_heads, layer.head_dim) for layer in layers}
     ropes = {(x.rope.theta, x.rope.dim, x.rope.kind, str(x.rope.parameters)) for x in layers}
@@ -143,7 +143,7 @@ def uniform_drafter_layers(pair: Pair) -> Found:
 
 @check("error", "dflash")
 def taps_ascending(pair: Pair) -> Found:
-    """Layers are captured in ascending order; features of another order arrive scrambled.
+    """Check that taps ascend: layers are captured in that order, others would be scrambled.
 
     `DFlashSpecMetadata.__post_init__` sorts them (`_torch/speculative/dflash.py@00679c66`).
     """
@@ -158,7 +158,7 @@ def taps_ascending(pair: Pair) -> Found:
 
 @check("note", "dflash")
 def listed_upstream(pair: Pair) -> Found:
-    """Other families run in upstream's tests or by users, without a promise."""
+    """Check upstream's table: other families run in its tests or for users, without a promise."""
     name = pair.target.architecture
     return Found(
         name == LISTED,

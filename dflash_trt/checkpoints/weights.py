@@ -27,7 +27,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A range of a tensor that does not lie in its file in one piece."""
+    """A range of a tensor that is not contiguous in its file."""
 
     whole: Stored | Quantized | Packed
     shard: Shard
@@ -46,9 +46,9 @@ class TensorSlice:
         return self.whole.dtype
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray[Any, Any]:
-        """`count` elements from `start` on, flat; all by default. Whole entries of the first axis.
+        """Return `count` elements from `start` on, flat; all by default. Whole first-axis entries.
 
-        What is around them is read, too: the rows of a plain tensor, the matrix of a quantised one.
+        Also reads the surroundings: rows of a plain tensor, the matrix of a quantized one.
         """
         entry, whole = math.prod(self.shape[1:]), self.whole
         axis, low, high = self.shard
@@ -66,7 +66,7 @@ class TensorSlice:
 
 
 def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | TensorSlice:
-    """That range of a tensor, as a tensor; nothing is read."""
+    """Return a range of a tensor as a tensor, without reading it."""
     if not isinstance(tensor, Stored) or shard.axis:
         return TensorSlice(tensor, shard)
     row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
@@ -79,9 +79,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """A checkpoint's weight files, its index with them, and its tensors by name, headers read.
+    """Return a checkpoint's weight files with the index, and its tensors by name.
 
-    CheckpointError where a file is missing or not whole, whatever it holds.
+    Reads headers only. Raises CheckpointError for a missing or incomplete file.
     """
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], read_header(directory / SINGLE)
@@ -97,7 +97,7 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
 
 
 def stored_types(file: Path) -> Counter[str]:
-    """How many tensors of which type lie in a file, safetensors or GGUF."""
+    """Count the stored tensors by type, in a safetensors or GGUF file."""
     if file.name != LINK:
         return Counter(tensor.dtype for tensor in read_header(file).values())
     return Counter(
@@ -107,14 +107,11 @@ def stored_types(file: Path) -> Counter[str]:
 
 
 class Weights:
-    """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    """Tensors of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
 
-    `config` is config.json: where it says that the weights are quantised, a quantised tensor
-    stands here as the plain one it was made from, read as float32 (`quantized.py`). So does one of
-    `model.gguf` (`gguf.py`).
-
-    Opening reads the headers only. `read` reads one tensor from the file, not through a memory
-    map, so that the memory a build takes is what it holds.
+    `config` is config.json: quantized tensors appear here as plain ones, read as float32
+    (`quantized.py`). So do those of `model.gguf` (`gguf.py`). Opening reads headers only. `read`
+    reads one tensor without a memory map, so that a build's memory is only what it holds.
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
@@ -125,8 +122,8 @@ class Weights:
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
-                    "read, and quantised weights that config.json announces, with their scales",
-                    "Use the checkpoint's unquantised version",
+                    "read, and quantized weights that config.json announces, with their scales",
+                    "Use the checkpoint's unquantized version",
                 )
 
     @property
@@ -137,13 +134,13 @@ class Weights:
         return self._tensor(name).shape
 
     def dtype(self, name: str) -> str:
-        """ "BF16", "F16" or "F32"; of a vocabulary map what `MAPS` says."""
+        """Return "BF16", "F16" or "F32"; for a vocabulary map the type in `MAPS`."""
         return self._tensor(name).dtype
 
     def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:
-        """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated.
+        """Read one tensor in its own dtype (ml_dtypes.bfloat16 for BF16), newly allocated.
 
-        part: only this one of its first axis, which the result then lacks.
+        part: only this index of the first axis, which the result lacks.
         """
         tensor = self._tensor(name)
         if part is None:
@@ -152,7 +149,7 @@ class Weights:
         return tensor.read(part * size, size).reshape(tensor.shape[1:])
 
     def pieces(self, name: str, rows: int) -> Iterator[np.ndarray[Any, Any]]:
-        """A tensor as `read` gives it, `rows` of its first axis at a time; a computed one whole."""
+        """Yield a tensor `rows` of its first axis at a time; a dequantized one whole."""
         tensor = self._tensor(name)
         if isinstance(tensor, Quantized) or isinstance(getattr(tensor, "whole", None), Quantized):
             yield self.read(name)
@@ -164,9 +161,9 @@ class Weights:
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
-        """The bits that keep the blocks of a GGUF file's layers; None: they are not quantized.
+        """Bits that preserve the blocks of a GGUF file's layers; None: they are not quantized.
 
-        4 for at most 5 bits a weight, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
+        4 if a weight takes at most 5 bits, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
         """
         layers = [
             tensor
@@ -179,24 +176,24 @@ class Weights:
         return 4 if bits <= 5 * sum(tensor.size for tensor in layers) else 8
 
     def block_format(self, name: str) -> str | None:
-        """The format of `gguf.BITS` that a tensor is in, which `blocks` gives; else None."""
+        """Return a tensor's format in `gguf.BITS`, which `blocks` supports; else None."""
         tensor = self._tensor(name)
         return tensor.kind if isinstance(tensor, Packed) and tensor.kind in BITS else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
-        """A matrix as it is stored, `rows` of its first axis at a time; see `block_format`."""
+        """Yield a matrix as stored, `rows` of its first axis at a time; see `block_format`."""
         tensor = self._tensor(name)
         assert isinstance(tensor, Packed)
         for first in range(0, tensor.shape[0], rows):
             yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 
     def place(self, name: str) -> tuple[Path, int] | None:
-        """File and offset in bytes of a tensor that lies there as `read` gives it; else None."""
+        """Return file and byte offset of a tensor stored as `read` returns it; else None."""
         tensor = self._tensor(name)
         return (tensor.file, tensor.offset) if isinstance(tensor, Stored) else None
 
     def shard(self, where: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
-        """The same tensors, and only a range of those for which `where` (name, shape) gives one."""
+        """Return a view with tensors cut to the range that `where` (name, shape) returns."""
         view = copy.copy(self)
         view._tensors = dict(self._tensors)
         for name, tensor in self._tensors.items():
@@ -213,12 +210,12 @@ class Weights:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor, beside the index; CheckpointError."""
+    """Return the file of each tensor, beside the index; CheckpointError if invalid."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)
     for shard in places.values():
-        # a shard lies beside its index, nowhere else
+        # a shard may only be beside its index
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
     return places
@@ -227,7 +224,7 @@ def read_index(index: Path) -> dict[str, str]:
 def _open(
     directory: Path, config: Mapping[str, Any]
 ) -> tuple[list[Path], Mapping[str, Stored | Quantized | Packed]]:
-    """The files, and the tensors as plain ones."""
+    """Return the files, and the tensors dequantized on read."""
     if (directory / LINK).is_file():
         return [directory / LINK], open_tensors(directory / LINK)
     files, stored = open_files(directory)
@@ -242,7 +239,7 @@ def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
     found: dict[str, Stored] = {}
     for shard in shards:
         for name, tensor in read_header(shard).items():
-            # a tensor may lie in two shards: then the index chooses
+            # a tensor may be in two shards: the index decides
             if places.get(name, shard.name) == shard.name:
                 found[name] = tensor
     for name in sorted(places.keys() - found.keys()):

@@ -15,7 +15,7 @@ from dflash_trt.cli.output import Built, Config, Json, reporting, writing
 from dflash_trt.errors import RequestError
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
-OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
+OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that cells do not record
 
 
 @app.command()
@@ -38,13 +38,13 @@ def engine(
     ] = None,
     temperature: Annotated[str, typer.Option(help="0: greedy.")] = "0",
     max_tokens: Annotated[int, typer.Option(min=1, help="EOS is ignored.")] = 128,
-    prompt_count: Annotated[int, typer.Option(min=1, help="At most, of each kind.")] = 16,
+    prompt_count: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 16,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     seed: int = 0,
     output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Compare methods of decoding in turns over the same prompts, in engines of its own."""
+    """Compare decoding methods in turns over the same prompts, in separate engines."""
     from dflash_trt.bench import METHODS, Plan, engine_report, load_task, run_engine
     from dflash_trt.build import read_manifest
 
@@ -87,20 +87,22 @@ def engine(
 def matrix(
     config: Config,
     output: Annotated[
-        Path, typer.Option(help="Folder of builds, loads and the picture; what it holds is kept.")
+        Path, typer.Option(help="Folder of builds, loads and the plot; results in it are kept.")
     ],
     methods: Annotated[str, typer.Option(help="Some of none, ngram, eagle3, dflash.")] = (
         "none,dflash"
     ),
-    concurrency: Annotated[str, typer.Option(help="Users who wait for answers.")] = "1,8",
+    concurrency: Annotated[str, typer.Option(help="Numbers of concurrent users.")] = "1,8",
     prompts: Annotated[
         str, typer.Option(help="pycode, tasks such as gsm8k, files of JSON lines.")
     ] = "pycode",
-    requests: Annotated[int, typer.Option(min=1, help="Of a load; or twice its users.")] = 64,
+    requests: Annotated[int, typer.Option(min=1, help="Per load, at least twice its users.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
 ) -> None:
-    """Serve each method and have AIPerf measure it with each number of users and prompts; go on
-    where it was."""
+    """Serve each method and measure it with AIPerf, for each number of users and prompts.
+
+    Resumes an interrupted run.
+    """
     from dflash_trt.bench import Matrix, load_asked, matrix_table, run_matrix
     from dflash_trt.config import Method, load_config
 
@@ -126,13 +128,13 @@ def matrix(
 
 
 def _labeled(names: list[str]) -> dict[str, str]:
-    """By what a report calls them: files by their names alone, where these differ."""
+    """Return names by label: files by base name, if these differ."""
     short = {Path(name).name: name for name in names}
     return short if len(short) == len({*names}) else {name: name for name in names}
 
 
 def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Words with commas between them, each once."""
+    """Split comma-separated words, without duplicates; RequestError for an unknown one."""
     found = tuple(dict.fromkeys(text.split(",")))
     for each in found:
         if each not in known:
@@ -146,7 +148,7 @@ def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
 def _numbers(
     name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
 ) -> tuple[Any, ...]:
-    """Parse numbers with commas between them, at least `least` each; `word` stands for None."""
+    """Parse comma-separated numbers, at least `least` each; `word` stands for None."""
     found = []
     for part in text.split(","):
         try:

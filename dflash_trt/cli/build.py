@@ -17,7 +17,7 @@ def build(
     config: Config,
     output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
     tp: Annotated[
-        int | None, typer.Option(help="GPUs, in place of engine.tensor_parallel_size.")
+        int | None, typer.Option(help="GPUs; overrides engine.tensor_parallel_size.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -79,9 +79,9 @@ def check(
         Path | None, typer.Option(help="PEM of the public key that must have signed it.")
     ] = None,
     identity: Annotated[
-        str | None, typer.Option(help="Who must have signed it without a key; with --issuer.")
+        str | None, typer.Option(help="Identity that must have signed it; with --issuer.")
     ] = None,
-    issuer: Annotated[str | None, typer.Option(help="Who vouches for the identity.")] = None,
+    issuer: Annotated[str | None, typer.Option(help="Issuer of the identity.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare every file of a build with its manifest, and its signature with its signer's key;
@@ -114,7 +114,7 @@ def sign(
         Path | None, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")
     ] = None,
     keyless: Annotated[
-        bool, typer.Option("--keyless", help="By Sigstore, with a login; needs the network.")
+        bool, typer.Option("--keyless", help="Sign by Sigstore with a login; needs the network.")
     ] = False,
     identity_token: Annotated[
         str | None,
@@ -136,8 +136,7 @@ def export(
     engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or dynamo.")],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
-    """Print a script that serves the same pair on another engine, to compare like with like; for
-    dynamo, what deploys it to Kubernetes."""
+    """Print a script that serves the same pair on another engine; for dynamo, a manifest."""
     from dflash_trt.build.export import ENGINES
     from dflash_trt.build.export import export as run
     from dflash_trt.config import load_config

@@ -12,7 +12,7 @@ import typer
 
 from dflash_trt.errors import RequestError
 
-KEY_HEADER = "triton-grpc-protocol-inference-key"  # Triton's, of its restricted protocols
+KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols
 
 
 def generate(
@@ -23,23 +23,23 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     top_p: Annotated[
-        float | None, typer.Option(help="Likeliest tokens of this share together.")
+        float | None, typer.Option(help="Total probability of the tokens kept.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="So many likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same text.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Number of tokens kept.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Ends the text; may be given again.")
+        list[str] | None, typer.Option(help="Word that ends the text. Repeatable.")
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="As a user's message, in the model's chat template.")
+        bool, typer.Option("--chat", help="Send it as a user's message by the chat template.")
     ] = False,
     tls_ca: Annotated[
         Path | None, typer.Option(help="PEM: TLS, trusting certificates of this CA.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="Holds the key of serve's --key-file.")
+        Path | None, typer.Option(help="File with the key of serve's --key-file.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Stream a completion from a running server."""
     from dflash_trt.serving.client import Client, Tls
@@ -65,7 +65,7 @@ def generate(
             rounds += chunk.round_tokens
             if not json_:
                 print(chunk.text, end="", flush=True)
-    assert final is not None  # the client raises when a stream ends without its summary
+    assert final is not None  # the client raises if a stream ends without a summary
     rate = final.completion_tokens / max(final.seconds, 1e-9)
     if json_:
         found = {"text": text, "token_ids": ids, "round_tokens": rounds, **asdict(final)}
@@ -81,7 +81,7 @@ def generate(
 
 
 def _prompt(argument: str) -> str:
-    """The prompt itself, or stdin's for "-"; RequestError unless it is UTF-8 text."""
+    """Return the prompt, from stdin for "-"; RequestError unless it is UTF-8 text."""
     try:
         raw = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
         text = raw.decode("utf-8")

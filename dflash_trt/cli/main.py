@@ -1,4 +1,4 @@
-"""The command line. Commands map one to one to functions; heavy modules load inside them."""
+"""The command line. Commands map to functions; heavy modules load inside them."""
 
 import os
 import sys
@@ -36,14 +36,14 @@ def _print_version(wanted: bool) -> None:
 def common(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
     ] = False,
 ) -> None:
     """From a language model and its DFlash drafter to a running Triton Inference Server."""
 
 
 def main() -> int:
-    """Entry point; the exit code: 0, 1 failed, 2 bad usage or config, 130 interrupted."""
+    """Run the command line; return 0, 1 failed, 2 bad usage or config, 130 interrupted."""
     try:
         app()
     except SystemExit as exit_:

@@ -1,4 +1,4 @@
-"""What commands share: options, progress on stderr, JSON on stdout, texts written to files."""
+"""Shared parts of commands: options, progress on stderr, JSON on stdout, files of text."""
 
 import json
 import sys

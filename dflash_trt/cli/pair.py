@@ -14,16 +14,16 @@ from dflash_trt.errors import RequestError
 def plan(
     config: Config,
     machine: Annotated[
-        str | None, typer.Option(help="A preset in place of the config's hardware.")
+        str | None, typer.Option(help="Preset that overrides the config's hardware.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence, for the speeds.")
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for speeds.")
     ] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="Tokens a DFlash round commits with all its drafts.")
+        float | None, typer.Option(help="Tokens that a DFlash round commits with all drafts.")
     ] = None,
     eagle_acceptance: Annotated[
-        float | None, typer.Option(min=1.0, help="The same of an EAGLE-3 chain of three drafts.")
+        float | None, typer.Option(min=1.0, help="Likewise for an EAGLE-3 chain of three drafts.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -60,10 +60,10 @@ def inspect(
             help="Its directory, GGUF file or ORG/NAME@REVISION; or what `build` wrote."
         ),
     ],
-    drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,
+    drafter: Annotated[str | None, typer.Argument(help="Likewise for its drafter.")] = None,
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Build engines in TMPDIR, decode, and say what is accepted."),
+        typer.Option("--deep", help="Build engines in TMPDIR, decode, and report acceptance."),
     ] = False,
     prompts: Annotated[
         Path | None, typer.Option(help='With --deep: JSON lines with "text" or "ids".')

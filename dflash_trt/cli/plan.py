@@ -1,4 +1,4 @@
-"""`dflash-trt plan`: what a config's pair needs of a machine and what it gives there."""
+"""`dflash-trt plan`: what a config's pair needs of a machine, and its speed there."""
 
 import json
 import math
@@ -31,10 +31,10 @@ GIB, WIDTH = 1 << 30, 140
 
 
 def locate_configs(config: BuildConfig, report: Report, stack: ExitStack) -> tuple[Path, Path]:
-    """Directories with at least a config.json of target and drafter.
+    """Return directories with at least a config.json of target and drafter.
 
-    Of a published model that cannot be fetched it is the package's own (`models.yaml`), in a
-    directory that lives as long as `stack`. Raises CheckpointError for others.
+    For a published model that cannot be downloaded the package's copy (`models.yaml`) is used, in a
+    directory that lasts as long as `stack`. Raises CheckpointError for others.
     """
     found = []
     for role, source in (("target", config.target), ("drafter", dflash_drafter(config))):
@@ -60,10 +60,10 @@ def make_plan(
     acceptance: float | None = None,
     eagle_acceptance: float | None = None,
 ) -> dict[str, Any]:
-    """The plan, ready for JSON; seconds, bytes and tokens/s.
+    """Return the plan for JSON; seconds, bytes and tokens/s.
 
-    target, drafter: directories with at least a config.json. hardware: in place of the config's.
-    Raises ConfigError when no machine is named or an acceptance length cannot be.
+    target, drafter: directories with at least a config.json. hardware: overrides the config's.
+    Raises ConfigError without a machine, or for an impossible acceptance length.
     """
     engine = config.engine
     if hardware is None and not isinstance(engine, TensorRTLLM):
@@ -133,7 +133,7 @@ def make_plan(
             "kv_bytes": deployment.kv_bytes,
             "attention_backend": backend,
         },
-        "built": args  # what `build` takes of the layouts
+        "built": args  # the layout that `build` chooses
         and {
             "layout": str(tensorrt_llm.layout_of(args.model_dump())),
             "max_batch_size": args.max_batch_size,
@@ -160,7 +160,7 @@ def make_plan(
 
 
 def dflash_drafter(config: BuildConfig) -> Source:
-    """Whose rounds are planned, whatever method the config builds. ConfigError if it names none."""
+    """Return the DFlash drafter to plan for, whatever the method; ConfigError without one."""
     other = config.drafter if config.speculation.method == "dflash" else None
     if found := config.drafters.get("dflash", other):
         return found
@@ -171,7 +171,7 @@ def dflash_drafter(config: BuildConfig) -> Source:
 
 
 def _given(option: str, tau: float | None, most: int) -> tuple[float, str] | None:
-    """An acceptance length by an option; ConfigError for one that no round has."""
+    """Return an option's acceptance length; ConfigError for an impossible one."""
     if tau is not None and not 1 <= tau <= most:
         raise ConfigError(
             f"{option} {tau:g} is not from 1 to {most}, the tokens of a round",
@@ -203,7 +203,7 @@ def _memory(deployment: Deployment) -> list[dict[str, Any]]:
     rows = []
     for layout in deployment.layouts():
         if layout.experts_parallel and not layout.attention_dp:
-            continue  # the same bytes as without: whole experts weigh what their slices do
+            continue  # same bytes as without: whole experts weigh the same as slices
         instances = deployment.gpus // layout.gpus
         fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
         one = fits[CONTEXTS[0]]
@@ -231,7 +231,7 @@ def _memory(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
-    """Print what `make_plan` gave."""
+    """Print a plan of `make_plan`."""
     console = text_console(WIDTH)
     for line in _heading(plan):
         console.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""The reports of `inspect`, `check` and `doctor` as text, coloured on a terminal."""
+"""Text reports of `inspect`, `check` and `doctor`, colored on a terminal."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-Styled = list[tuple[str, str]]  # the texts of a line with their styles
+Styled = list[tuple[str, str]]  # texts of a line with styles
 
 COLOURS = {
     "passed": "green",
@@ -21,14 +21,14 @@ COLOURS = {
 
 
 def text_console(width: int = 0) -> Console:
-    """A console at least this wide: a narrow terminal wraps tables and hides no number."""
+    """Return a console of at least this width: narrow terminals wrap tables, losing nothing."""
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, width)
     return console
 
 
 def text_table(title: str, *columns: str) -> Table:
-    """A table without lines; every column but those called "layout" has numbers."""
+    """Return a table without lines; all columns except "layout" hold numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         justify: Literal["left", "right"] = "left" if name.strip() == "layout" else "right"
@@ -37,22 +37,22 @@ def text_table(title: str, *columns: str) -> Table:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print what `checkpoints.inspect` gave, with `measured` where there is one."""
+    """Print a report of `checkpoints.inspect`, with `measured` if present."""
     _print(_lines(report))
 
 
 def show_checks(checks: list[dict[str, Any]]) -> None:
-    """Print findings, as `asdict` gives them."""
+    """Print findings in the form of `asdict`."""
     _print(_checks(checks))
 
 
 def show_differences(found: Mapping[str, list[str]]) -> None:
-    """Print `manifest.Differences`, as `asdict` gives them: a file a line."""
+    """Print `manifest.Differences` in the form of `asdict`, one file a line."""
     _print([(f"{kind}: {name}", "")] for kind, names in found.items() for name in names)
 
 
 def show_built(report: dict[str, Any]) -> None:
-    """Print what `built.inspect_built` gave."""
+    """Print a report of `built.inspect_built`."""
     _print([[(report["name"], "bold"), (f"  {report['engine_kind']}  {report['directory']}", "")]])
     if report["engine_kind"] == "tensorrt_llm":
         _print([_field("costs", "TensorRT-LLM runs the rounds; nothing is measured here")])
@@ -115,7 +115,7 @@ def _checks(checks: list[dict[str, Any]]) -> Iterator[Styled]:
 
 
 def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
-    # what a config does not say is None, and shown as "?"
+    # values missing in a config are None, shown as "?"
     known = {name: "?" if value is None else value for name, value in about.items()}
     yield [(role, "bold"), (f"  {about['architecture'] or 'unknown'}  {about['directory']}", "")]
     if about["refused"]:
@@ -149,7 +149,7 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
 def _costs(
     costs: dict[str, Any], context: int, verify: list[list[float]], draft: list[float]
 ) -> Table:
-    """Times in ms, and in plain steps of as many rows."""
+    """Return a table of times in ms, and in plain steps of equal rows."""
     title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
     table = text_table(title, "rows", *map(str, costs["widths"]), "draft")
     for n, steps, drafted in zip(costs["rows"], verify, draft, strict=True):

@@ -22,7 +22,7 @@ def serve(
         Path | None, typer.Option(help="PEM: only clients with a certificate of this CA.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="Holds the key that requests must send.")
+        Path | None, typer.Option(help="File with the key that requests must send.")
     ] = None,
     insecure_old_server: Annotated[
         bool,
@@ -31,16 +31,16 @@ def serve(
             help="Let a tritonserver with known security holes listen beyond this machine.",
         ),
     ] = False,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="A chat page at /.")] = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a chat page at /.")] = True,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Web pages of it may call, such as https://a.example; * is any. Repeatable.",
+            help="Origin of web pages that may call: https://a.example, or * for any. Repeatable.",
         ),
     ] = None,
     drain_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
+        float, typer.Option(min=0.0, help="Time for running requests after SIGTERM.")
     ] = 20.0,
     check: Check = None,
     require_signature: Annotated[
@@ -51,13 +51,14 @@ def serve(
         Path | None, typer.Option(help="Append the logs of Triton, its models and the application.")
     ] = None,
     log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Of our log lines, and of what `serve` prints.")
+        Literal["text", "json"],
+        typer.Option(help="Format of our log lines and output."),
     ] = "text",
 ) -> None:
-    """Serve a built directory until told to stop; restart what dies.
+    """Serve a built directory until stopped, and restart what dies.
 
-    OpenAI's API, Triton's HTTP, the metrics and a chat page are on the HTTP port; gRPC is Triton's
-    own port.
+    OpenAI's API, Triton's HTTP, the metrics and a chat page are on the HTTP port; gRPC has its own
+    port.
     """
     from dflash_trt.serving.server import Options, read_security
     from dflash_trt.serving.server import serve as run
@@ -90,10 +91,10 @@ def update_drafter(
     http_port: Annotated[int, Port] = 8000,
     least_acceptance: Annotated[
         float,
-        typer.Option(min=0.0, help="Share of the running drafter's tokens a round that is enough."),
+        typer.Option(min=0.0, help="Required fraction of the running drafter's tokens per round."),
     ] = 0.8,
 ) -> None:
-    """Have a running `serve` take the drafter of another build, without a request lost."""
+    """Replace the drafter of a running `serve` by another build's, losing no request."""
     from dflash_trt.serving.server import update_drafter as run
 
     for line in run(http_port, build, least_acceptance):

@@ -1,4 +1,4 @@
-"""`dflash-trt verify` and `doctor`: whether a build decodes as it should, and on this machine."""
+"""`dflash-trt verify` and `doctor`: whether a build decodes correctly, and runs on this machine."""
 # ruff: noqa: PLC0415
 
 import json
@@ -88,7 +88,7 @@ def doctor(
         bool | None,
         typer.Option(
             "--generate/--no-generate",
-            help="Whether to load the model and decode. Default: if all else is well.",
+            help="Whether to load the model and decode. Default: if no other check fails.",
         ),
     ] = None,
     check: Check = None,

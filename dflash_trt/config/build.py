@@ -16,12 +16,12 @@ from dflash_trt.config.engines import (
 )
 from dflash_trt.config.source import Count, DrafterSource, Section, TargetSource
 
-OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
-RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
-# MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
+OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how our engines run rounds
+RECOMPUTE_TAIL = "recompute_tail"  # value of serving.prefix_cache
+# MiB: 3 or more chats of 2,000 tokens with models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
-CHAIN = 3  # drafts of a model that makes them one after the other, as in upstream's examples
-OF_ADAPTIVE = ("lookup", "tree")  # what an adaptive policy may use
+CHAIN = 3  # drafts of a model that makes them one at a time, as in upstream's examples
+OF_ADAPTIVE = ("lookup", "tree")  # options of an adaptive policy
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -31,7 +31,7 @@ def no_effect(names: list[str], beside: str) -> PydanticCustomError:
 
 
 class Speculation(Section):
-    """What each round proposes, and how many tokens of it are verified."""
+    """Proposals of each round, and how many tokens of them are verified."""
 
     method: Method = Field(
         default="dflash",
@@ -81,7 +81,7 @@ class Speculation(Section):
 
 
 class Serving(Section):
-    """How the server answers, and how much it holds at a time."""
+    """Server behavior and limits."""
 
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
@@ -126,7 +126,7 @@ class Serving(Section):
 
     @property
     def prefix_cache_mib(self) -> int:
-        """Of engines that we step ourselves."""
+        """MiB of the prefix cache of our own engines."""
         return self.prefix_cache if isinstance(self.prefix_cache, int) else PREFIX_CACHE
 
 
@@ -172,7 +172,7 @@ class BuildConfig(Section):
     @field_validator("speculation")
     @classmethod
     def _has_its_drafter(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
-        known = {"drafter", "drafters"} <= info.data.keys()  # otherwise one is wrong itself
+        known = {"drafter", "drafters"} <= info.data.keys()  # else one is invalid itself
         method = speculation.method
         if not known or method in (*DRAFTERLESS, *info.data["drafters"]):
             return speculation
@@ -198,7 +198,7 @@ class BuildConfig(Section):
     @field_validator("serving")
     @classmethod
     def _goes_with_the_engine(cls, serving: Serving, info: ValidationInfo) -> Serving:
-        if "engine" not in info.data:  # it is wrong itself
+        if "engine" not in info.data:  # it is invalid itself
             return serving
         by_llm = isinstance(info.data["engine"], TensorRTLLM)
         if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:

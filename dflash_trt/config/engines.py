@@ -1,4 +1,4 @@
-"""What runs the two models: a section for each engine kind, chosen by `kind`, and its methods."""
+"""Engine sections of the config, chosen by `kind`, and their decoding methods."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -13,9 +13,9 @@ from dflash_trt.planning import Machine, machine
 Method = Literal["dflash", "eagle3", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
 
-Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
+Version = Literal["1.4.0rc1"]  # the only TensorRT-LLM release whose arguments are known
 
-# TensorRT-RTX 1.7 builds for more, which do not compute in bfloat16
+# TensorRT-RTX 1.7 supports more, which do not compute in bfloat16
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
@@ -99,7 +99,7 @@ class TensorRT(Section):
     @field_validator("compute_capabilities", mode="before")
     @classmethod
     def _as_text(cls, values: object) -> object:
-        """YAML reads 8.9 as a number."""
+        """Convert to strings, because YAML reads 8.9 as a number."""
         return [str(value) for value in values] if isinstance(values, list) else values
 
     @property
@@ -118,7 +118,7 @@ class TensorRT(Section):
 
 
 class Calibration(Section):
-    """The texts that the ranges of activations are measured on."""
+    """Texts for measuring the ranges of activations."""
 
     prompts: Path | None = Field(
         default=None,
@@ -133,7 +133,7 @@ Precision = Literal["fp8", "nvfp4"]
 
 
 class Quantize(Section):
-    """Precision of the target's linear layers; embedding, head and norms stay as they are."""
+    """Precision of the target's linear layers; embedding, head and norms stay unchanged."""
 
     method: Precision = Field(
         description="fp8: weights and activations in e4m3, a scale for each matrix; nvfp4: in "
@@ -157,7 +157,7 @@ class Quantize(Section):
 
 
 def _or_method_alone(schema: dict[str, Any]) -> None:
-    """In the JSON Schema of a field that holds the section."""
+    """Add a bare method to the JSON Schema of a field that holds the section."""
     schema["anyOf"].append({"enum": list(get_args(Precision))})
 
 
@@ -231,7 +231,7 @@ Kind = TypeVar("Kind", bound=OnnxRuntime | TensorRT | TensorRTLLM)
 
 
 def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
-    """The engine; PydanticCustomError where it computes no drafter in another precision."""
+    """Return the engine; PydanticCustomError if it cannot compute a drafter in other precision."""
     if not {each.quantize for each in drafters if each} - {None, "none"}:
         return engine
     if isinstance(engine, TensorRTLLM):
@@ -244,7 +244,7 @@ def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
 
 
 def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
-    """What an engine kind can decode by."""
+    """Return the decoding methods of an engine kind."""
     if isinstance(engine, TensorRTLLM):
         return ("dflash", "eagle3", *DRAFTERLESS)
     if isinstance(engine, OnnxRuntime):

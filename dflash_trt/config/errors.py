@@ -1,4 +1,4 @@
-"""What is wrong with a build config, told by file, line, field and fix."""
+"""Errors in a build config, with file, line, field and fix."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from dflash_trt.errors import ConfigError
 
-MOST = 20  # complaints that are told
+MOST = 20  # complaints shown
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 Complaint = tuple[int, str, str]  # line, problem, fix
 
@@ -19,7 +19,7 @@ Complaint = tuple[int, str, str]  # line, problem, fix
 def wrong_fields(
     path: Path, root: yaml.Node, model: type[BaseModel], data: dict[str, Any]
 ) -> list[Complaint]:
-    """Return every complaint of pydantic's, with its line."""
+    """Return all of pydantic's complaints, with lines."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -42,7 +42,7 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
 
 
 def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
-    """Make one error of all that is wrong."""
+    """Combine all complaints in one error."""
     if len(found) == 1:
         return ConfigError(*found[0][1:])
     lines = [f"{problem}. {fix}." for _, problem, fix in found[:MOST]]
@@ -78,9 +78,9 @@ def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDe
 
 
 def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:
-    """1-based line of the key at `loc`, or of the deepest part that is in the file, and its name.
+    """Return the 1-based line of the key at `loc`, or of its deepest existing part, and its name.
 
-    The name is without what pydantic puts in for a union: a kind, or the name of a class.
+    The name omits what pydantic inserts for a union: a kind, or a class name.
     """
     line, names = node.start_mark.line + 1, list[str]()
     for i, part in enumerate(loc):

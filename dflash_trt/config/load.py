@@ -1,4 +1,4 @@
-"""Read a build config, and make of one those of other methods of decoding."""
+"""Loading a build config, and deriving configs for other methods."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -15,9 +15,9 @@ from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 
 def load_config(path: Path) -> BuildConfig:
-    """Read and check a config; source paths become absolute (relative ones start at its folder).
+    """Read and validate a config; relative source paths become absolute, from its folder.
 
-    Raises ConfigError naming the file, the line where there is one, the field and the fix.
+    Raises ConfigError naming the file, the line if known, the field and the fix.
     """
     try:
         root = compose_yaml(read_text(path, MAX_YAML))
@@ -57,7 +57,7 @@ def load_config(path: Path) -> BuildConfig:
 
 
 def _below(engine: Engine, folder: Path) -> Engine:
-    """The same with an absolute path of its calibration's prompts."""
+    """Return the engine with an absolute path to its calibration prompts."""
     quantize = engine.quantize if isinstance(engine, TensorRTLLM) else None
     if quantize is None or quantize.calibration.prompts is None:
         return engine
@@ -68,13 +68,13 @@ def _below(engine: Engine, folder: Path) -> Engine:
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
-    """The config with each method that it can have, in the order of `Method`.
+    """Return the config for each method it supports, in the order of `Method`.
 
-    Those without a drafter always, others where it names theirs. What a config says of its own
-    method's drafts (`draft_tokens`, `policy`, ..) is its own variant's alone.
+    Methods without a drafter are always included, others if their drafter is named. Options of the
+    config's own method (`draft_tokens`, `policy`, ..) apply to its own variant only.
     """
     own = config.speculation
-    # whose `drafter` is: of another method's config it is the usual one
+    # the method of `drafter`; the usual one if the config's method has none
     whose: Method = "dflash" if own.method in (*DRAFTERLESS, *config.drafters) else own.method
     drafters = dict(config.drafters)
     if config.drafter is not None and config.drafter not in drafters.values():
@@ -91,7 +91,7 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
 
 def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
-    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
+    """Return the config with another `engine.tensor_parallel_size`; ConfigError if impossible."""
     engine = config.engine
     values = {**engine.model_dump(), "tensor_parallel_size": ranks}
     try:
@@ -104,7 +104,7 @@ def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a build config, for editors."""
+    """Return the JSON Schema of a build config, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **BuildConfig.model_json_schema(),

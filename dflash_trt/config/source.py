@@ -1,4 +1,4 @@
-"""What every part of the build config is made of, and where a checkpoint lies."""
+"""Base of the config's sections, and sources of checkpoints."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """Where a checkpoint lies: on this machine, or on the Hugging Face Hub at a revision."""
+    """Source of a checkpoint: on this machine, or on the Hugging Face Hub at a revision."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": PLACES})
     places: ClassVar[tuple[str, ...]] = ("path", "hub")
@@ -51,18 +51,18 @@ class Source(Section):
         return self
 
     def pinned(self, commit: str | None) -> Self:
-        """The same at the commit that was found: a branch may move on. None: not on the Hub."""
+        """Return the source at its commit, because a branch may move; None: not on the Hub."""
         return self if commit is None else self.model_copy(update={"revision": commit})
 
     def below(self, folder: Path) -> Self:
-        """The same with absolute paths, relative ones starting at `folder`."""
+        """Return the source with absolute paths; relative ones start at `folder`."""
         given = {"path": self.path, "signed_by": self.signed_by}
         paths = {name: absolute(folder, path) for name, path in given.items() if path}
         return self.model_copy(update=paths)
 
 
 class TargetSource(Source):
-    """Where a target lies: as any checkpoint, or in a GGUF file."""
+    """Source of a target: as any checkpoint, or a GGUF file."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [*PLACES, {"required": ["gguf"]}]})
     places = ("path", "hub", "gguf")
@@ -90,7 +90,7 @@ class TargetSource(Source):
 
 
 class DrafterSource(Source):
-    """Where a drafter lies, and in which precision our own engine computes it."""
+    """Source of a drafter, and the precision in which our own engine computes it."""
 
     quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,

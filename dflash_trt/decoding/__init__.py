@@ -1,4 +1,4 @@
-"""The algorithm: rounds that verify and draft, and the scheduler that batches sequences."""
+"""The decoding algorithm: verify and draft rounds, and the scheduler that batches sequences."""
 
 from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.lossless import LosslessReport, check_lossless

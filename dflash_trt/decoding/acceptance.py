@@ -1,4 +1,4 @@
-"""Which drafts the target keeps: those that are its own tokens, greedy or sampled. Lossless."""
+"""Acceptance of drafts: keep those equal to the target's greedy or sampled token. Lossless."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,17 @@ from dflash_trt.decoding.messages import NO_HISTORY, Float32, Int32, VerifyInput
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 from dflash_trt.decoding.speculation import walk
 
-AT_ONCE = 2**15  # logits that are sooner sampled from all at once than those that count in turn
+AT_ONCE = 2**15  # largest number of logits for which sampling all nodes at once is faster
 Bools = npt.NDArray[np.bool_]
-Kept = tuple[Sequence[int], int]  # drafts of a row (1: the first), and the token after them
+Kept = tuple[Sequence[int], int]  # accepted drafts of a row (1: the first), and the next token
 
 
 def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> list[Kept | None]:
-    """Which drafts of each row are kept, and the target's token after them.
+    """Decide which drafts of each row are accepted and which target token follows them.
 
-    own `[n, D + 1]`: the target's likeliest token after the anchor and after each draft, NO_TOKEN
-    where there are no numbers; logits `[n, D + 1, vocab]`. None: a row needed one of those.
+    own `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN where
+    its logits are not finite. logits `[n, D + 1, vocab]`. A row's result is None if its logits are
+    not finite at a place it needs.
     """
     kept: list[Kept | None] = [None] * len(own)
     rows: list[_Row] = []
@@ -58,7 +59,7 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
 
 
 def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Kept | None:
-    """`accept` of one chain; own: at least one token more than drafts."""
+    """Accept one chain greedily; own has at least one token more than drafts."""
     count = 0
     while count < len(drafts) and drafts[count] == own[count]:
         count += 1
@@ -67,19 +68,19 @@ def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Kept | None:
 
 @dataclass(slots=True)
 class _Row:
-    """What is proposed for one sequence, and what the target says there."""
+    """The drafts of one row and what the target chooses after them."""
 
     i: int
     processor: LogitsProcessor
-    place: int  # in the text, of the token after the anchor
+    place: int  # position in the text of the token after the anchor
     drafts: Sequence[int]
     parents: Sequence[int]
-    allowed: Bools | None  # `[D + 1, vocab]`, by a grammar; None: all are
-    history: list[int] = field(default_factory=list)  # if its processor needs it
-    known: dict[int, int] = field(default_factory=dict)  # the target's own tokens by node
+    allowed: Bools | None  # by the grammar, `[D + 1, vocab]`; None: any token
+    history: list[int] = field(default_factory=list)  # up to the anchor, if needed
+    known: dict[int, int] = field(default_factory=dict)  # target's choice after each node
 
     def first_paths(self, at_once: bool) -> list[list[int]]:
-        """To all nodes; to the anchor alone where each takes long."""
+        """Return the paths to sample first: all nodes if cheap, otherwise the anchor alone."""
         found: list[list[int]] = [[]]
         if at_once and self.processor.only_temperature:
             for node, parent in enumerate(self.parents, 1):
@@ -95,7 +96,7 @@ def _node(path: Sequence[int]) -> int:
 
 
 def _sample(asked: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int]:
-    """The target's token after each path."""
+    """Sample the target's token after each path."""
     if not asked:
         return []
     flat = logits.reshape(-1, logits.shape[2])
@@ -115,13 +116,13 @@ def _sample(asked: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[in
 
 
 def _bits(masks: Int32, vocab: int) -> Bools:
-    """`[D + 1, vocab]`."""
+    """Unpack grammar masks into booleans `[D + 1, vocab]`."""
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=vocab)
     return bits.view(np.bool_)
 
 
 def _best(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
-    """The likeliest tokens that are allowed; they are the target's own in most places."""
+    """Return the likeliest allowed tokens; NO_TOKEN where none is allowed."""
     best = list(own)
     for node, token in enumerate(own[: len(allowed)]):
         if token != NO_TOKEN and not allowed[node, token]:
@@ -131,14 +132,14 @@ def _best(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
 
 
 def history_of(x: VerifyInput, i: int) -> list[int]:
-    """The tokens of row i up to its anchor."""
+    """Return the tokens of row i up to its anchor."""
     before = [token for token in x.history[i].tolist() if token != NO_HISTORY]
     before += x.tokens[i, : x.rows[i, 1]].tolist()
     return before
 
 
 def parents_of(x: VerifyInput, i: int) -> Sequence[int]:
-    """Of row i's drafts, each one's parent: 0 is the anchor, 1 the first draft."""
+    """Return the parent of each draft of row i: 0 is the anchor, 1 the first draft."""
     length, known, _, _ = x.rows[i].tolist()
     if x.parents.shape[1] == 1:
         return range(length - known)

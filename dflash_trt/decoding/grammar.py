@@ -1,4 +1,4 @@
-"""What a text has to be, whatever the model would rather say: which tokens may come, by llguidance.
+"""Grammars by llguidance: which tokens may come next in a text.
 
 llguidance is imported when the first grammar is compiled.
 """
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 LONGEST = 2**18  # bytes of a grammar
-KEPT = 64  # compiled grammars
-SECONDS = 3.0  # for one
-# as json.dumps writes it, and as models have seen most of it; "x-guidance" in a schema says else
+KEPT = 64  # compiled grammars kept in memory
+SECONDS = 3.0  # limit for compiling one
+# as json.dumps writes it and models have seen it most; "x-guidance" in a schema overrides it
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# of one mask: what takes longer ends the text. A fifth of llguidance's own: 15 ms at most here
+# limits for one mask; exceeding them ends the text. A fifth of llguidance's defaults: at most 15 ms
 LIMITS: Any = {"step_max_items": 10_000, "step_lexer_fuel": 50_000, "max_lexer_states": 20_000}
 NO_END = "<no text ends with this>"
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that a text follows, as a request asks for it.
+    """A grammar that a request's output must follow.
 
-    kind, text: a JSON schema, a regular expression, or a grammar in llguidance's Lark (which
-    may hold both: `%json {..}`, `/../`, and special tokens: `<|name|>`).
+    kind, text: a JSON schema, a regular expression, or a grammar in llguidance's Lark, which may
+    contain both (`%json {..}`, `/../`) and special tokens (`<|name|>`).
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
-    name: str = field(default="the grammar", compare=False)  # in errors
+    name: str = field(default="the grammar", compare=False)  # used in error messages
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one model; used by any thread."""
+    """Compile grammars for one model's tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """vocab_size: of the logits; eos_token_ids: they come where a grammar may end."""
+        """Set up for logits of `vocab_size`; eos_token_ids are allowed where a grammar may end."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
-        self._compiled: dict[Grammar, Future[Matcher]] = {}  # the one asked for last at the end
+        self._compiled: dict[Grammar, Future[Matcher]] = {}  # most recently used last
         self._pool = ThreadPoolExecutor(2, "grammars")
 
     def matcher(self, grammar: Grammar) -> "Matcher":
-        """A new one, at the start of a text.
+        """Return a new matcher at the start of a text.
 
-        RequestError, in llguidance's words, for a grammar that cannot be had. llguidance bounds the
-        memory of most, the time of few: one that takes too long is left to a thread.
+        Raises RequestError, in llguidance's words, for a grammar that does not compile or takes
+        longer than SECONDS; a compilation that has begun goes on in its thread.
         """
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
@@ -70,7 +70,7 @@ class Grammars:
             return compiled.result(SECONDS).copy()
         except TimeoutError as error:
             with self._lock:
-                if compiled.cancel():  # it had not begun
+                if compiled.cancel():  # not started yet
                     self._compiled.pop(grammar, None)
             raise RequestError(
                 f"{grammar.name} takes more than {SECONDS} s to compile", "Send a simpler one."
@@ -99,7 +99,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> "LLTokenizer":
-        """Of each token its bytes: 0.5 s for 150,000 of them."""
+        """The tokenizer's vocabulary for llguidance: 0.5 s for 150,000 tokens."""
         from llguidance import LLTokenizer  # noqa: PLC0415
 
         tokenizer, ends = self._tokenizer, self._eos_token_ids
@@ -117,7 +117,7 @@ class Grammars:
 
     @cached_property
     def _mark(self) -> int | None:
-        """The id of a token that llguidance takes for the end where a model has none."""
+        """The id of an added end token, for llguidance, if the model has none."""
         if self._eos_token_ids:
             return None
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -129,20 +129,20 @@ def _refused(grammar: Grammar, error: str) -> RequestError:
 
 
 class Matcher:
-    """How far a text has come in its grammar, and which tokens may come after drafts.
+    """The state of one text in its grammar.
 
-    What is said of `path`s is said of drafts after the text; it stays where it is.
+    Methods that take a `path` look at drafts after the text and do not change its state.
     """
 
     def __init__(self, inner: "LLMatcher", words: int, mark: int | None) -> None:
-        """words: of 32 bits, of a mask; mark: see `Grammars`."""
+        """Start a text; words: 32-bit words in a mask; mark: see `Grammars._mark`."""
         self._start, self._inner, self._words, self._mark = inner, inner, words, mark
         self._text: list[int] = []
-        self._ahead: list[int] = []  # drafts that `_inner` has taken, too
-        self._next: Int32 | None = None  # the mask after the text
+        self._ahead: list[int] = []  # drafts that `_inner` has consumed too
+        self._next: Int32 | None = None  # mask after the text
 
     def copy(self) -> "Matcher":
-        """Another at the same place; this one stands at the start of a text."""
+        """Return a matcher in the same state; the original must be at the start of a text."""
         copy = Matcher(self._start.deep_copy(), self._words, self._mark)
         copy._start, copy._next = self._start, self._next
         return copy
@@ -154,14 +154,14 @@ class Matcher:
         return bool(self._inner.is_stopped())
 
     def push(self, token: int) -> None:
-        """The text goes on with a token that was allowed."""
+        """Append an allowed token to the text."""
         self._go(())
         self._inner.consume_token(token)
         self._text.append(token)
         self._next = None
 
     def look_ahead(self) -> str:
-        """Find out what may come next, and why that cannot be said, if so."""
+        """Compute the next mask; return the reason if that fails, otherwise ""."""
         if self._next is None:
             self._go(())
             self._next = self._mask()
@@ -169,20 +169,20 @@ class Matcher:
         return problem or ("" if self._next.any() else "no token may come next")
 
     def forced(self, path: Seq[int]) -> list[int]:
-        """The tokens that come next, whatever the model: the usual ones for the bytes that do."""
+        """Return the tokens that the grammar forces next, tokenized as usual."""
         found = self._inner.compute_ff_tokens() if self._go(path) else []
         return [] if self._recover() else found
 
     def allowed(self, path: Seq[int], tokens: Seq[int]) -> int:
-        """How many of these tokens may follow, one after the other."""
+        """Return how many of these tokens, in order, the grammar allows after the path."""
         count = self._inner.validate_tokens([*tokens]) if self._go(path) else 0
         return 0 if self._recover() else count
 
     def masks(self, tokens: Seq[int], parents: Seq[int]) -> list[Int32 | None]:
-        """Which tokens may follow the text and each draft of a chain or tree, bits of 32.
+        """Return the bit masks of allowed tokens after the text and after each draft.
 
-        parents: as in `speculation.tree`. None: all of them, since it does not matter: nothing
-        comes after this draft, or the grammar forbids it.
+        parents: as in `speculation.proposal.Tree`. None: no mask is needed, because the grammar
+        forbids this draft or ends with it.
         """
         paths: list[list[int]] = [[]]
         found = [self._next]
@@ -190,7 +190,7 @@ class Matcher:
             path = [*paths[parent], token]
             paths.append(path)
             mask = self._mask() if self._go(path) and not self._inner.is_stopped() else None
-            # a limit was met: should the target come here, too, its text ends
+            # a limit was exceeded: an empty mask ends the text if the target gets here
             found.append(np.zeros(self._words, np.int32) if self._recover() else mask)
         return found
 
@@ -201,7 +201,7 @@ class Matcher:
         return mask[: self._words]
 
     def _go(self, path: Seq[int]) -> bool:
-        """Stand after these drafts; False where the grammar forbids one of them."""
+        """Move to the end of these drafts; return False if the grammar forbids one."""
         same = 0
         while same < min(len(path), len(self._ahead)) and path[same] == self._ahead[same]:
             same += 1
@@ -215,7 +215,7 @@ class Matcher:
         return True
 
     def _recover(self) -> bool:
-        """Whether looking ahead met a limit: llguidance goes on from no error, a copy does."""
+        """Replace the inner matcher after an error, which is final; return whether one occurred."""
         if not self._inner.is_error():
             return False
         self._inner, self._ahead = self._start.deep_copy(), []

@@ -1,4 +1,4 @@
-"""From the target's logits to the weights that a token is sampled by, as a request asks for it."""
+"""Logits processing: from the target's logits to sampling weights, by a request's parameters."""
 
 import json
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from dflash_trt.decoding.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class LogitsProcessor:
-    """One request's sampling params, and the two facts about the request that they refer to."""
+    """One request's sampling parameters, prompt length and stop ids."""
 
     sampling: SamplingParams
     prompt_tokens: int
-    stop_ids: tuple[int, ...]  # not to be sampled before min_tokens
+    stop_ids: tuple[int, ...]  # not sampled before min_tokens
 
     @cached_property
     def needs_history(self) -> bool:
-        """Whether the tokens so far matter, not just how many they are."""
+        """Whether sampling depends on which tokens came before, not only on their number."""
         s = self.sampling
         return bool(
             s.bad_words or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
@@ -30,25 +30,25 @@ class LogitsProcessor:
 
     @cached_property
     def greedy(self) -> bool:
-        """Whether the target's best token is always the answer."""
+        """Whether the token is always the argmax of the unchanged logits."""
         s = self.sampling
         return not (s.temperature or s.min_tokens or s.logit_bias or self.needs_history)
 
     @cached_property
     def only_temperature(self) -> bool:
-        """Whether tokens are sampled by logits over a temperature, and nothing else."""
+        """Whether temperature is the only parameter that changes the logits."""
         s = self.sampling
         cut = s.top_k or s.top_p < 1 or s.min_p or s.min_tokens
         return bool(s.temperature) and not (cut or s.logit_bias or self.needs_history)
 
     def scores_prompt(self, position: int) -> bool:
-        """Whether tokens from this position on are a prompt chunk, and all of them are scored."""
+        """Return whether a prompt chunk with log-probabilities for all tokens starts here."""
         return self.sampling.prompt_logprobs and position < self.prompt_tokens
 
     def weights(self, logits: Float32, position: int, history: Sequence[int]) -> Float32:
-        """Those of the token at `position`, `[vocab]`: probabilities times a positive factor.
+        """Return sampling weights `[vocab]` of the token at `position`, not normalized.
 
-        history: all tokens before it, or nothing unless `needs_history`.
+        history: all tokens before it; may be empty unless `needs_history`.
         """
         s = self.sampling
         if s.logit_bias:
@@ -75,18 +75,18 @@ class LogitsProcessor:
         return logits
 
     def encode(self) -> bytes:
-        """As the ensemble's tensor carries it; empty where greedy tokens are all that is wanted."""
+        """Encode for the ensemble's tensor; empty for plain greedy decoding."""
         plain = self.greedy and self.sampling.logprobs is None
         if plain and not self.sampling.include_drafting:
             return b""
         return json.dumps(asdict(self)).encode()
 
 
-@lru_cache(maxsize=128)  # that of a request with the longest words is 1 MB
+@lru_cache(maxsize=128)  # 1 MB for the largest bad_words
 def decode(encoded: bytes) -> LogitsProcessor:
-    """The inverse of `encode`; cached, since a request's stays the same round after round.
+    """Decode what `encode` wrote; cached, because it is the same every round.
 
-    ValueError or RequestError for what `encode` never gives.
+    Raises ValueError or RequestError for anything else.
     """
     if not encoded:
         return LogitsProcessor(SamplingParams(), 0, ())
@@ -97,7 +97,7 @@ _ADAPTER = TypeAdapter(LogitsProcessor)
 
 
 def _without(logits: Float32, banned: Sequence[int]) -> Float32:
-    """Logits but for these tokens, unless a grammar allows no others."""
+    """Mask the banned tokens, unless the grammar allows no others."""
     if not banned:
         return logits
     left = logits.copy()
@@ -106,9 +106,9 @@ def _without(logits: Float32, banned: Sequence[int]) -> Float32:
 
 
 def weights(logits: Float32, sampling: SamplingParams) -> Float32:
-    """Probabilities `[vocab]` times a positive factor, from logits `[vocab]`.
+    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`.
 
-    At temperature 0 only the best token has weight.
+    At temperature 0 only the argmax has weight.
     """
     if sampling.temperature == 0:
         kept = np.zeros_like(logits)
@@ -118,7 +118,7 @@ def weights(logits: Float32, sampling: SamplingParams) -> Float32:
 
 
 def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
-    """Weights of rows `[m, vocab]` that have a temperature and no cut: the best one has 1."""
+    """Apply temperatures to rows `[m, vocab]`; return weights whose maximum is 1."""
     kept: Float32 = logits - np.maximum.reduce(logits, -1, keepdims=True)
     kept /= np.array(temperatures, np.float32)[:, None]
     np.exp(kept, out=kept)
@@ -126,10 +126,10 @@ def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
 
 
 def truncate(weights: Float32, sampling: SamplingParams) -> Float32:
-    """`weights` `[.., k]` after top-k, top-p and min-p, in place: what is cut has 0.
+    """Apply top-k, top-p and min-p to `weights` `[.., k]` in place: removed tokens get 0.
 
     top-p keeps the smallest set of most likely tokens whose mass reaches it, at least one (as z-lab
-    samples); min-p keeps those with at least that share of the most likely one's mass.
+    samples); min-p keeps tokens with at least that fraction of the highest weight.
     """
     if 0 < sampling.top_k < weights.shape[-1]:
         last = np.partition(weights, -sampling.top_k, -1)[..., -sampling.top_k, None]

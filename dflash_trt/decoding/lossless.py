@@ -1,4 +1,4 @@
-"""`dflash-trt verify`: DFlash against the target alone, in the same engine."""
+"""The check of `dflash-trt verify`: DFlash against the target alone, in the same engine."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,28 +19,27 @@ from dflash_trt.errors import EngineError, RequestError
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where DFlash first left the target's own text: indices and token ids."""
+    """The first difference from the target's own text: indices and token ids."""
 
     prompt: int
     position: int
     expected: int
     got: int
-    together: bool  # it was decoded with others, and by itself without a difference
+    together: bool  # only when decoded in a batch; alone it matched
 
 
 @dataclass(frozen=True)
 class LosslessReport:
-    """Greedy decoding of all prompts: with DFlash one at a time, then together, and by the target
-    alone, one at a time.
+    """Results of greedy decoding of all prompts: with DFlash alone and batched, and plain.
 
-    identical: prompts whose text is the target's both times. All else is of one at a time: tau is
-    over all rounds; kept is the share of rounds that committed draft token 1, 2, ..
+    identical: prompts whose text matches both times. The other figures are of one sequence at a
+    time: tau is over all rounds; kept is the fraction of rounds that committed draft token 1, 2, ..
     (tau = 1 + sum(kept)); speedup is dflash_tokens_per_s / plain_tokens_per_s.
     """
 
     identical: int
     total: int
-    together: int  # sequences at a time
+    together: int  # batch size
     tau: float
     kept: list[float]
     speedup: float
@@ -48,7 +47,7 @@ class LosslessReport:
     plain_tokens_per_s: float
     outputs: list[list[int]]
     first_mismatch: Mismatch | None
-    prompt_rounds: list[int]  # with DFlash, of each prompt
+    prompt_rounds: list[int]  # rounds of each prompt with DFlash
 
     @property
     def rounds(self) -> int:
@@ -62,11 +61,10 @@ def check_lossless(
     speculation: Speculation,
     progress: Callable[[int], None],
 ) -> LosslessReport:
-    """Decode each prompt with DFlash and with the target alone, then all of them with DFlash in all
-    of the engine's slots; stop tokens are ignored.
+    """Decode each prompt with DFlash and plain, then all with DFlash in all slots.
 
-    `engines` holds `target/` and `drafter/`.
-    `progress` is called with the number of prompts done.
+    Stop tokens are ignored. `engines` holds `target/` and `drafter/`. `progress` gets the number of
+    prompts done.
     """
     if not prompts:
         raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
@@ -83,7 +81,7 @@ def check_lossless(
     pairs: list[tuple[Decoded, Decoded]] = []
     times: list[tuple[float, float]] = []
     for done, request in enumerate(requests):
-        # one after the other on each prompt, so that noise of the machine meets both
+        # alternate on each prompt, so that noise of the machine affects both
         fast, fast_seconds = _decode(dflash, request)
         slow, slow_seconds = _decode(plain, request)
         if slow.finish_reason == "error":
@@ -95,7 +93,7 @@ def check_lossless(
         times.append((fast_seconds, slow_seconds))
         progress(done + 1)
     mismatches = [_mismatch(i, fast, slow, together=False) for i, (fast, slow) in enumerate(pairs)]
-    # as often as it takes to fill all slots
+    # repeat prompts to fill all slots
     again = islice(cycle(enumerate(requests)), max(slots, len(requests)) if slots > 1 else 0)
     together = [(i, dflash.submit(request)) for i, request in again]
     while dflash.busy:
@@ -150,7 +148,7 @@ def _decode(scheduler: Scheduler, request: Request) -> tuple[Decoded, float]:
 
 
 def _mismatch(prompt: int, found: Decoded, alone: Decoded, *, together: bool) -> Mismatch | None:
-    """A sequence that failed has fewer tokens; -1 stands for what it lacks."""
+    """Return the first mismatch; `got` is -1 where a failed sequence has no token."""
     for position, expected in enumerate(alone.tokens):
         got = found.tokens[position] if position < len(found.tokens) else -1
         if got != expected:

@@ -1,5 +1,6 @@
-"""What a round takes and gives. A field of these tuples is a tensor of the Triton ensemble, a float
-one of shape `[1]`; few, since at the speed of a small model each of them counts.
+"""The messages of a round: each field is a tensor of the Triton ensemble; a float has shape `[1]`.
+
+There are few, because each tensor costs time that matters with a small model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
-DISCARD = -1  # as a number of draft tokens: none, and features are not kept for later ones either
-FREED = -1  # as the destination of a slot copy: its sequence has ended, the block goes
+DISCARD = -1  # as draft tokens wanted: none, and drop the features instead of buffering them
+FREED = -1  # as destination of a copy: the sequence has ended, or the block is dropped
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -21,45 +22,45 @@ Bytes = npt.NDArray[np.object_]
 
 
 class VerifyInput(NamedTuple):
-    """Tokens to check for n sequences, which have n slots side by side.
+    """Tokens to verify for n sequences in n adjacent slots.
 
-    A row's first tokens are known to be right (a prompt chunk, or the anchor); the rest are drafts:
-    a chain, or a tree by `parents`. Prefilling is verifying a prompt. Where the prompt's
-    log-probabilities are wanted, the token after its chunk comes too.
+    A row begins with known tokens (a prompt chunk, or the anchor); the rest are drafts, a chain or
+    by `parents` a tree. Prefilling is verifying a prompt. If the prompt's log-probabilities are
+    wanted, the token after its chunk is included.
     """
 
-    # [3 + 4m]: first slot, draft tokens to propose (or DISCARD), candidates of each, and what to
-    # copy before anything else is done: from, to (or FREED), tokens, position of the first; slots,
-    # or from KEPT on blocks of `PrefixCache`
+    # [3 + 4m]: first slot, draft tokens wanted (or DISCARD), candidates of each, then m copies to
+    # do first: from, to (or FREED), tokens, position of the first; numbers from KEPT on are blocks
+    # of `PrefixCache`, others slots
     batch: Int64
-    rows: Int64  # [n, 4]: tokens 1..S, known ones 1..tokens, position of the first, budget
+    rows: Int64  # [n, 4]: tokens 1..S, known tokens, position of the first, budget
     tokens: Int64  # [n, S]
-    parents: Int64  # [n, S]: each token's parent among the row's, anchor 0; [n, 1]: all are chains
+    parents: Int64  # [n, S]: index of each token's parent, anchor 0; [n, 1]: all are chains
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
-    history: Int64  # [n, L]: tokens before `tokens` where logits depend on them, then -1
-    # [n, 1 + D, vocab / 32]: bits of the tokens that may follow the anchor and each draft;
-    # [n, 1, 1] of -1 if any may
+    history: Int64  # [n, L]: tokens before `tokens` if logits depend on them, padded with -1
+    # [n, 1 + D, vocab / 32]: bit masks of allowed tokens after the anchor and each draft; [n, 1, 1]
+    # of -1 if all are allowed
     masks: Int32
 
 
 class Checked(NamedTuple):
-    """What the loop needs of `VerifyOutput` when the drafter does not run."""
+    """The part of `VerifyOutput` that the loop needs if the drafter does not run."""
 
-    # [n, 3 + P]: drafts kept (-1: the row failed), the target's own token after them, how many of
-    # the features are of earlier steps, and which tokens of a tree were kept (P is 0 for chains)
+    # [n, 3 + P]: accepted drafts (-1: the row failed), the target's token after them, number of
+    # features from earlier rounds, accepted nodes of a tree (P is 0 for chains)
     results: Int64
-    # [n, D + 1, 1 + K]: of each committed token, and of the K best there; of a scored prompt chunk
-    # those after each of its tokens
+    # [n, D + 1, 1 + K]: log-probabilities of each committed token and the K best; of a scored
+    # prompt chunk, of the token after each of its tokens
     logprobs: Float32
-    logprob_ids: Int64  # [n, D + 1, 1 + K]: the committed token, the K best; [n, 1, 1] if unasked
+    logprob_ids: Int64  # [n, D + 1, 1 + K]: ids of these; [n, 1, 1] if not requested
     verify_seconds: float
 
 
 class VerifyOutput(NamedTuple):
-    """What the target says; the fields are those of `Checked`, and the features."""
+    """The target's output: the fields of `Checked` and the tap features."""
 
     results: Int64
-    features: Float32  # [n, C, taps * hidden_size], first those from the feature buffer
+    features: Float32  # [n, C, taps * hidden_size], buffered ones first
     logprobs: Float32
     logprob_ids: Int64
     verify_seconds: float
@@ -75,17 +76,16 @@ class DraftInput(NamedTuple):
 
 
 class DraftOutput(NamedTuple):
-    """What the next drafts may be chosen from."""
+    """The drafter's candidates for the next drafts."""
 
     candidate_ids: Int64  # [n, D, k], best first; -1: no more drafts in this row
-    # [n, D, k] at temperature 1; [n, D, k * k] where they depend on the candidate taken before
+    # [n, D, k] at temperature 1; [n, D, k * k] if they depend on the candidate before
     candidate_probs: Float32
     draft_seconds: float
 
 
 class RoundOutput(NamedTuple):
-    """What a round returns to the loop, never features: the fields of `Checked`, then those of
-    `DraftOutput`."""
+    """The output of a round, without features: `Checked`, then `DraftOutput`."""
 
     results: Int64
     logprobs: Float32
@@ -100,7 +100,7 @@ RunRound = Callable[[VerifyInput], RoundOutput]
 
 
 def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
-    """From which slot, to which, how many tokens and from where on: see `VerifyInput.batch`."""
+    """Yield (source, destination, tokens, start) of each copy; see `VerifyInput.batch`."""
     return zip(*(numbers[i::4] for i in range(4)), strict=True)
 
 
@@ -113,7 +113,7 @@ def verify_input(
     history: Int64 | None = None,
     masks: Int32 | None = None,
 ) -> VerifyInput:
-    """Rows of the tokens `lines`; what is not given is that of plain greedy chains."""
+    """Build a VerifyInput of the tokens `lines`; defaults are plain greedy chains."""
     n, width = len(lines), max(map(len, lines))
     chains, greedy, no_history, no_masks = _plain(n)
     return VerifyInput(
@@ -129,7 +129,7 @@ def verify_input(
 
 @lru_cache(maxsize=256)
 def _plain(n: int) -> tuple[Int64, Bytes, Int64, Int32]:
-    """Parents, sampling, history and masks of n plain greedy rows."""
+    """Return parents, sampling, history and masks of n plain greedy rows."""
     return (
         np.zeros((n, 1), np.int64),
         np.full(n, b"", object),
@@ -139,6 +139,6 @@ def _plain(n: int) -> tuple[Int64, Bytes, Int64, Int32]:
 
 
 def no_drafts(n: int) -> DraftOutput:
-    """That of a target which decodes alone, or of rows that are still being prefilled."""
-    # no tensor of the ensemble is ever empty
+    """Return an empty draft output, for a target alone or rows still in prefill."""
+    # tensors of the ensemble are never empty
     return DraftOutput(np.full((n, 1, 1), NO_DRAFT), np.zeros((n, 1, 1), np.float32), 0.0)

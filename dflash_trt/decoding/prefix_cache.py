@@ -1,8 +1,8 @@
-"""Which prefixes both models' engines keep beside their slots, for requests that begin alike.
+"""Bookkeeping of cached prefixes, which both engines keep outside their slots.
 
-What is kept are blocks of `BLOCK` tokens (vLLM's hash blocks, by exact tokens instead of hashes): a
-block is found by the block before it and its own tokens, so that texts which begin alike share
-theirs. This is the bookkeeping alone; the engines copy as `VerifyInput.batch` says.
+Prefixes are kept in blocks of `BLOCK` tokens. A block is keyed by the block before it and its own
+tokens (exact tokens where vLLM uses hashes), so that texts with a common prefix share blocks. The
+engines do the copies that `VerifyInput.batch` lists.
 """
 
 import threading
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 
 from dflash_trt.engines import KEPT, EngineInfo
 
-BLOCK = 16  # tokens: what follows the last whole block is prefilled again
-Key = tuple[str | int, tuple[int, ...]]  # the salt, or the number of the block before; the tokens
+BLOCK = 16  # tokens; a partial last block is prefilled again
+Key = tuple[str | int, tuple[int, ...]]  # cache salt or number of the previous block; tokens
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The KV rows of `BLOCK` tokens, in both engines under one number."""
+    """KV rows of `BLOCK` tokens, under the same number in both engines."""
 
     key: Key
     number: int
-    drafted: bool  # whether the drafter's are there too
-    owner: object | None  # whose next round stores it: for others it is not there yet
-    pins: int = 0  # steps under way that copy it
+    drafted: bool  # whether the drafter has its rows too
+    owner: object | None  # its next step stores the block; others cannot use it yet
+    pins: int = 0  # running steps that copy it
 
 
 class PrefixCache:
-    """Shared by the schedulers of all groups of slots; an owner is one of their `Slots`.
+    """Prefix cache shared by the schedulers of all slot groups; an owner is one of their `Slots`.
 
-    A block that an owner is told of stays until `done`. The least recently used one goes, and
-    never before those that follow it.
+    A block returned to an owner stays until `done`. The least recently used block is evicted first,
+    and never before the blocks that follow it.
     """
 
     def __init__(self, blocks: int) -> None:
-        """blocks: how many there are at most."""
+        """Make an empty cache of at most `blocks` blocks."""
         self._most = blocks
         self._blocks: OrderedDict[Key, Block] = OrderedDict()  # least recently used first
         self._numbers = KEPT  # the next block's
-        self._dropped: list[int] = []  # blocks that the engines still have
-        self._dropping: defaultdict[object, list[int]] = defaultdict(list)  # by the owner's step
+        self._dropped: list[int] = []  # to be dropped by the engines
+        self._dropping: defaultdict[object, list[int]] = defaultdict(list)  # by owner
         self._pinned: defaultdict[object, list[Block]] = defaultdict(list)
         self._held = False
         self._lock = threading.Lock()
@@ -50,9 +50,9 @@ class PrefixCache:
         return len(self._blocks)
 
     def find(self, owner: object, salt: str, tokens: Seq[int], *, drafted: bool) -> list[Block]:
-        """The first blocks of a prompt, all but its last token at most.
+        """Return the cached blocks of a prompt's prefix, never of its last token.
 
-        drafted: only those that the drafter has seen.
+        drafted: only blocks that the drafter has too.
         """
         found = list[Block]()
         with self._lock:
@@ -69,10 +69,10 @@ class PrefixCache:
     def keep(
         self, owner: object, salt: str, tokens: Seq[int], drafted: int
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Take in the blocks of a text, of which the drafter has seen so many tokens.
+        """Insert a sequence's blocks; the drafter's cache holds the first `drafted` tokens.
 
-        What the owner's next step has to do: numbers to drop; the number and first token of each
-        block to store.
+        Returns what the owner's next step must do: block numbers to drop; (number, first token) of
+        each block to store.
         """
         path, stored = list[Block](), list[tuple[int, int]]()
         with self._lock:
@@ -96,7 +96,7 @@ class PrefixCache:
         return dropped, stored
 
     def done(self, owner: object) -> None:
-        """The owner's step has done what it was told: all may use what it stored."""
+        """Mark the owner's step as finished: others may use the blocks it stored."""
         with self._lock:
             for block in self._pinned[owner]:
                 if block.owner is owner:
@@ -105,14 +105,14 @@ class PrefixCache:
             self._unpin(owner)
 
     def clear(self, owner: object) -> None:
-        """The owner's step failed, and nobody knows what the engines have: forget all of it."""
+        """Drop all blocks after the owner's step failed, because the engines' state is unknown."""
         with self._lock:
             self._dropped += self._dropping.pop(owner, [])
             self._forget()
             self._unpin(owner)
 
     def hold(self, held: bool) -> None:
-        """held: forget all of it, and keep nothing until it is no longer held."""
+        """Clear the cache and add nothing while held is true."""
         with self._lock:
             self._held = held
             if held:
@@ -128,18 +128,18 @@ class PrefixCache:
         path.append(block)
 
     def _touch(self, path: Seq[Block]) -> None:
-        """The first as the most recently used: so that no block goes before its next."""
+        """Mark blocks as recently used, the first one last, so that it is evicted last."""
         for block in reversed(path):
             self._blocks.move_to_end(block.key)
 
     def _unpin(self, owner: object) -> None:
         for block in self._pinned.pop(owner, []):
             block.pins -= 1
-            if not block.pins and self._blocks.get(block.key) is not block:  # cleared meanwhile
+            if not block.pins and self._blocks.get(block.key) is not block:  # dropped meanwhile
                 self._dropped.append(block.number)
 
     def _make_room(self) -> bool:
-        """Whether there may be one more block."""
+        """Evict a block if the cache is full; return whether there is room."""
         if len(self._blocks) < self._most:
             return True
         for block in self._blocks.values():
@@ -151,11 +151,11 @@ class PrefixCache:
 
 
 def _keys(salt: str, tokens: Seq[int], path: Seq[Block]) -> Iterator[Key]:
-    """Of one block after the other; path: those so far, which the caller extends."""
+    """Yield the key of each block; the caller appends the block to `path` in between."""
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         yield path[-1].number if path else salt, tuple(tokens[start : start + BLOCK])
 
 
 def block_bytes(engines: Iterable[EngineInfo]) -> int:
-    """Memory of a block, of all models."""
+    """Return the bytes of one block in all engines."""
     return BLOCK * sum(info.token_bytes for info in engines)

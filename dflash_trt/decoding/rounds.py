@@ -1,6 +1,4 @@
-"""One round: verify, then draft.
-
-Few array operations: after an engine call they run cold, and a small model's round is short."""
+"""One round: verify, then draft, with few array operations, because they run cold."""
 
 import time
 from collections.abc import Sequence
@@ -30,9 +28,9 @@ from dflash_trt.engines import KEPT, NOTHING, Engine
 
 
 def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
-    """Run the target over the tokens, write their KV rows and decide how many drafts are kept.
+    """Run the target over the tokens, write their KV rows and decide which drafts are accepted.
 
-    held: where features stay while no drafts are wanted.
+    held: buffers features while no drafts are wanted.
     """
     start = time.perf_counter()
     first_slot, _, _, *copies = x.batch.tolist()
@@ -43,7 +41,7 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
     all_scored = n == 1 and decode(x.sampling[0]).scores_prompt(places[0])
-    before = known[0] - 1 if all_scored else 0  # scored rows before the last known token's
+    before = known[0] - 1 if all_scored else 0  # rows scored before the last known token
     scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
     step = engine.step(first_slot, n, width, _visible(engine, max(places) + width), len(scored))
     step.inputs["tokens"][:, :asked] = x.tokens
@@ -84,14 +82,14 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
 
 
 def _clear_failed(engine: Engine, first_slot: int, results: Sequence[Sequence[int]]) -> None:
-    """A row without finite logits may leave entries that are no numbers to its slot's next."""
+    """Clear the slots of rows without finite logits, whose KV rows may hold NaN."""
     for i, (accepted, *_) in enumerate(results):
         if accepted < 0:
             engine.move_row(NOTHING, first_slot + i, engine.info.cache_len)
 
 
 def _compact(engine: Engine, slot: int, place: int, path: list[int], features: Float32) -> None:
-    """What was kept of a tree moves to the front, after the anchor."""
+    """Move the accepted tokens of a tree to directly after the anchor."""
     if path != list(range(1, len(path) + 1)):
         engine.keep_tokens(slot, place + 1, [node - 1 for node in path])
         features[1 : 1 + len(path)] = features[path]
@@ -100,15 +98,15 @@ def _compact(engine: Engine, slot: int, place: int, path: list[int], features: F
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """Inject the features and fill one block of masks after each sequence's new anchor.
 
-    Features of rejected drafts are injected with the others: the mask hides them and the next
-    round's features overwrite them.
+    Features of rejected drafts are injected too: the mask hides them and the next round overwrites
+    them.
     """
     start = time.perf_counter()
     first_slot, num_draft_tokens, candidates, *copies = x.batch.tolist()
     copy_slots(engine, copies)
     n, width = x.features.shape[:2]
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    # the whole block is filled even if fewer drafts are asked for: they are better then
+    # fill the whole block even if fewer drafts are wanted: their quality is better
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
         for (_, _, _, budget), (accepted, *_) in zip(rows, results, strict=True)
@@ -118,7 +116,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         return no_drafts(n)
     longest = max(1, *lengths)
     depth = min(longest, num_draft_tokens)
-    first = 0 if engine.info.sample_from_anchor else 1  # which row of a block is the first draft's
+    first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft
     size = first + longest
     starts = [row[2] - result[2] for row, result in zip(rows, results, strict=True)]
     visible = _visible(engine, max(starts) + width + size)
@@ -131,8 +129,8 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         block.append([token] + [mask_token] * (size - 1))
         positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
         mask[i, :, :, :anchor] = True
-        # the block's keys come after the features'; a row near its end sees fewer masks than the
-        # batch has, as if it were alone
+        # the block's keys follow the features'; near its end a row sees fewer masks than the batch
+        # has, so that its drafts do not depend on the batch
         mask[i, :, :, start_at + width : start_at + width + first + lengths[i]] = True
     step.inputs["block"][:] = block
     step.inputs["positions"][:] = positions
@@ -145,7 +143,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     scores = step.outputs.get("pair_scores")
     if scores is None:
         scores = step.outputs["top_logits"].reshape(n, depth, 1, -1)
-    else:  # of each candidate by the one taken before
+    else:  # of each candidate, by the candidate before
         k = scores.shape[-1]
         scores = scores.reshape(n, depth, k, k)[:, :, :candidates]
     probs: Float32 = np.exp(scores - scores.max(-1, keepdims=True))
@@ -156,15 +154,15 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
 
 @lru_cache(maxsize=64)
 def _causal(width: int) -> npt.NDArray[np.bool_]:
-    """`[width, width]`: which of the new tokens each of them sees."""
+    """Return the causal mask `[width, width]` of the new tokens."""
     return np.tri(width, dtype=bool)
 
 
 @lru_cache(maxsize=1024)
 def _scored_rows(known: tuple[int, ...], lengths: tuple[int, ...], width: int, least: int) -> Int64:
-    """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`, or `least` if more.
+    """Return which of the n * width tokens need logits, `[max(n * (1 + most drafts), least)]`.
 
-    Only a row's last known token and its drafts do; a shorter row repeats its last token.
+    These are each row's last known token and its drafts; a shorter row repeats its last token.
     """
     first, last = np.array(known)[:, None] - 1, np.array(lengths)[:, None] - 1
     offsets = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
@@ -174,12 +172,12 @@ def _scored_rows(known: tuple[int, ...], lengths: tuple[int, ...], width: int, l
 
 @lru_cache(maxsize=256)
 def _draft_rows(n: int, size: int, first: int, depth: int) -> Int64:
-    """Which of the n * size block positions need logits: `depth` of each block, from `first` on."""
+    """Return which block positions need logits: `depth` of each block, from `first` on."""
     return np.arange(n * size).reshape(n, -1)[:, first : first + depth].ravel()
 
 
 def _visible(engine: Engine, length: int) -> int:
-    """How many cache rows to attend over: few distinct numbers, so that bound steps are reused."""
+    """Return how many cache rows to attend over, rounded up so that few shapes are bound."""
     step = engine.visible_step
     return min(-(-length // step) * step, engine.info.cache_len)
 
@@ -193,11 +191,11 @@ def copy_slots(engine: Engine, copies: list[int]) -> None:
 def committed_logprobs(
     x: VerifyInput, kept: Sequence[Kept | None], logits: Float32
 ) -> tuple[Float32, Int64]:
-    """Of the committed tokens and the best ones there, under the target's logits as they are.
+    """Return log-probabilities of committed tokens and of the K best, from unprocessed logits.
 
-    logits `[n, D + 1, vocab]`, or `[1, S, vocab]` after each token of a scored prompt chunk.
-    Returns values and ids `[n, D + 1, 1 + K]`, `[n, 1, 1]` if no row asks. Where one asks for its
-    drafts the values have a last column of theirs, NaN for those that follow a refused one.
+    logits `[n, D + 1, vocab]`, or `[1, S, vocab]` for a scored prompt chunk. Returns values and ids
+    `[n, D + 1, 1 + K]`, or `[n, 1, 1]` if no row requests them. With `include_drafting` values have
+    one more column: each draft's log-probability, NaN after a rejected draft.
     """
     n, scored, _ = logits.shape
     processors = [decode(each) for each in x.sampling.tolist()]
@@ -234,7 +232,7 @@ def committed_logprobs(
 def _score_drafts(
     x: VerifyInput, i: int, path: Sequence[int], logits: Float32, scores: Float32
 ) -> None:
-    """Those of row i that follow what was kept, into `scores` `[D + 1]` by their node."""
+    """Write log-probabilities of drafts after accepted nodes of row i to `scores` `[D + 1]`."""
     length, known, *_ = x.rows[i].tolist()
     after: dict[int, list[int]] = {node: [] for node in (0, *path)}
     for node, parent in enumerate(parents_of(x, i), 1):
@@ -271,6 +269,6 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 
 
 def needs_drafter(x: VerifyInput) -> bool:
-    """Whether drafts are wanted, or slots or blocks copied, the drafter's with the target's."""
+    """Return whether drafts are wanted, or slots or blocks must be copied in the drafter too."""
     copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= KEPT)
     return bool(x.batch[1] > 0 or copied.any())

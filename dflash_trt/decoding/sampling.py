@@ -1,9 +1,10 @@
-"""Sampling that depends on a request's seed and a token's position alone: seeded Gumbel-max.
+"""Seeded Gumbel-max: sampling that depends only on a request's seed and a token's position.
 
-The token at a position is the one with the best `log(weight) + noise`, with Gumbel noise hashed
-from seed, position and token id: it is sampled in proportion to the weights. Who proposes adds the
-same noise, so that proposals and the target's choice are often alike (Daliri et al. 2024,
-arXiv:2408.07978), and the text is the same with any proposals, or none."""
+The token at a position maximizes `log(weight) + noise`, with Gumbel noise hashed from seed,
+position and token id, so it is distributed by the weights. Proposals use the same noise, so that
+they often equal the target's choice (Daliri et al. 2024, arXiv:2408.07978). The text is the same
+with any proposals, or none.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +19,11 @@ from dflash_trt.decoding.messages import Float32, Float64, Int64
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request samples tokens; the defaults are greedy decoding with nothing else asked for.
+    """One request's sampling parameters; the defaults are plain greedy decoding.
 
-    As vLLM and Triton's TensorRT-LLM clients mean them: penalties change the logits first
-    (repetition looks at prompt and output, the other two at the output), then temperature,
-    top_k, top_p and min_p cut the distribution, in this order.
+    Semantics are those of vLLM and Triton's TensorRT-LLM clients: penalties change the logits first
+    (repetition over prompt and output, the others over the output), then temperature, top_k, top_p
+    and min_p, in this order.
     """
 
     temperature: float = 0.0
@@ -34,30 +35,30 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
-    logprobs: int | None = None  # alternatives to report for each token; None: no logprobs
+    logprobs: int | None = None  # alternatives to return for each token; None: no log-probabilities
     seed: int = 0
-    prompt_logprobs: bool = False  # with `logprobs`: of the prompt's tokens too
-    logit_bias: tuple[tuple[int, float], ...] = ()  # what is added to a token's logit, first of all
-    include_drafting: bool = False  # report how likely drafts were
+    prompt_logprobs: bool = False  # with `logprobs`: for prompt tokens too
+    logit_bias: tuple[tuple[int, float], ...] = ()  # added to a token's logit before anything else
+    include_drafting: bool = False  # return each draft's log-probability
 
 
 UInt64 = npt.NDArray[np.uint64]
 
-HEAD = np.float32(3e-4)  # tokens of less weight share one noise
+HEAD = np.float32(3e-4)  # tokens of less weight share one noise value
 NO_TOKEN = -1
-REST, INSIDE = -1, -2  # ids of the noises of all these together, and of which one of them it is
+REST, INSIDE = -1, -2  # noise ids: of the shared tail, and of the choice inside it
 _MASK = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """The tokens of rows of `weights` `[m, vocab]`, each as if it were alone.
+    """Sample a token for each row of `weights` `[m, vocab]`, independent of the other rows.
 
-    The best weight of a row is 1. NO_TOKEN for a row that has no numbers.
+    A row's largest weight is 1. Returns NO_TOKEN for a row of NaN.
     """
     m, vocab = weights.shape
     in_head = weights > HEAD
-    flat = np.flatnonzero(in_head)  # nonzero of two dimensions takes eight times as long
+    flat = np.flatnonzero(in_head)  # nonzero of a matrix takes eight times as long
     rows = flat // vocab
     head, kept = flat - rows * vocab, weights.ravel()[flat]
     rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, kept, m)
@@ -65,7 +66,7 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     bases = _bases(seeds, positions)[np.concatenate((rows, every, every))]
     uniforms = _uniforms(np.concatenate((head, shared)), bases)
     logs = np.log(uniforms)
-    # with Gumbel noise -log(-log(uniform)) the best log(weight) + noise has the least of these
+    # with Gumbel noise -log(-log(uniform)), the largest log(weight) + noise has the smallest score
     scores = kept / logs[: len(head)]
     rest_scores = (rest / logs[-2 * m : -m]).tolist()
     ends = rows.searchsorted(every, "right").tolist()
@@ -75,7 +76,7 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
             tokens.append(NO_TOKEN)
             continue
         best = start + int(scores[start:end].argmin())
-        # the best of many noisy scores is distributed like one noisy score of all their weight
+        # the maximum of many noisy scores is distributed like one noisy score of their total weight
         among = None
         if rest_scores[i] < scores[best]:
             others = np.where(in_head[i], np.float32(0), weights[i])
@@ -85,18 +86,18 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
 
 
 def _pick(weights: Float32, uniform: float) -> int | None:
-    """An index in proportion to the weights `[k]`, by a uniform of [0, 1); None if all are 0."""
+    """Return an index drawn by weights `[k]` and a uniform in [0, 1); None if all are 0."""
     cumulative = weights.cumsum(dtype=np.float64)
     total = float(cumulative[-1])
     if not total:
         return None
-    # side="right" passes over weights of 0
+    # side="right" skips weights of 0
     index = int(cumulative.searchsorted(uniform * total, side="right"))
     return index if index < len(weights) else int(weights.argmax())
 
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
-    """Standard Gumbel noise of the token `ids` `[p, k]` at p positions."""
+    """Return standard Gumbel noise of token `ids` `[p, k]` at p positions."""
     uniforms = _uniforms(ids, _bases([seed] * len(positions), positions)[:, None])
     found: Float64 = -np.log(-np.log(uniforms))
     return found
@@ -108,7 +109,7 @@ def _bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
 
 
 def _uniforms(ids: Int64, bases: UInt64) -> Float64:
-    """The upper half of splitmix64's output, for ids at places that have these bases."""
+    """Hash ids with their bases to uniforms: the upper half of splitmix64's output."""
     x = ids.astype(np.uint64)
     x *= np.uint64(_STEP)
     x += bases
@@ -125,13 +126,13 @@ def _uniforms(ids: Int64, bases: UInt64) -> Float64:
 
 @lru_cache(maxsize=64)
 def _shared(m: int) -> tuple[Int64, Int64]:
-    """`[m]` rows, and `[2 * m]` the ids of what each of them has one of."""
+    """Return row numbers `[m]`, and the noise ids `[2 * m]` that every row has."""
     return np.arange(m), np.repeat((REST, INSIDE), m)
 
 
 @lru_cache(maxsize=4096)
 def _mixed(number: int) -> int:
-    """splitmix64's output for a state."""
+    """Return splitmix64's output for a state."""
     x = (number + _STEP) & _MASK
     x = ((x ^ (x >> 30)) * _FIRST) & _MASK
     x = ((x ^ (x >> 27)) * _SECOND) & _MASK

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class WaitingQueue(Generic[T]):
-    """By priority, then first come, first served. Any number of threads may share it."""
+    """Queue by priority, then arrival. Thread-safe."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, T]] = []  # priority, arrival, item
@@ -40,18 +40,18 @@ class WaitingQueue(Generic[T]):
         return len(self._heap)
 
     def add(self, item: T, priority: int = 0) -> None:
-        """priority: lower goes first."""
+        """Add an item; a lower priority number is served first."""
         with self._lock:
             heapq.heappush(self._heap, (priority, self._arrivals, item))
             self._arrivals += 1
 
     def take(self) -> T | None:
-        """Return the next one, or None when nothing waits."""
+        """Remove and return the next item, or None if the queue is empty."""
         with self._lock:
             return heapq.heappop(self._heap)[2] if self._heap else None
 
     def remove(self, item: T) -> bool:
-        """Return whether it was waiting; it no longer is."""
+        """Remove an item; return whether it was in the queue."""
         with self._lock:
             kept = [entry for entry in self._heap if entry[2] is not item]
             removed = len(kept) < len(self._heap)
@@ -61,25 +61,25 @@ class WaitingQueue(Generic[T]):
             return removed
 
 
-LEAST_CHUNK = 128  # prompt tokens beside others: with fewer, first tokens come far later
+LEAST_CHUNK = 128  # prompt tokens beside others; smaller chunks delay first tokens too much
 
 
 @dataclass(slots=True)
 class StepReport:
-    """What one step did; times in seconds."""
+    """Statistics of one step; times in seconds."""
 
-    round_trip: float  # the call of `run_round`, of which:
+    round_trip: float  # the whole call of `run_round`
     verify: float
     draft: float
-    prompt_tokens: int = 0  # of a prompt chunk
+    prompt_tokens: int = 0  # in the prompt chunk
     sequences: list[tuple[int, int, int]] = field(default_factory=list)  # see `Metrics.drafted`
-    choices: list[str] = field(default_factory=list)  # what was verified of each, as in `VERIFIED`
+    choices: list[str] = field(default_factory=list)  # kinds verified, of `VERIFIED`
 
 
 class Scheduler:
-    """Runs one prompt chunk or one round at a time; to be used by a single thread.
+    """Runs one prompt chunk or one round at a time. Not thread-safe.
 
-    Several schedulers, each with slots of its own, may take from one queue.
+    Several schedulers with separate slots may share one queue.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Scheduler:
         first_slot: int = 0,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """proposer: makes the proposals of an adaptive policy; without, they are chains."""
+        """Set up without sequences; proposer: for an adaptive policy, by default chains."""
         self._run_round = run_round
         self._max_slots = slots
         self._max_seq_len = max_seq_len
@@ -106,60 +106,61 @@ class Scheduler:
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
         self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
-        self._verified = 0  # tokens, in the last round
-        self._undrafted = 0  # see `_without_drafts`; as of the last choice
-        self._rest = 0  # rounds for which there is nothing to be chosen
-        self._chosen_for = 0  # sequences
-        self._choosing = 0.0  # seconds that the last choice took
-        self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
+        self._verified = 0  # tokens verified in the last round
+        self._undrafted = 0  # see `_without_drafts`; set at the last choice
+        self._rest = 0  # plain rounds left without a new choice
+        self._chosen_for = 0  # number of sequences at the last choice
+        self._choosing = 0.0  # seconds of the last choice
+        self.report: StepReport | None = None  # of the last `step`; None: nothing ran
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that have a slot."""
+        """Sequences that have a slot."""
         return list(self._slots)
 
     @property
     def active(self) -> int:
-        """How many have a slot."""
+        """Number of sequences that have a slot."""
         return len(self._slots)
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Whether `step` has work."""
         return self.active > 0 or len(self._queue) > 0
 
     @property
     def kv_rows(self) -> int:
-        """Rows of the KV caches, of one token each, in use."""
+        """KV cache rows in use, one per token."""
         return sum(sequence.position for sequence in self._slots)
 
     @property
     def unsaved(self) -> bool:
-        """Whether `step` has something to store for the schedulers that share the prefix cache."""
+        """Whether blocks wait to be stored for schedulers that share the prefix cache."""
         return self._slots.unsaved
 
     def forget(self) -> None:
-        """After a step that failed: nothing that is kept may be used any more, nor this."""
+        """Drop all cached prefixes after a failed step; this scheduler must not be used again."""
         self._slots.forget()
 
     def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
-        """Queue a request; RequestError when it can never run. matcher: of its grammar."""
+        """Queue a request with its grammar's matcher; RequestError if it can never run."""
         check_request(request, self._max_seq_len)
         sequence = Sequence(request, matcher=matcher)
         self._queue.add(sequence, request.priority)
         return sequence
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence now and free its slot; one that has ended stays as it is."""
+        """End a sequence and free its slot; does nothing if it has ended."""
         if sequence.finish_reason is None:
             sequence.finish_reason = reason
             if not self._queue.remove(sequence):
                 self._slots.free(sequence)
 
     def step(self, take: bool = True, beside: bool = False) -> list[Sequence]:
-        """Run one prompt chunk or one round; returns the sequences with news.
+        """Run one prompt chunk or one round; return the sequences that changed.
 
-        take: whether a waiting sequence may join; beside: whether other schedulers' rounds wait.
+        take: whether a waiting sequence may join; beside: whether other schedulers are waiting to
+        run.
         """
         self.report, slots = None, self._slots
         if take and slots.prefilling is None and len(slots.decoding) < self._max_slots:
@@ -168,14 +169,14 @@ class Scheduler:
                 new.started = time.monotonic()
                 drafted = self._drafts_first(new) or self._without_drafts([new]) != DISCARD
                 slots.load(new, drafted=drafted)
-        # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
+        # alternate chunks and rounds: a long prompt delays others by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
             return self._prefill(slots.prefilling, beside or bool(slots.decoding))
         self._prefilled_last = False
         if slots.decoding:
             return self._round()
-        if slots.unsaved:  # a step in a free slot, so that others can use what is kept
+        if slots.unsaved:  # an empty step stores the blocks, so that other schedulers can use them
             self._run([], 0, [[1, 1, 0, 0]], [[0]], None, DISCARD, None)
             self.report = None
         return []
@@ -184,16 +185,16 @@ class Scheduler:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
-        if beside:  # as many tokens take about as long as a round
+        if beside:  # a chunk about as long as a round
             most, left = min(most, max(LEAST_CHUNK, self._verified)), len(prompt) - start
-            most = -(-left // -(-left // most))  # as few chunks of one size
-        if scored:  # head rows are as many as in a round
+            most = -(-left // -(-left // most))  # chunks of equal size
+        if scored:  # a scored chunk needs as many head rows as a round has
             most = min(most, self._max_verified - 1)
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
-        # what the drafter has not seen can hardly be reused
+        # blocks that the drafter has not seen are rarely reused
         feed = sequence.buffered + count > HELD or (last and self._slots.keeps)
         if not wanted and feed:
             wanted = self._policy.draft_tokens
@@ -207,7 +208,7 @@ class Scheduler:
         sequence.verified(count, wanted)
         if not last and output.results[0, 0] >= 0:
             return []
-        # others go on as was chosen for them: many short texts would have a choice every few rounds
+        # keep the current choice for others: with many short texts it would be redone constantly
         goes_on = decoding and not drafts and sequence.matcher is None
         self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
         self._slots.prefilling = None
@@ -219,12 +220,12 @@ class Scheduler:
         return [sequence]
 
     def _drafts_first(self, sequence: Sequence) -> bool:
-        """Whether the drafter should run after its prompt."""
+        """Return whether the drafter should run after this prompt."""
         policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
         return sequence.request.drafting and policy.prefill(self.active, sampled)
 
     def _policy_for(self, sequences: Seq[Sequence]) -> Policy:
-        """Who chooses: where one of them has drafts in each round, those beside it have, too."""
+        """Return the policy; if one sequence always drafts, the whole batch does."""
         most = self._policy.draft_tokens
         always = most and any(sequence.request.always_drafts for sequence in sequences)
         return Fixed(most) if always else self._policy
@@ -234,14 +235,14 @@ class Scheduler:
         sequences = list(self._slots.decoding)
         plan = StepPlan([None] * len(sequences), 0)
         if not any(sequence.request.drafting for sequence in sequences):
-            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0  # it learns nothing
+            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0  # nothing to learn
         elif self._rest:
             self._rest -= 1
         else:
             plan = self._choose(sequences)
             self._choosing = time.perf_counter() - start
         report = self._verify(sequences, plan)
-        # of plain rounds in a row the last one, which took no time to choose
+        # time only the last of consecutive plain rounds, which made no choice
         if not self._rest and len(sequences) == self._chosen_for:
             took = time.perf_counter() - start - report.draft
             self._policy.timed(took, report.draft, self._choosing)
@@ -250,21 +251,21 @@ class Scheduler:
     def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
-        may_rest = not any(sequence.matcher for sequence in sequences)  # tokens may be forced next
+        may_rest = not any(sequence.matcher for sequence in sequences)  # a grammar may force tokens
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
         policy = self._policy_for(sequences)
         plan = policy.choose(rows, context, feed=room < 0 and not self._undrafted)
         self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
-        self._chosen_for = len(sequences) if policy is self._policy else 0  # or it learns nothing
+        self._chosen_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan
 
     def _room(self, sequences: Seq[Sequence]) -> int:
-        """Plain rounds before which the drafter need not run, however the last one goes."""
+        """Return how many plain rounds fit the feature buffer before the drafter must run."""
         return HELD - self._max_verified - max(sequence.buffered for sequence in sequences)
 
     def _without_drafts(self, sequences: Seq[Sequence]) -> int:
-        """What is asked for where the drafter does not run: 0 or DISCARD."""
+        """Return the draft tokens to request if the drafter does not run: 0 or DISCARD."""
         if not any(sequence.request.drafting for sequence in sequences):
             return DISCARD
         budget = max(sequence.budget for sequence in sequences)
@@ -316,7 +317,7 @@ class Scheduler:
         report: StepReport,
         wanted: int,
     ) -> None:
-        """Commit what a step says of its sequences and keep their next drafts.
+        """Commit a step's output to its sequences and store their next candidates.
 
         plan: None after a prompt.
         """
@@ -345,7 +346,7 @@ class Scheduler:
 
 
 def _history(sequences: Seq[Sequence]) -> Int64:
-    """`[n, L]`: the tokens in the caches, for rows whose logits depend on them."""
+    """Return `[n, L]` tokens in the caches, for rows whose logits depend on them."""
     lines = [
         [*s.request.prompt, *s.tokens][: s.position] if s.request.processor.needs_history else []
         for s in sequences
@@ -355,7 +356,7 @@ def _history(sequences: Seq[Sequence]) -> Int64:
 
 
 def _masks(sequences: Seq[Sequence], chosen: Seq[Proposal | None]) -> Int32 | None:
-    """Which tokens may follow each anchor and its drafts; see `VerifyInput`. None: any."""
+    """Return grammar masks after each anchor and draft, None if all tokens are allowed."""
     found = [
         sequence.matcher.masks(*((proposal.tokens, proposal.parents) if proposal else ((), ())))
         if sequence.matcher is not None
@@ -375,7 +376,7 @@ def _masks(sequences: Seq[Sequence], chosen: Seq[Proposal | None]) -> Int32 | No
 
 
 def _parents(plan: StepPlan) -> Int64 | None:
-    """Of the tokens to verify; see `VerifyInput`. None: all are chains."""
+    """Return the parents of the tokens to verify, None if all are chains."""
     if all(proposal is None or proposal.is_chain for proposal in plan.chosen):
         return None
     parents = np.zeros((len(plan.chosen), 1 + plan.width), np.int64)

@@ -1,4 +1,4 @@
-"""What a caller asks for, and how far it has come."""
+"""A request and the state of its decoding."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -23,19 +23,19 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower is served first
-    cache_salt: str = ""  # kept prefixes are for requests of the same one alone
-    drafting: bool = True  # false: plain decoding, to compare with
-    always_drafts: bool = False  # in each round, whatever the policy chooses
-    grammar: Grammar | None = None  # what the text follows
+    cache_salt: str = ""  # cached prefixes are shared only within the same salt
+    drafting: bool = True  # false: plain decoding, for comparison
+    always_drafts: bool = False  # draft in each round, whatever the policy chooses
+    grammar: Grammar | None = None  # that the output must follow
 
     @cached_property
     def processor(self) -> LogitsProcessor:
-        """What the target needs to know to answer."""
+        """The logits processor for this request."""
         return LogitsProcessor(self.sampling, len(self.prompt), tuple(sorted(self.stop_ids)))
 
 
 def check_request(request: Request, max_seq_len: int) -> None:
-    """RequestError for a request that an engine of this length can never run."""
+    """Raise RequestError if an engine of this maximum length can never run the request."""
     if not request.prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     least = 0 if request.sampling.prompt_logprobs else 1
@@ -50,43 +50,44 @@ def check_request(request: Request, max_seq_len: int) -> None:
 
 
 class Draft(NamedTuple):
-    """A token that was proposed in a round."""
+    """A draft token of one round."""
 
     token: int
-    source: int  # its place in `SOURCES`
-    parent: int  # which of the round's drafts it follows; -1: the last token before them
+    source: int  # index in `SOURCES`
+    parent: int  # index of the draft it follows; -1: the anchor
     accepted: bool  # it is part of the text
-    logprob: float  # under the target as it is; NaN where that is not known
+    logprob: float  # under the target's unprocessed logits; NaN if unknown
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request under way."""
+    """One request being decoded."""
 
     request: Request
-    tokens: list[int] = field(default_factory=list)  # generated so far
-    # per token, those of a scored prompt first: its own, then the best; 0 for the prompt's first
+    tokens: list[int] = field(default_factory=list)  # generated tokens
+    # per token, scored prompt tokens first: the token itself, then the best; 0 for the first of the
+    # prompt
     logprobs: list[list[float]] = field(default_factory=list)
-    logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
-    sources: list[int] = field(default_factory=list)  # per token: its place in `SOURCES`
+    logprob_ids: list[list[int]] = field(default_factory=list)  # token ids of `logprobs`
+    sources: list[int] = field(default_factory=list)  # index in `SOURCES` of each token
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
-    # of each round, if its request asks for them, until they are given out; TensorRT-LLM has none
+    # drafts of each round not yet sent, if requested; TensorRT-LLM does not report them
     proposals: list[list[Draft]] = field(default_factory=list)
     drafted: int = 0  # draft tokens proposed
-    accepted: int = 0  # draft tokens that are part of the text
+    accepted: int = 0  # draft tokens accepted
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
-    # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
+    # for the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
-    cached_tokens: int = 0  # of the prompt, that came from the prefix cache
-    seen: int = 0  # tokens in the drafter's KV cache, from the first one on
-    buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
-    out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
-    ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
+    cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
+    seen: int = 0  # tokens in the drafter's KV cache
+    buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen
+    out_of_sync: bool = field(init=False)  # the drafter cannot catch up, and drafts no more here
+    ends: Callable[[int], bool] | None = None  # whether a token ends the text
     started: float | None = None  # time.monotonic() of its first step
-    dropped: bool = False  # nobody waits for it any more
+    dropped: bool = False  # the client is gone
     matcher: Matcher | None = None  # of the request's grammar
-    failure: str = ""  # why it ended with an error, if that is known
+    failure: str = ""  # reason of an error, if known
 
     def __post_init__(self) -> None:
         self.encoded = self.request.processor.encode()
@@ -104,36 +105,36 @@ class Sequence:
 
     @property
     def budget(self) -> int:
-        """Tokens still wanted."""
+        """Tokens still to generate."""
         return self.request.max_tokens - len(self.tokens)
 
     @property
     def round_budget(self) -> int:
-        """The same as rounds are told: there are no drafts after the last one."""
+        """Budget passed to rounds; 1 at most if out of sync, which asks for no drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
     def verified(self, tokens: int, num_draft_tokens: int) -> None:
-        """So many more are in the target's KV cache, and drafts were asked for, or DISCARD."""
+        """Count tokens added to the target's KV cache; num_draft_tokens: wanted, or DISCARD."""
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
-        # the drafter does not run where all texts end
+        # the drafter does not run if all texts end
         goes_on = self.budget > 1 or self.tokens or self.position < len(self.request.prompt)
         if num_draft_tokens > 0 and goes_on and not (self.finish_reason or self.out_of_sync):
             self.seen = self.position
 
     def load(self, tokens: int, seen: int) -> None:
-        """So many of the prompt's are in the target's KV cache, and in the drafter's."""
+        """Record how many prompt tokens the target's and the drafter's caches hold."""
         self.position = self.cached_tokens = tokens
         self.seen = seen
         self.out_of_sync = self.out_of_sync or seen < tokens
 
     def lose_drafter(self) -> None:
-        """Its drafter is another one now, which has seen none of its tokens."""
+        """Handle a drafter replacement: the new one has seen none of the tokens."""
         self.seen, self.candidates, self.out_of_sync = 0, None, True
 
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
-        """Take those of `count` prompt tokens, after the first one; what is left of the output."""
+        """Store scores of `count` prompt tokens after the first; return the output without them."""
         most = 1 + (self.request.sampling.logprobs or 0)
         if not self.logprobs:
             self.logprobs.append([0.0] * most)
@@ -145,7 +146,7 @@ class Sequence:
         )
 
     def commit(self, tokens: Seq[int]) -> int:
-        """Append what fits the budget, up to a stop token; returns how many were taken."""
+        """Append tokens up to the budget or a stop token; return how many."""
         taken = 0
         for token in tokens[: self.budget]:
             self.tokens.append(token)
@@ -165,8 +166,7 @@ class Sequence:
         return taken
 
     def commit_row(self, tokens: Seq[int], sources: Seq[int], output: RoundOutput, i: int) -> int:
-        """`commit` kept drafts of these sources and the target's own, with what row i says of
-        them."""
+        """Commit accepted drafts of these sources, the target's token and log-probabilities."""
         taken = self.commit(tokens)
         self.sources += [*sources, 0][:taken]
         if self.request.sampling.logprobs is not None:
@@ -178,10 +178,10 @@ class Sequence:
     def end_round(
         self, proposal: Proposal | None, kept: Seq[int], committed: int, logprobs: Float32
     ) -> None:
-        """Count what was proposed, and keep it if that is asked for.
+        """Count the round's drafts and store them if requested.
 
-        kept: which drafts were accepted, 1 is the first; the text may have ended before some of
-        them. logprobs: the row's of `RoundOutput`.
+        kept: accepted drafts, 1 is the first; the text may have ended before some. logprobs: the
+        row's of `RoundOutput`.
         """
         kept = kept[:committed]
         self.committed_per_round.append(committed)
@@ -200,7 +200,7 @@ class Sequence:
         self.proposals.append(drafts)
 
     def take_candidates(self, ids: Int64, probs: Float32, most: int) -> None:
-        """Keep those of at most so many next drafts; the target adds a token of its own."""
+        """Store the candidates of at most `most` next drafts, within the budget."""
         count = max(0, min(self.round_budget - 1, most, len(ids)))
         if NO_DRAFT in ids[:count, 0]:
             count = ids[:, 0].tolist().index(NO_DRAFT)

@@ -1,4 +1,4 @@
-"""Which sequence has which slot: active ones stay dense, so that a step pays for what is active."""
+"""Slot assignment: active sequences stay dense, so that a step costs only what is active."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,16 @@ from dflash_trt.decoding.sequence import Sequence
 
 
 class Slots:
-    """Decoding sequences have the slots `first` .. first+n-1, the one being prefilled the next."""
+    """Decoding sequences have slots `first` .. first+n-1, the one in prefill the next."""
 
     def __init__(self, first: int, cache: PrefixCache | None = None) -> None:
-        """cache: where prefixes of these sequences are kept, for those to come."""
+        """Set up without sequences; `cache` keeps their prefixes for later requests."""
         self.first = first
         self.decoding: list[Sequence] = []
         self.prefilling: Sequence | None = None
         self._cache = cache
-        self._copies: list[tuple[int, int, int | Sequence, int]] = []  # tokens, or all of whose
-        self._used = 0  # in the last step
+        self._copies: list[tuple[int, int, int | Sequence, int]] = []  # tokens, or whose all
+        self._used = 0  # slots used in the last step
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.decoding
@@ -29,18 +29,18 @@ class Slots:
 
     @property
     def keeps(self) -> bool:
-        """Whether prompts are kept."""
+        """Whether there is a prefix cache."""
         return self._cache is not None
 
     @property
     def unsaved(self) -> bool:
-        """Whether what is to be kept waits for a step, and no sequence is left that has one."""
+        """Whether copies wait for a step while no sequence has a slot."""
         return self._cache is not None and bool(self._copies) and not len(self)
 
     def load(self, sequence: Sequence, *, drafted: bool) -> None:
-        """Begin the one being prefilled with what is kept of its prompt.
+        """Load the cached prefix of the sequence in prefill.
 
-        drafted: only with what the drafter has seen.
+        drafted: only what the drafter has too.
         """
         request = sequence.request
         if self._cache is None or request.sampling.prompt_logprobs:
@@ -52,7 +52,7 @@ class Slots:
         sequence.load(len(found) * BLOCK, seen * BLOCK)
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep what is in the caches of it; while it goes on only what both models have."""
+        """Add a sequence to the prefix cache; while it runs, only tokens that both models have."""
         if self._cache is None:
             return
         request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
@@ -64,7 +64,7 @@ class Slots:
         self._copies += [(slot, number, BLOCK, start) for number, start in stored]
 
     def free(self, sequence: Sequence) -> None:
-        """The last decoding sequence moves into the slot, the prefilling one moves up."""
+        """Free a slot: the last decoding sequence moves into it, the one in prefill moves down."""
         if sequence.finish_reason != "error":
             self.keep(sequence)
         if sequence is self.prefilling:
@@ -79,7 +79,7 @@ class Slots:
             self._move(last + 1, last, self.prefilling)
 
     def take_copies(self) -> list[int]:
-        """What the next step has to copy first, as in `VerifyInput.batch`; asked once a step."""
+        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
         copies: list[int] = []
         for source, destination, tokens, start in self._copies:
             count = tokens.position if isinstance(tokens, Sequence) else tokens
@@ -90,12 +90,12 @@ class Slots:
         return copies
 
     def done(self) -> None:
-        """The step that had the copies has ended well."""
+        """Mark the step that had the copies as finished."""
         if self._cache is not None:
             self._cache.done(self)
 
     def forget(self) -> None:
-        """The step failed, and nobody knows what it did."""
+        """Clear the prefix cache after a failed step."""
         if self._cache is not None:
             self._cache.clear(self)
 

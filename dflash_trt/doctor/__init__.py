@@ -1,6 +1,6 @@
-"""`dflash-trt doctor`: can this machine run this build? Each check is named and says what to do.
+"""`dflash-trt doctor`: named checks of whether this machine can run a build, with fixes.
 
-Run it on the machine with the GPUs, before anything is served there.
+Run it on the machine with the GPUs, before serving.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ OF_DECODING = (decoding.generation, decoding.acceptance, decoding.greedy_texts)
 def examine(
     directory: Path, generate: bool | None, depth: Depth | None = None
 ) -> Iterator[Finding]:
-    """Yield each check as it is made.
+    """Yield each finding.
 
-    generate: whether to let TensorRT-LLM decode a few prompts; None: if nothing is wrong before.
-    depth: how files are checked, see `manifest.check_build`.
-    Raises BuildError when `directory` is no build.
+    generate: whether to let TensorRT-LLM decode a few prompts; None: if there was no error before.
+    depth: of checking files, see `manifest.check_build`. Raises BuildError if `directory` is no
+    build.
     """
     patient, wrong = Patient(directory.resolve(), read_manifest(directory), depth), False
     bundle = patient.kind == KIND

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM decodes of a build: what is accepted, and the texts of plain decoding."""
+"""Checks of decoding with TensorRT-LLM: acceptance, and equality with plain decoding."""
 
 import json
 import os
@@ -25,10 +25,10 @@ from dflash_trt.serving.front import guide
 from dflash_trt.tensorrt_llm import BundleInfo, first_generation
 from dflash_trt.tensorrt_llm.first_generation import TOKENS, Case, Generated, Measured
 
-TIMEOUT = 3600.0  # seconds, of a process
+TIMEOUT = 3600.0  # seconds, for a process
 NOTHING = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
-TEXTS = 64  # at once, as far as the build has room: compared with plain decoding's
-LONG = 8000  # tokens of the long prompt, at most
+TEXTS = 64  # limit of parallel texts, which are compared with plain decoding's
+LONG = 8000  # limit of the long prompt in tokens
 COLLAPSED = (
     "Check that target and drafter are the published pair (`dflash-trt inspect --deep` where it "
     "fits), and that engine.args leaves speculation on and kv_cache_config.enable_block_reuse off"
@@ -40,7 +40,7 @@ CITIES = ("Lyon", "Osaka", "Quito", "Tromso")
 
 @check("error")
 def generation(patient: Patient) -> Found:
-    """Whether it decodes at all, and whether the drafter is worth its time."""
+    """Check that it decodes, and that the drafter pays."""
     made = _generated(patient, plain=False)
     if isinstance(made, Found):
         return made
@@ -52,13 +52,13 @@ def generation(patient: Patient) -> Found:
 
 @check("error")
 def acceptance(patient: Patient) -> Found:
-    """Many at once, JSON and long prompts are where features or masks go wrong."""
+    """Check acceptance of parallel, JSON and long prompts, where features or masks may fail."""
     return judged(_drafted(patient)[1:], patient.info)
 
 
 @check("error")
 def greedy_texts(patient: Patient) -> Found:
-    """Drafts must not change the text, but where two tokens are as good as equally likely."""
+    """Check that drafts do not change texts, except between almost equally likely tokens."""
     drafted = _drafted(patient)[1]
     plain = _generated(patient, plain=True)
     if isinstance(plain, Found):
@@ -70,7 +70,7 @@ def greedy_texts(patient: Patient) -> Found:
 
 
 def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
-    """Judge what is accepted by nothing at all, and the lowest that is believed of this drafter."""
+    """Judge acceptance against almost none, and the lowest plausible figure for this drafter."""
     lengths = {case.name: case.acceptance_length or 1.0 for case in cases}
     told = [f"{case.name} {case.error or f'{lengths[case.name]:.2f}'}" for case in cases]
     what = f"tokens a round: {', '.join(told)}"
@@ -79,7 +79,7 @@ def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
     if not failed and all(case.acceptance_length is None for case in cases):
         fix = "See that engine.args leaves speculation on"
         return Found(False, f"{what}; no round with drafts is reported", fix, "warning")
-    if low == [LONG_PROMPT] and not failed:  # the text stays right, and others are fast
+    if low == [LONG_PROMPT] and not failed:  # the text stays correct, and others are fast
         fix = "Limit serving.max_seq_len if the drafter has not learnt prompts of this length"
         return Found(False, what, fix, "warning")
     if low or failed:
@@ -91,7 +91,7 @@ def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
 
 
 def compared(drafted: Measured, plain: Measured) -> Found:
-    """Count the texts that are equal: other kernels for a row than for a block turn near-ties."""
+    """Compare texts; kernels for a row and for a block differ, which turns near-ties."""
     pairs = list(zip(drafted.texts, plain.texts, strict=True))
     equal = sum(ours == its for ours, its in pairs)
     what = f"{equal} of {len(pairs)} greedy texts are plain decoding's"
@@ -109,7 +109,7 @@ def _drafted(patient: Patient) -> list[Measured]:
 
 
 def _cases(patient: Patient) -> Iterator[Case]:
-    """Prompts one at a time, many at once, then those of each kind."""
+    """Yield prompts one at a time, then many at once, then of each kind."""
     folder, args = patient.directory / "tokenizer", patient.args
     encode, most = load_encoding(folder), int(args.get("max_seq_len") or 1024) - TOKENS
     if not args.get("enable_chunked_prefill"):
@@ -124,7 +124,7 @@ def _cases(patient: Patient) -> Iterator[Case]:
     as_json = [encode(each)[-most:] for each in asked]
     if backend := args.get("guided_decoding_backend"):
         grammar = Grammar("json_schema", json.dumps(SCHEMA))
-        with suppress(RequestError):  # a backend that cannot wait for a channel
+        with suppress(RequestError):  # the backend cannot wait for a channel
             rule = guide(grammar, backend, channels=has_channels(load_tokenizer(folder)))
             yield Case("guided JSON", as_json, guide=rule)
     yield Case("JSON", as_json)
@@ -137,7 +137,7 @@ def _cases(patient: Patient) -> Iterator[Case]:
 
 @cache
 def _generated(patient: Patient, *, plain: bool) -> Generated | Found:
-    """What TensorRT-LLM gave, in a process of its own; `Found`: why it did not."""
+    """Return TensorRT-LLM's results from a separate process; `Found`: why there are none."""
     info = patient.info
     if info.nodes > 1:
         raise NotKnown(f"it takes {info.nodes} machines, and this is one")
@@ -159,7 +159,7 @@ def _generated(patient: Patient, *, plain: bool) -> Generated | Found:
             stdout=stream,
             stderr=stream,
             env=os.environ | info.environment,
-            start_new_session=True,  # its ranks are processes, too
+            start_new_session=True,  # its ranks are processes too
         )
         try:
             with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Where a build lies, the GPUs as `nvidia-smi` has them, and whether TensorRT-LLM takes it."""
+"""Checks of a build's files, the GPUs (from `nvidia-smi`), and TensorRT-LLM."""
 
 import importlib.util
 import os
@@ -26,18 +26,18 @@ from dflash_trt.tensorrt_llm import (
 )
 
 GIB = 1 << 30
-LEAST_SHARED = GIB  # Docker's own 64 MiB end NCCL and Triton's Python models
-LEAST_DRIVER = 580  # of CUDA 13 (its release notes), which TensorRT-LLM 1.4 is built with
+LEAST_SHARED = GIB  # NCCL and Triton's Python models fail with Docker's default of 64 MiB
+LEAST_DRIVER = 580  # for CUDA 13 (its release notes), which TensorRT-LLM 1.4 uses
 NO_GPU = "no GPU was found"
 
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """A build, and this machine as far as it was looked at."""
+    """A build, and this machine as far as examined."""
 
     directory: Path
     manifest: dict[str, Any] = field(repr=False)
-    depth: Depth | None  # of the check of its files
+    depth: Depth | None  # of checking files
 
     @property
     def kind(self) -> str:
@@ -61,13 +61,13 @@ class Patient:
 
     @property
     def gpus(self) -> list[SeenGpu]:
-        """Those that the build takes."""
+        """The GPUs that the build uses."""
         return self.all_gpus[: self.info.gpus]
 
 
 @check("error")
 def files(patient: Patient) -> Found:
-    """A copy that broke off, or an original of `checkpoints: link` that is gone."""
+    """Check for an interrupted copy, or a missing original of `checkpoints: link`."""
     files = patient.manifest["files"]
     if found := differences(patient.directory, patient.manifest, patient.depth):
         fix = "Copy the build here again, or run `dflash-trt build` again"
@@ -78,7 +78,7 @@ def files(patient: Patient) -> Found:
 
 @check("error")
 def shared_memory(patient: Patient) -> Found:
-    """NCCL and Triton's Python models hand over tensors through it."""
+    """Check shared memory, through which NCCL and Triton's Python models pass tensors."""
     fix = "Start the container with --ipc=host or --shm-size=16g"
     try:
         status = os.statvfs("/dev/shm")
@@ -90,17 +90,17 @@ def shared_memory(patient: Patient) -> Found:
 
 @check("error")
 def triton(patient: Patient) -> Found:
-    """The server itself. It splits the command lines of its Python models at spaces."""
+    """Check for tritonserver, which splits command lines of Python models at spaces."""
     if len(str(patient.directory).split()) > 1:
         what = f"Triton runs no model under a path with a space: {patient.directory}"
         return Found(False, what, "Move the build")
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as runtime:
-        return Found(True, str(find_binary(Path(runtime)).path))  # raises where there is none
+        return Found(True, str(find_binary(Path(runtime)).path))  # raises if there is none
 
 
 @check("error")
 def gpu_count(patient: Patient) -> Found:
-    """Each rank has a GPU of its own."""
+    """Check the number of GPUs: each rank needs one."""
     info, found = patient.info, patient.all_gpus
     names = ", ".join(sorted({gpu.name for gpu in found})) or "none"
     what = f"{len(found)} GPUs ({names}), and the build takes {info.gpus}"
@@ -114,7 +114,7 @@ def gpu_count(patient: Patient) -> Found:
 
 @check("warning")
 def gpu_model(patient: Patient) -> Found:
-    """The arguments were chosen for another; CUDA 13 does not run on an older driver."""
+    """Check the GPU model, which the arguments depend on, and the driver for CUDA 13."""
     if not patient.gpus:
         raise NotKnown(NO_GPU)
     info, gpu = patient.info, patient.gpus[0]
@@ -130,7 +130,7 @@ def gpu_model(patient: Patient) -> Found:
 
 @check("warning")
 def gpu_memory(patient: Patient) -> Found:
-    """The KV cache is sized by what is free as the server starts."""
+    """Check free memory, from which the KV cache is sized at start."""
     if not patient.gpus:
         raise NotKnown(NO_GPU)
     least, wanted = min(gpu.free_bytes for gpu in patient.gpus), patient.info.memory_bytes
@@ -143,7 +143,7 @@ def gpu_memory(patient: Patient) -> Found:
 
 @check("error")
 def tensorrt_llm(patient: Patient) -> Found:
-    """It must be there, and its class `TorchLlmArgs` take the arguments, of another release too."""
+    """Check that TensorRT-LLM is installed, and that its `TorchLlmArgs` accepts the arguments."""
     wanted = patient.info.version
     fix = f"Run: pip install tensorrt-llm=={wanted}, or use an image that has it"
     try:
@@ -160,7 +160,7 @@ def tensorrt_llm(patient: Patient) -> Found:
 
 @check("error")
 def drafter_attention(patient: Patient) -> Found:
-    """VANILLA is a package that TensorRT-LLM does not bring along."""
+    """Check for flash-attn, which VANILLA needs and TensorRT-LLM does not install."""
     backend = (patient.args.get("speculative_config") or {}).get("attention_backend")
     missing = backend == "VANILLA" and importlib.util.find_spec("flash_attn") is None
     what = f"attention_backend {backend}"
@@ -170,7 +170,7 @@ def drafter_attention(patient: Patient) -> Found:
 
 @check("warning")
 def faults_known(patient: Patient) -> Found:
-    """What others met on these GPUs, with these arguments and packages."""
+    """Check for known faults with these GPUs, arguments and packages."""
     seen = {gpu.sm for gpu in patient.gpus} or {patient.info.sm}
     return look_up(LlmArgs(patient.args), seen, patient.info.architecture)
 

@@ -1,4 +1,4 @@
-"""One module per engine kind: build it, load it, step it."""
+"""Engines: one module per kind builds, loads and steps it."""
 
 from dflash_trt.engines.info import (
     COSTS_FILE,

@@ -1,4 +1,4 @@
-"""What quantized weights cost: a target's logits on fixed text against its unquantized engine's."""
+"""Accuracy of quantized weights: a target's logits compared with its unquantized engine's."""
 
 import json
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ TEXTS = (
     "Q: A train leaves at 9:40 and takes 75 minutes. When does it arrive?\nA: 9:40 plus 1 hour is",
     '{"name": "Ada", "born": 1815, "languages": ["English", "French"], "friends": [{"name":',
 )
-TOKENS = 64  # of a text, at most
+TOKENS = 64  # limit per text
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of all next-token logits over `tokens` tokens of text, teacher-forced.
+    """Errors of all next-token logits over `tokens` tokens of text, teacher-forced.
 
-    agreement: share of positions with the same greedy token; rms: root mean square of the error
-    over that of the logits; largest: the largest error of one logit.
+    agreement: fraction of positions with the same greedy token; rms: root mean square of the error
+    over that of the logits; largest: the largest error of a logit.
     """
 
     tokens: int
@@ -38,10 +38,10 @@ class Accuracy:
 
 
 def original_logits(original: Path, texts: Sequence[Sequence[int]]) -> Floats:
-    """What `compare` holds quantized engines of a target against, of its unquantized engine.
+    """Return logits of the unquantized engine, for `compare`.
 
-    It runs unoptimised: each weight is then unpacked when it is its turn, so that what is in memory
-    is the largest of them in float32 (the head, twice), not the model.
+    Runs unoptimized: weights are unpacked one at a time, so peak memory is the largest weight in
+    float32 (the head, twice), not the model.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -53,7 +53,7 @@ def original_logits(original: Path, texts: Sequence[Sequence[int]]) -> Floats:
 def compare(quantized: Path, expected: Floats, texts: Sequence[Sequence[int]]) -> Accuracy:
     """Run an engine over token ids; expected: `original_logits` of the same.
 
-    Raises EngineError when ONNX Runtime would unpack quantized weights anew in each step.
+    Raises EngineError if ONNX Runtime would unpack quantized weights in every step.
     """
     options = ort.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(quantized / "profile")
@@ -73,7 +73,7 @@ def compare(quantized: Path, expected: Floats, texts: Sequence[Sequence[int]]) -
 def teacher_forced(
     session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]
 ) -> Floats:
-    """Float32 `[tokens of all texts, vocab]`."""
+    """Return logits, float32 `[tokens of all texts, vocab]`."""
     found = []
     for text in texts:
         n = len(text)
@@ -93,7 +93,7 @@ def teacher_forced(
 
 
 def _check_fused(profile: Path, engine: Path) -> None:
-    """ONNX Runtime joins DequantizeLinear and MatMul to one node, MatMulNBits, or is far slower."""
+    """Raise EngineError unless DequantizeLinear and MatMul are fused; unfused is far slower."""
     events = json.loads(profile.read_text())
     profile.unlink()
     for event in events:

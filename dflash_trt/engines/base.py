@@ -1,4 +1,4 @@
-"""What engines of both kinds do alike: steps bound once, caches moved in place."""
+"""Common base of engines: steps bound once, caches moved in place."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,18 +22,18 @@ class LoadedEngine(ABC):
     visible_step: int
 
     def __init__(self, info: EngineInfo, most: int) -> None:
-        """most: steps that are kept bound."""
+        """Set up; most: number of steps that stay bound."""
         self.info = info
         self._steps = BoundSteps(most)
         self._room: dict[str, tuple[int, Any]] = {}
-        self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
+        self._alike: list[Any] = []  # by shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
         self.least_rows = 1
-        self._blocks: dict[int, list[Any]] = {}  # what is kept by numbers from KEPT on, of `_alike`
+        self._blocks: dict[int, list[Any]] = {}  # kept tokens by number, by group
 
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> Any:
-        """Memory for KV caches."""
+        """Allocate memory for KV caches."""
 
     @abstractmethod
     def _copy(self, source: Any, destination: Any) -> None: ...
@@ -46,11 +46,11 @@ class LoadedEngine(ABC):
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        """See `engines.step.Engine`."""
+        """Return the bound step; see `engines.step.Engine`."""
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        """See `engines.step.Engine`."""
+        """Copy within the caches; see `engines.step.Engine`."""
         if destination == NOTHING:
             self._blocks.pop(source, None)
             return
@@ -67,7 +67,7 @@ class LoadedEngine(ABC):
             self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """See `engines.step.Engine`."""
+        """Compact a tree's accepted tokens; see `engines.step.Engine`."""
         moves = token_moves(start, kept)
         for caches in self._alike:
             for source, destination in moves:
@@ -80,14 +80,13 @@ class LoadedEngine(ABC):
             self._caches.update(zip(names, self._alike[-1], strict=True))
 
     def _buffer(self, name: str, shape: tuple[int, ...], make: Callable[[int], Any]) -> Any:
-        """The one buffer of this name that all steps share, as `make(size)` made it: a real
-        vocabulary's logits are large, and so are a prompt's features of every length."""
+        """Return the buffer of this name, made by `make(size)`; shared, because it may be large."""
         size = math.prod(shape)
         room, buffer = self._room.get(name, (0, None))
         if buffer is None or room < size:
-            # twice as much, so that it seldom grows: what is not used takes addresses alone
+            # doubled, so that it seldom grows: unused memory takes only addresses
             room = size if buffer is None else 2 * size
             buffer = make(room)
             self._room[name] = room, buffer
-            self._steps.clear()  # they hold on to the smaller one
+            self._steps.clear()  # they reference the old buffer
         return buffer

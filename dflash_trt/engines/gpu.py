@@ -1,4 +1,4 @@
-"""Memory of one GPU, one stream of work on it, and what engines on GPUs do alike."""
+"""Memory and a stream of one GPU, and the common base of engines on GPUs."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.step import step_tensors
 
-LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
-Both = tuple[torch.Tensor, torch.Tensor]  # a tensor's memory on the host and on the GPU
+LARGE = ("features", "logits")  # tensors whose memory all steps share
+Both = tuple[torch.Tensor, torch.Tensor]  # memory on the host and on the GPU
 
 
 class Gpu:
@@ -21,24 +21,24 @@ class Gpu:
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.stream = int(self._stream.cuda_stream)  # as CUDA knows it
+        self.stream = int(self._stream.cuda_stream)  # CUDA's handle
 
     def memory(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Zeros on the GPU."""
+        """Return zeros on the GPU."""
         with torch.cuda.stream(self._stream):
             return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
 
     def host(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Zeros in pinned memory of the host."""
+        """Return zeros in pinned memory of the host."""
         return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=True)
 
     def copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy between any two of these; returns before it is done."""
+        """Start a copy between any two tensors; does not wait."""
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record `work` as a CUDA graph; returns what launches it."""
+        """Record `work` as a CUDA graph; return a function that launches it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(capture_error_mode="thread_local")
@@ -59,7 +59,7 @@ class Gpu:
 
 
 class GpuEngine(LoadedEngine):
-    """An engine whose caches lie on a GPU; a step's inputs and outputs are there and here."""
+    """An engine with caches on a GPU; inputs and outputs have host copies."""
 
     _gpu: Gpu
 
@@ -69,7 +69,7 @@ class GpuEngine(LoadedEngine):
     def _tensors(
         self, n: int, width: int, visible: int, scored: int, context: int
     ) -> tuple[dict[str, Both], dict[str, Both]]:
-        """Memory for the inputs and outputs of a step of these sizes, see `step_tensors`."""
+        """Allocate the inputs and outputs of a step of these sizes, see `step_tensors`."""
         inputs, outputs = (
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
             for x in step_tensors(self.info, n, width, visible, scored, context)
@@ -88,7 +88,7 @@ class GpuEngine(LoadedEngine):
 
 
 class Outputs(dict[str, Any]):
-    """Outputs by name; logits, which few rounds look at, are copied when they are asked for."""
+    """Outputs by name; logits, which few rounds need, are copied on access."""
 
     def __init__(self, gpu: Gpu, outputs: dict[str, Both], logits: Both) -> None:
         super().__init__((name, host.numpy()) for name, (host, _) in outputs.items())

@@ -1,4 +1,4 @@
-"""`engine.json`: what whoever steps an engine must know of it."""
+"""Description of an engine, `engine.json`."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,31 +10,31 @@ from dflash_trt.files import EXACT, Size, read_as
 from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
-COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `cost_profile.py`
+COSTS_FILE = "costs.json"  # beside both engines, not part of a build: `speculation/costs.py`
 HELD = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
-Shape = tuple[int | str, ...]  # a name is a size that each step chooses
+Shape = tuple[int | str, ...]  # a string is a size chosen by each step
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInfo:
-    """What TensorRT made of a graph."""
+    """A TensorRT plan."""
 
     __pydantic_config__: ClassVar = EXACT
 
     library: str  # "tensorrt" or "tensorrt_rtx"
-    version: str  # of the library: it loads no plan of another version
-    compute_capabilities: tuple[str, ...]  # of the GPUs that it runs on
+    version: str  # of the library, which loads only its own version's plans
+    compute_capabilities: tuple[str, ...]  # of supported GPUs
     dtype: str  # "float16" or "bfloat16": weights, products and KV caches
     graph: str  # SHA-256 of the graph's file
-    prefill_chunk: int  # the most tokens of a sequence in one step
-    profiles: tuple[dict[str, tuple[int, int, int]], ...]  # least, usual, most of each named size
+    prefill_chunk: int  # most tokens of a sequence in one step
+    profiles: tuple[dict[str, tuple[int, int, int]], ...]  # minimum, optimum, maximum
     inputs: dict[str, tuple[str, Shape]]  # dtype and shape
     outputs: dict[str, tuple[str, Shape]]
-    aliases: dict[str, str]  # outputs that are written into the memory of an input
-    taken_apart: tuple[str, ...] = ()  # attention nodes for which there is no kernel
+    aliases: dict[str, str]  # outputs written into an input's memory
+    taken_apart: tuple[str, ...] = ()  # attention nodes without a kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +48,28 @@ class EngineInfo:
     slots: Size
     max_seq_len: Size
     cache_len: Size  # max_seq_len plus room for rows that are written but never seen
-    threads: Size | None  # as the config says; see `cpu_threads`
+    threads: Size | None  # from the config; see `cpu_threads`
     vocab_size: Size  # of the logits
-    best: int  # how many of each row's largest logits the graph picks out
-    pair_scores: bool  # whether it scores each of those by the one taken a place before
-    block_size: Size  # tokens that the drafter fills at once, and the anchor; 1 without a drafter
-    sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
+    best: int  # number of each row's largest logits that the graph returns
+    pair_scores: bool  # whether candidates are scored by the one before
+    block_size: Size  # the anchor and the tokens drafted at once; 1 without a drafter
+    sample_from_anchor: bool  # the first draft is from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim of each layer
-    feature_size: int  # taps * hidden_size, 0 where nothing is tapped
-    window: int | None  # of the layer that sees the least; None: all see everything
+    caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim per layer
+    feature_size: int  # taps * hidden_size; 0 without taps
+    window: int | None  # smallest attention window; None: none
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
-    # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
+    # checkpoint files that the graph references (`weights: link`), by link name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
-    # of the GPUs' plans that compute together; others than 0 lie in the directory of 0
+    # among GPUs that compute together; ranks above 0 are inside rank 0's directory
     rank: int = 0
     ranks: Size = 1
-    plan: PlanInfo | None = None  # of kind tensorrt
-    device: str = "cpu"  # of kind onnxruntime: "cpu" or "cuda"
+    plan: PlanInfo | None = None  # for kind tensorrt
+    device: str = "cpu"  # for kind onnxruntime: "cpu" or "cuda"
 
     @property
     def cpu_threads(self) -> int:
-        """Threads of an engine call: as was asked for, or the cores."""
+        """Threads of an engine call: the configured number, or the cores."""
         return self.threads or usable_cores()
 
     @property
@@ -79,37 +79,37 @@ class EngineInfo:
 
     @property
     def token_bytes(self) -> int:
-        """Memory of a token's keys and values, over all ranks."""
-        wide = 2 if self.plan else 4  # plans are in 16 bits, graphs in float32
+        """Bytes of a token's keys and values, over all ranks."""
+        wide = 2 if self.plan else 4  # 16 bits in plans, float32 in graphs
         return 2 * wide * sum(heads * size for heads, size in self.caches) * self.ranks
 
     @property
     def most_verified(self) -> int:
-        """The most tokens of a sequence in a round: the anchor and what was drafted."""
+        """The most tokens of a sequence in a round: the anchor and drafts."""
         return most_verified(self.block_size)
 
     @property
     def deepest(self) -> int:
-        """How deep a tree of drafts may be, the anchor being at 0.
+        """The maximum depth of a tree of drafts; the anchor has depth 0.
 
-        Graphs measure windows in cache rows, and a tree's tokens lie further apart there than they
-        are in the text: no matter while no window ends between two drafts.
+        Graphs measure windows in cache rows, and a tree's tokens are further apart there than in
+        the text. That does not matter while no window ends between two drafts.
         """
         return min(self.window or self.most_verified, self.most_verified - 1)
 
 
 def most_verified(block_size: int) -> int:
-    """See `EngineInfo.most_verified`."""
+    """Return `EngineInfo.most_verified` for a block size."""
     return max(block_size, MOST_VERIFIED)
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Return where the engine of a rank lies; `directory` is that of rank 0."""
+    """Return the directory of a rank's engine; `directory` is that of rank 0."""
     return directory / f"rank-{rank}" if rank else directory
 
 
 def stamp(file: Path) -> dict[str, int]:
-    """Size in bytes and time of the last change of a file that lies elsewhere."""
+    """Return size in bytes and modification time of a referenced file."""
     status = file.stat()
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -120,9 +120,9 @@ def write_info(directory: Path, info: EngineInfo) -> None:
 
 
 def read_info(directory: Path, kind: str) -> EngineInfo:
-    """Read `engine.json`; EngineError when it is missing, damaged or of another kind.
+    """Read `engine.json`; EngineError if missing, damaged or of another kind.
 
-    And when a checkpoint that the engine points into is gone or has changed since.
+    Also if a checkpoint file that the engine references is gone or has changed.
     """
     path = directory / ENGINE_FILE
     try:

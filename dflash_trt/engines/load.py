@@ -1,4 +1,4 @@
-"""An engine of whichever kind its directory says."""
+"""Loading of engines of any kind."""
 
 import importlib
 from pathlib import Path
@@ -8,15 +8,15 @@ from dflash_trt.engines.step import Engine
 from dflash_trt.errors import EngineError
 from dflash_trt.files import read_json
 
-MODULES = {  # where a kind's `Engine` is
+MODULES = {  # modules with an `Engine` class
     "onnxruntime": "dflash_trt.engines.onnxruntime",
     "tensorrt": "dflash_trt.engines.tensorrt.engine",
 }
-ON_CUDA = "dflash_trt.engines.cuda.engine"  # of a graph that is for a GPU
+ON_CUDA = "dflash_trt.engines.cuda.engine"  # for graphs on a GPU
 
 
 def engine_kind(directory: Path) -> str:
-    """EngineError where `engine.json` does not say a kind that can be run here."""
+    """Return the kind in `engine.json`; EngineError if it is invalid or cannot run here."""
     path = directory / ENGINE_FILE
     try:
         kind = read_json(path)["kind"]
@@ -30,9 +30,9 @@ def engine_kind(directory: Path) -> str:
 
 
 def load_engine(directory: Path, alone: bool = False) -> Engine:
-    """Load a target or a drafter; EngineError when it cannot be.
+    """Load a target or a drafter; EngineError if that fails.
 
-    alone: in its process, while one of another process takes turns with it on the same cores.
+    alone: one engine per process, taking turns with another process on the same cores.
     """
     kind = engine_kind(directory)
     on_cuda = read_info(directory, kind).device == "cuda"
@@ -43,17 +43,17 @@ def load_engine(directory: Path, alone: bool = False) -> Engine:
 
 
 def roles(engines: Path) -> list[Path]:
-    """Directories of the target's engine and, where a build has one, the drafter's."""
+    """Return the directories of the target's engine and, if any, the drafter's."""
     drafter = engines / "drafter"
     return [engines / "target", *([drafter] if drafter.is_dir() else [])]
 
 
 def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
-    """Target and drafter, if there is one."""
+    """Load the target and the drafter, if any."""
     target, *others = map(load_engine, roles(engines))
     return target, others[0] if others else None
 
 
 def read_infos(engines: Path) -> list[EngineInfo]:
-    """The target's and the drafter's, if there is one."""
+    """Read the target's and the drafter's `engine.json`, if any."""
     return [read_info(each, engine_kind(each)) for each in roles(engines)]

@@ -18,7 +18,7 @@ from dflash_trt.errors import EngineError
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
 SPIN = "500"  # microseconds
-BOUND_STEPS = 1024  # 16 sequences, as many tokens of each, a few lengths: 0.2 ms to bind one
+BOUND_STEPS = 1024  # 16 sequences times 16 tokens times a few lengths: 0.2 ms to bind one
 CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
 
 Array = npt.NDArray[np.generic]
@@ -35,7 +35,7 @@ class Engine(LoadedEngine):
         super().__init__(info, BOUND_STEPS)
         options = ort.SessionOptions()
         if alone:
-            # threads spin for 20 ms after a step and more, on the cores of the other engine
+            # by default threads spin for 20 ms and more after a step, on the other engine's cores
             options.intra_op_num_threads = info.cpu_threads
             options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
         self._session = load_session(directory, info, options)
@@ -78,9 +78,9 @@ _pool_is_set = False
 
 
 def use_one_pool(threads: int) -> None:
-    """One pool for all sessions of a process: target and drafter take turns on the same cores.
+    """Use one thread pool for all sessions, because target and drafter alternate.
 
-    ONNX Runtime lets it be sized once; the first engine of the process decides.
+    ONNX Runtime allows sizing it once: the first engine of the process decides.
     """
     global _pool_is_set
     if not _pool_is_set:
@@ -94,26 +94,26 @@ def load_session(
     options: ort.SessionOptions,
     provider: tuple[str, dict[str, str]] = CPU,
 ) -> ort.InferenceSession:
-    """The graph of an engine directory, with its weights; EngineError when it cannot be loaded.
+    """Load the graph of an engine directory; EngineError if that fails.
 
     provider: name and options.
     """
     if not options.intra_op_num_threads:
         use_one_pool(info.cpu_threads)
         options.use_per_session_threads = False
-    # planning which buffers to share takes minutes for a graph with many experts, and saves no time
+    # planning buffer reuse takes minutes with many experts, and saves no time
     options.enable_mem_reuse = False
     options.log_severity_level = 3
     path = directory / GRAPH_FILE
     try:
         if info.originals:
-            # ONNX Runtime follows no link out of the directory, but takes files that are mapped
+            # ONNX Runtime follows no link out of the directory, but accepts mapped files
             names = [WEIGHTS_FILE, *info.originals]
             files = [_mapped(directory / name) for name in names]
             sizes = [len(file) for file in files]
             options.add_external_initializers_from_files_in_memory(names, files, sizes)
         return ort.InferenceSession(path, options, providers=[provider])
-    except Exception as error:  # onnxruntime raises its own classes, all unlike each other
+    except Exception as error:  # onnxruntime raises unrelated classes
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",
             "The engine directory is damaged or from another version: run `dflash-trt build`.",
@@ -130,11 +130,11 @@ if TYPE_CHECKING:
 
 
 def least_rows(engine: "LoadedEngine") -> int:
-    """Tokens and head rows that a step must have for logits to depend on no neighbours, 1 or 2.
+    """Return how many rows a step needs for logits independent of other sequences, 1 or 2.
 
-    Some CPUs have another kernel of ONNX Runtime for one row than for more. They agree to 1e-5, of
-    which quantized layers make up to 0.5 where an input is rounded otherwise. So an engine decodes
-    two tokens together and one by one as it is loaded, and compares bits; its cache is empty yet.
+    On some CPUs ONNX Runtime has another kernel for one row. Results agree to 1e-5, which quantized
+    layers amplify up to 0.5 if an input rounds differently. So a new engine, its cache still empty,
+    decodes two tokens together and one by one, and compares bits.
     """
     together = _logits(engine, 0, 2)
     alone = [_logits(engine, place, 1) for place in range(2)]

@@ -12,17 +12,17 @@ from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
 from dflash_trt.graphs.positions import Positions
 
 Attend = Callable[[ir.Value, ir.Value], ir.Value]
-HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
+HIDDEN = -6e4  # masked score, within float16
 
 
 def attention_block(
     g: GraphBuilder, layer: Layer, hidden: ir.Value, context: ir.Value | None, at: Positions
 ) -> ir.Value:
-    """Self-attention with residual; `hidden` is `[n * Q, hidden_size]`.
+    """Build self-attention with residual; `hidden` is `[n * Q, hidden_size]`.
 
-    `context` `[n, C, hidden_size]`, when given, is injected: it passes through k_proj and v_proj
-    only, in front of the block's own keys and values (DFlash, KV injection). Keys and values are
-    written to the cache at `at.write_index`; the mask alone decides which rows are seen.
+    `context` `[n, C, hidden_size]`, if given, is injected: it passes only through k_proj and
+    v_proj, before the block's own keys and values (DFlash, KV injection). Keys and values are
+    written to the cache at `at.write_index`; the mask alone decides which rows are attended to.
     """
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
@@ -62,11 +62,11 @@ def attention_block(
 def _attend(
     g: GraphBuilder, layer: Layer, keys: ir.Value, values: ir.Value, q: ir.Value, mask: ir.Value
 ) -> ir.Value:
-    """What queries `[n, heads, Q, head_dim]` see, in the same shape.
+    """Build attention of queries `[n, heads, Q, head_dim]`; returns the same shape.
 
-    By the Attention op, or in steps where that cannot do it: with soft caps on scores (TensorRT's
-    parser refuses the op's own) or sinks `[heads]`, the scores of a key that every query sees and
-    that has no value (gpt-oss).
+    Uses the Attention op, or separate nodes for what it cannot do: soft caps on scores (TensorRT's
+    parser refuses the op's own) and sinks `[heads]`, the scores of an extra key without value
+    (gpt-oss).
     """
     heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
     scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
@@ -76,7 +76,7 @@ def _attend(
     if g.spec.sinks is not None:
         sinks = g.vector(f"{layer.prefix}self_attn.{g.spec.sinks}")
     q = g.op("Mul", q, g.number(scale))
-    # query heads that share a kv head are rows of one product, so that keys are not repeated
+    # query heads of one kv head are rows of one product, so keys are not repeated
     folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
     q = g.op("Reshape", q, folded)
     scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
@@ -86,7 +86,7 @@ def _attend(
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
         each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
-        # in front: the order of the sum must not depend on how many rows the mask covers
+        # in front: the order of the sum must not depend on the number of masked rows
         scores = g.op("Concat", g.op("Expand", sinks, each), scores, axis=-1)
     shares = g.op("Softmax", scores, axis=-1)
     if sinks is not None:
@@ -99,19 +99,19 @@ def _attend(
 def _in_several_rows(
     g: GraphBuilder, layer: Layer, at: Positions, q: ir.Value, mask: ir.Value, attend: Attend
 ) -> ir.Value:
-    """`attend(q, mask)`, q `[n, heads, Q, head_dim]`, by products of two rows or more.
+    """Build `attend(q, mask)` with products of two rows or more; q `[n, heads, Q, head_dim]`.
 
-    What a query of a quantized target finds must not depend on how many a step has, and ONNX
-    Runtime has another kernel for a product of one row (see `engines.onnxruntime.least_rows`).
-    Query heads that share a kv head become rows of one product, so that keys are read once for all
-    of them. Where none do, the last query comes twice.
+    A quantized target's results must not depend on the number of queries in a step, and ONNX
+    Runtime has another kernel for products of one row (see `engines.onnxruntime.least_rows`). Query
+    heads of one kv head become rows of one product, which reads keys once. If heads are not shared,
+    the last query is repeated.
     """
     heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
     if heads == kv_heads:
         mixed = attend(*(at.with_last_twice(g, x) for x in (q, mask)))
         return g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     if g.spec.attn_logit_softcapping is not None or g.spec.sinks is not None:
-        return attend(q, mask)  # which does so itself
+        return attend(q, mask)  # it already uses several rows
     q = g.op("Reshape", q, g.ints(0, kv_heads, -1, layer.spec.head_dim))
     mixed = attend(q, at.repeated(g, mask, heads // kv_heads))
     return g.op("Reshape", mixed, g.ints(0, heads, -1, layer.spec.head_dim))
@@ -120,13 +120,13 @@ def _in_several_rows(
 def _heads(
     g: GraphBuilder, layer: Layer, x: ir.Value, where: ir.Value, at: Positions, *which: str
 ) -> ir.Value:
-    """Projections side by side, as heads: `[n * S, H]` to `[n, heads, S, head_dim]`.
+    """Project to heads, side by side: `[n * S, H]` to `[n, heads, S, head_dim]`.
 
     where: the positions `[n, S]` of the tokens.
     """
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, x, *names, bias=which[0] in g.spec.biases)
-    # not -1: TensorRT's parser cannot work the number of heads out
+    # not -1: TensorRT's parser cannot infer the number of heads
     each = {"q": g.spec.num_attention_heads}
     heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
     out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
@@ -134,7 +134,7 @@ def _heads(
 
 
 def _write(g: GraphBuilder, layer: Layer, name: str, rows: ir.Value, at: Positions) -> ir.Value:
-    """Write rows into the cache "key" or "value" in place; returns what the mask covers of it."""
+    """Write rows into the cache "key" or "value" in place; return the rows that the mask covers."""
     cache = layer.caches[name]
     full = g.op("TensorScatter", cache, rows, at.write_index, axis=-2, mode="linear")
     assert cache.shape is not None

@@ -1,4 +1,4 @@
-"""A thin builder over onnx-ir: nodes in memory, weights on disk until the graph is saved."""
+"""Builder of ONNX graphs over onnx-ir: weights stay on disk until the graph is saved."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +21,19 @@ OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in 
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
-ROWS = 512  # quantized at a time: what stays in a core's cache
-INSIDE = 256  # bytes of a tensor that stays in model.onnx
-COLLECTIVES = "ai.onnx.contrib"  # TensorRT takes DistCollective in any domain
+ROWS = 512  # quantized at a time: fits a core's cache
+INSIDE = 256  # largest tensor in bytes that stays in model.onnx
+COLLECTIVES = "ai.onnx.contrib"  # TensorRT accepts DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
 Bits = Literal[4, 8]
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How weights lie on disk.
+    """Storage of weights.
 
-    link: what the graph can take from the checkpoint as it lies there is not copied. bits: of
-    linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
+    link: use the checkpoint's tensors in place, without copies, where possible. bits: of linear
+    layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
     """
 
     link: bool = False
@@ -46,10 +46,10 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    spec, weights: of the model; a rank keeps its share of them (`sharding.share`).
-    kind: of the engine it is for, where one form does not serve both well (see `mlp.py`); rank:
-    whose graph it is, where several compute the model together (see `sharding.py`).
-    `links` are the original files that a graph with links needs, and their names beside it.
+    spec, weights: of the model; a rank keeps its share of them (`sharding.share`). kind: of the
+    engine, for graphs that differ by kind (see `mlp.py`); rank: the owner of the graph, if several
+    compute the model together (see `sharding.py`). `links` are original files that a graph with
+    links needs, with their names beside it.
     """
 
     def __init__(
@@ -117,30 +117,30 @@ class GraphBuilder:
         return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)
 
     def ints(self, *values: int) -> ir.Value:
-        """A 1-D int64 constant, shared by all its users."""
+        """Return a 1-D int64 constant, shared by all its users."""
         if values not in self._constants:
             name = "ints_" + "_".join(map(str, values))
             self._constants[values] = self.constant(name, np.array(values, np.int64))
         return self._constants[values]
 
     def number(self, value: float) -> ir.Value:
-        """A float32 constant `[1]`, shared by all its users."""
+        """Return a float32 constant `[1]`, shared by all its users."""
         if value not in self._numbers:
             self._numbers[value] = self.constant(f"float_{value}", np.array([value], np.float32))
         return self._numbers[value]
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        """An initializer that is held in memory: for tables and shapes."""
+        """Return an initializer held in memory, for tables and shapes."""
         return self._tape.initializer(ir.tensor(array, name=name))
 
     def vector(self, name: str, plus: float = 0.0) -> ir.Value:
-        """A checkpoint tensor in float32 (norm weights), or with a number added."""
+        """Return a checkpoint tensor in float32 (norm weights), plus a number."""
         return self.lazy(name, self.weights.shape(name), lambda: self._float32(name) + plus)
 
     def matrix(self, name: str, weights: Weights | None = None) -> ir.Value:
-        """A checkpoint tensor in its own dtype: rows are gathered from it, or see `float32`.
+        """Return a checkpoint tensor in its own dtype, for Gather or `float32`.
 
-        weights: those of another model, whose tensor this one uses.
+        weights: of another model that owns the tensor.
         """
         weights = weights or self.weights
         key = (weights.directory, name)
@@ -158,15 +158,16 @@ class GraphBuilder:
         return self._tape.initializer(_external(name, shape, dtype, location, offset))
 
     def float32(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """`value`, which is of `dtype`, in float32; of a weight it is folded as the graph loads."""
+        """Cast `value` of `dtype` to float32; the cast of a weight is folded when loading."""
         if dtype == ir.DataType.FLOAT:
             return value
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
     def rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
-        """Matrices one after the other: `[out, in]` each to `[sum of outs, in]`, float32.
+        """Concatenate matrices `[out, in]` to `[sum of outs, in]`, float32.
 
-        They lie as in the checkpoint, in its dtype; linked ones are put together by the session.
+        They are stored as in the checkpoint, in its dtype; linked ones are concatenated by the
+        session.
         """
         if len(names) == 1:
             only = self.matrix(names[0], weights)
@@ -183,10 +184,10 @@ class GraphBuilder:
     def quantized(
         self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
     ) -> ir.Value:
-        """`x` `[T, in]` times matrices `[out, in]`: `[T, sum of outs]`; in is in whole blocks.
+        """Multiply `x` `[T, in]` by matrices `[out, in]`, in blocks of 32 inputs: `[T, outs]`.
 
-        What the checkpoint has in such blocks of as few bits stays as it is. They are stored
-        transposed, because only so does ONNX Runtime multiply them as they are.
+        Blocks of equal or fewer bits in the checkpoint are kept. Weights are stored transposed,
+        because ONNX Runtime multiplies quantized weights only in that form.
         """
         shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.{bits}_bit"
         formats = {name: weights.block_format(name) for name in names}
@@ -232,16 +233,16 @@ class GraphBuilder:
         return self.op("Gemm", sums, offset, out)
 
     def bias(self, *names: str) -> ir.Value:
-        """Biases side by side."""
+        """Concatenate biases."""
         shape = (sum(self.weights.shape(name)[0] for name in names),)
         read = self._float32
         return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
-        """Write `model.onnx`, its external data and links to the originals it points into.
+        """Write `model.onnx`, its external data and links to referenced originals.
 
-        `progress` is called with each tensor's name. Returns what a manifest says of the large
-        file, of which nobody has to read it again.
+        `progress` is called with each tensor's name. Returns the manifest's entry of the large
+        file, so that nobody has to read it again.
         """
         model = ir.Model(self._graph, ir_version=IR_VERSION, producer_name="dflash-trt")
         values = [v for graph in model.graphs() for v in graph.initializers.values()]
@@ -267,13 +268,13 @@ class GraphBuilder:
         read: Compute,
         dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
-        """A weight that is computed when the graph is saved."""
+        """Return a weight that is computed when the graph is saved."""
         return self._tape.initializer(self._placed(name, shape, dtype, read))
 
     def _copied(
         self, weights: Weights, names: Sequence[str], shape: tuple[int, ...], dtype: ir.DataType
     ) -> ir.Value:
-        """Tensors one after the other, copied as they lie in their files, or computed."""
+        """Concatenate tensors, copied as stored in their files, or computed."""
 
         def read() -> npt.NDArray[np.generic]:
             return np.concatenate([weights.read(name) for name in names], dtype=dtype.numpy())
@@ -312,5 +313,5 @@ def _external(
 
 
 def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
-    """The shape `[in, sum of outs]` of linear layers `[out, in]` as one matrix."""
+    """Return the shape `[in, sum of outs]` of linear layers `[out, in]` as one matrix."""
     return weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names)

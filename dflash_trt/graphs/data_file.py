@@ -1,4 +1,4 @@
-"""`model.onnx.data`: a graph's weights one after the other, read, digested and written at once."""
+"""Writer of `model.onnx.data`: concatenated weights, read, hashed and written in one pass."""
 
 import os
 from collections import deque
@@ -13,32 +13,32 @@ import numpy.typing as npt
 from dflash_trt.checkpoints import Span
 from dflash_trt.digests import Entry, begin
 
-ALIGNMENT = 4096  # bytes: a tensor that is mapped into memory begins on a page
-CHUNK, BUFFERS = 1 << 19, 12  # bytes copied at a time, and how many such are on their way
-WRITERS = 4  # threads: one alone takes longer to hand a file to the kernel
-FLUSH = 1 << 26  # bytes that the disk begins with while more are written
+ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
+CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight
+WRITERS = 4  # threads: one alone is slower at handing data to the kernel
+FLUSH = 1 << 26  # bytes after which the disk starts writing
 WORKERS = min(4, os.cpu_count() or 1)
-IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory at a time, beside one that is larger
+IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory, plus one larger tensor
 
 Compute = Callable[[], npt.NDArray[np.generic]]
 
 
 class DataFile:
-    """Collects tensors; `write` copies those that lie in files and computes the others."""
+    """Tensors of a data file; `write` copies those stored in files and computes the others."""
 
     def __init__(self) -> None:
         self._size = 0
         self._tensors: list[tuple[str, int, int, Sequence[Span] | Compute]] = []
 
     def add(self, name: str, size: int, source: Sequence[Span] | Compute) -> int:
-        """Take in a tensor of `size` bytes; returns its offset in the file."""
+        """Add a tensor of `size` bytes; return its offset in the file."""
         offset = self._size + -self._size % ALIGNMENT
         self._tensors.append((name, offset, size, source))
         self._size = offset + size
         return offset
 
     def write(self, file: Path, done: Callable[[str], None]) -> Entry:
-        """Write it all; `done` is called with each name. Returns a manifest's entry of the file."""
+        """Write the file; call `done` with each name. Returns its manifest entry."""
         kind, digest = begin(self._size)
         with (
             file.open("wb", buffering=0) as stream,
@@ -59,14 +59,14 @@ class DataFile:
                     written.result()
                     finished, held = finished + size, held - size
                 if finished - flushed >= FLUSH:
-                    # its side effect is wanted: the disk begins to write, and nobody waits
+                    # for its side effect: the disk begins to write without anyone waiting
                     os.posix_fadvise(place, flushed, finished - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = finished
             assert end == self._size
         return {kind: digest.hexdigest(), "size": self._size}
 
     def _chunks(self, done: Callable[[str], None]) -> Iterator[memoryview]:
-        """All bytes in order; a chunk holds until `BUFFERS - 1` others have been made."""
+        """Yield all bytes in order; a chunk is valid until `BUFFERS - 1` more are yielded."""
         buffers, end = cycle([memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)]), 0
         with ThreadPoolExecutor(WORKERS) as pool:
             computed = self._computed(pool)
@@ -82,7 +82,7 @@ class DataFile:
                 done(name)
 
     def _computed(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.uint8]]:
-        """The computed tensors in order, a few ahead."""
+        """Yield the computed tensors in order, computing a few ahead."""
         waiting: deque[tuple[int, Future[npt.NDArray[np.uint8]]]] = deque()
         for _, _, size, source in self._tensors:
             if not callable(source):
@@ -97,7 +97,7 @@ class DataFile:
 
 
 def _write(file: int, chunk: memoryview, at: int) -> None:
-    while chunk:  # a call takes less than 2 GiB
+    while chunk:  # one call writes less than 2 GiB
         size = os.pwrite(file, chunk, at)
         chunk, at = chunk[size:], at + size
 

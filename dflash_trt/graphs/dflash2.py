@@ -1,4 +1,4 @@
-"""What DFlash 2 adds to a drafter: convolutions around each layer's halves, and a selector."""
+"""DFlash 2 additions to a drafter: convolutions around each layer's halves, and a selector."""
 
 import onnx_ir as ir
 
@@ -11,17 +11,17 @@ from dflash_trt.graphs.positions import Positions
 def convolve_before(
     g: GraphBuilder, layer: Layer, name: str, x: ir.Value, at: Positions
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Convolve what enters a half of a layer, `[n * W, hidden_size]`, the normed block.
+    """Build the convolution before a half of a layer; x `[n * W, hidden_size]` is normed.
 
-    name: "attention_conv" or "mlp_conv". Also returns the kernel for `convolve_after`, None where
-    the layer has no convolutions (z-lab `GroupedDynamicCausalConv.prepare`).
+    name: "attention_conv" or "mlp_conv". Also returns the kernel for `convolve_after`, None without
+    convolutions (z-lab `GroupedDynamicCausalConv.prepare`).
     """
     convolution = layer.spec.convolution
     if convolution is None:
         return x, None
     size, group = convolution.kernel_size, convolution.group_size
     name = f"{layer.prefix}{name}"
-    # a kernel of each channel, and one that depends on the token, of each group of channels
+    # a kernel per channel, plus a token-dependent one per group of channels
     dynamic = linear(g, x, f"{name}.kernel_projection", bias=False)
     dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
     base = g.op("Reshape", g.vector(f"{name}.base_kernel"), g.ints(2 * size, -1, group))
@@ -32,7 +32,7 @@ def convolve_before(
 def convolve_after(
     g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None, at: Positions
 ) -> ir.Value:
-    """Convolve what leaves the half, before the residual (z-lab `finish`)."""
+    """Build the convolution after a half of a layer, before the residual (z-lab `finish`)."""
     convolution = layer.spec.convolution
     if convolution is None or kernel is None:
         return x
@@ -44,7 +44,7 @@ def _convolve(
 ) -> ir.Value:
     """Convolve x `[n * W, hidden_size]` with kernel `[n, W, kernel_size, groups, group_size]`.
 
-    Entry o of the kernel weighs the token o places before; before the anchor there are zeros.
+    Kernel entry o weighs the token o positions back; zeros precede the anchor.
     """
     last = convolution.kernel_size - 1
     shifted = [at.by_sequence(g, x, at.queries, -1)]
@@ -71,9 +71,9 @@ def pair_scores(
 ) -> None:
     """Declare the output pair_scores float32 `[r, k, k]` (z-lab `CandidateSelector.select`).
 
-    block int64 `[n, W]`; best: of r rows, the same number of first masks of each of n blocks.
-    Entry `[r, i, j]` is candidate j's score if candidate i is taken one place before; at a block's
-    first mask that is the anchor, whatever i. A walk over these is the host's: it may be drawn.
+    block int64 `[n, W]`; best: of r rows, the first masks of n blocks, equally many each. Entry
+    `[r, i, j]` is the score of candidate j after candidate i; at a block's first mask the anchor
+    precedes, whatever i. The host chooses a path, because it may sample.
     """
     k, ids = selector.top_k, best.ids
     anchor = g.op("Slice", block, g.ints(0), g.ints(1), g.ints(1))
@@ -93,6 +93,6 @@ def pair_scores(
 
 
 def _codes(g: GraphBuilder, which: str, ids: ir.Value) -> ir.Value:
-    """Rows of a codebook: `[r, k]` to `[r, k, rank]`."""
+    """Gather rows of a codebook: `[r, k]` to `[r, k, rank]`."""
     book = g.matrix(f"{PREFIX}{which}_codebook")
     return g.float32(g.op("Gather", book, ids, axis=0), book.dtype)

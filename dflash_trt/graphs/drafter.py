@@ -1,4 +1,4 @@
-"""The DFlash drafter's graph: tap features are injected, a block of masks is filled at once."""
+"""The DFlash drafter's graph: injects tap features and fills a block of masks at once."""
 
 import onnx_ir as ir
 
@@ -11,30 +11,28 @@ from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
-CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
+CANDIDATES = 16  # best tokens of a draft; sampling stays exact, see `propose`
 
 
 def candidates(spec: DrafterSpec) -> int:
-    """How many candidates each draft has; a tiny vocabulary has fewer."""
+    """Return the number of candidates per draft; fewer with a tiny vocabulary."""
     return spec.selector.top_k if spec.selector else min(CANDIDATES, spec.head_size)
 
 
 def drafter_graph(
     drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED, rank: Rank = ALONE
 ) -> GraphBuilder:
-    """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
-    its own where it has them.
+    """Build the drafter's graph with the target's embedding and head, or its own (section 4.1).
 
-    Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64
-    `[n, W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, first the features',
-    then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`,
-    which of the `n * W` block positions get logits; `key_i`, `value_i` float32
-    `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each row's
-    candidates (see `head`), with a selector their `pair_scores`; `new_key_i`, `new_value_i`, to be
-    bound to the input caches.
+    Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64 `[n,
+    W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, the features' first;
+    write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`, block positions (of `n
+    * W`) that get logits; `key_i`, `value_i` float32 `[n, kv_heads, cache_len, head_dim]`. Outputs:
+    logits float32 `[r, vocab]` and each row's candidates (see `head`), with a selector
+    `pair_scores`; `new_key_i`, `new_value_i`, to be bound to the input caches.
 
-    The keys and values of the context features and of the block are written to the cache together.
-    The block's are garbage after the call: the next one writes its features over them.
+    Keys and values of features and block are written to the cache together. The block's are invalid
+    after the call: the next call overwrites them with its features.
     """
     spec = drafter.spec
     g = GraphBuilder("drafter", spec, drafter.weights, storage=storage, rank=rank)
@@ -76,7 +74,7 @@ def drafter_graph(
 def _tables(
     g: GraphBuilder, spec: DrafterSpec, target: Target
 ) -> tuple[ir.Value, tuple[Weights, str]]:
-    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's."""
+    """Return the embedding `[vocab, hidden_size]` and the head's tensor, own or the target's."""
     _, shared = share(target.spec, target.weights, g.rank)
     embedding = (shared, f"{target.spec.prefix}embed_tokens.weight")
     table = embedding if target.spec.tie_word_embeddings else (shared, "lm_head.weight")

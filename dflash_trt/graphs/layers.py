@@ -1,4 +1,4 @@
-"""Parts of a layer that target and drafter share, and where several ranks put shares together."""
+"""Layer parts shared by target and drafter, and collectives that join the ranks' shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from dflash_trt.graphs.quantized import BLOCK
 
 
 def add_up(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    """The sum of `x` over all ranks."""
+    """Sum `x` over all ranks."""
     return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
 
 
 def side_by_side(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
-    """The columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
+    """Gather the columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
     if g.rank.of == 1:
         return x
-    # ranks come one after the other along the first axis
+    # ranks are concatenated along the first axis
     x = g.collective(x, "all_gather", "none")
     x = g.op("Reshape", x, g.ints(g.rank.of, -1, size // g.rank.of))
     return g.op("Reshape", g.op("Transpose", x, perm=(1, 0, 2)), g.ints(-1, size))
 
 
 def own_columns(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
-    """This rank's part of the last axis of `x` `[n, S, size]`."""
+    """Slice this rank's part of the last axis of `x` `[n, S, size]`."""
     if g.rank.of == 1:
         return x
     width = size // g.rank.of
@@ -36,7 +36,7 @@ def own_columns(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
 
 
 def look_up(g: GraphBuilder, table: ir.Value, tokens: ir.Value, vocab: int) -> ir.Value:
-    """Float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
+    """Look up float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
     if g.rank.of == 1:
         return g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
     size = vocab // g.rank.of
@@ -58,10 +58,10 @@ class Layer:
 
 
 class Best(NamedTuple):
-    """What a head finds of r rows."""
+    """The largest logits of r rows."""
 
     hidden: ir.Value  # `[r, hidden_size]`, normed
-    ids: ir.Value  # int64 `[r, best]`: the tokens of its largest logits
+    ids: ir.Value  # int64 `[r, best]`: tokens of the largest logits
     logits: ir.Value  # `[r, best]`
 
 
@@ -75,9 +75,9 @@ def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
 
 
 def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled.
+    """Embed tokens int64 `[n, S]` by a table `[vocab, hidden_size]`, scaled.
 
-    From here on the tokens of all sequences are rows of one matrix, `[T, hidden_size]`.
+    The result has one row per token of all sequences, `[T, hidden_size]`.
     """
     hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), g.spec.vocab_size)
     if g.spec.embedding_scale == 1:
@@ -86,7 +86,7 @@ def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
 
 
 def rms_norm(g: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """RMSNorm over the last axis with the checkpoint's weight."""
+    """Build RMSNorm over the last axis with the checkpoint's weight."""
     scale = g.vector(f"{name}.weight", g.spec.norm_offset)
     return g.op("RMSNormalization", x, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
 
@@ -99,23 +99,23 @@ def head(
     best: int,
     token_ids: ir.Value | None = None,
 ) -> Best:
-    """Final norm and output head, for `r` of the hidden states; declares the outputs.
+    """Build the final norm and output head for `r` hidden states; declares the outputs.
 
-    hidden `[T, hidden_size]`; table: name of a tensor `[vocab, hidden_size]`; rows int64 `[r]`,
-    which of the T hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table
-    are not the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of
-    each row in descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
+    hidden `[T, hidden_size]`; table: a tensor `[vocab, hidden_size]`; rows int64 `[r]`, hidden
+    states that get logits; token_ids int64 `[vocab]`, if the table's rows are not the tokens in
+    order. Outputs: logits float32 `[r, vocab]`, and each row's `best` largest in descending order
+    as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
     """
     x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
-    # int8 even where other layers are int4: on the demo pair int8 here adds nothing to their
-    # error (5.3 % rms), and int4 a seventh of it
+    # int8 even if other layers are int4: on the demo pair int8 here adds nothing to their error
+    # (5.3 % rms), int4 a seventh of it
     logits = _product(g, table[0], x, table[1:], 8 if g.storage.bits else None)
     if g.spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, g.spec.final_logit_softcapping)
     logits = side_by_side(g, logits, g.spec.head_size)
-    # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
+    # TopK even for one: ONNX Runtime's ArgMax is slower
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
         ids = g.op("Gather", token_ids, ids, axis=0)
@@ -126,7 +126,7 @@ def head(
 
 
 def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
-    """Keeps values softly between -cap and cap."""
+    """Limit values smoothly to between -cap and cap."""
     bound = g.number(cap)
     return g.op("Mul", g.op("Tanh", g.op("Div", x, bound)), bound)
 
@@ -134,9 +134,9 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 def linear(
     g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False, summed: bool = False
 ) -> ir.Value:
-    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized.
+    """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`.
 
-    summed: a rank has some of the inputs, and what the ranks find is added up.
+    exact: never quantized. summed: a rank has part of the inputs; results are summed.
     """
     biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
     matrices = [f"{name}.weight" for name in names]
@@ -155,7 +155,7 @@ def _product(
     bits: Bits | None,
     biases: Sequence[ir.Value] = (),
 ) -> ir.Value:
-    """`[T, in]` times matrices `[out, in]`: `[T, sum of outs]`."""
+    """Multiply `[T, in]` by matrices `[out, in]`: `[T, sum of outs]`."""
     if bits and weights.shape(names[0])[1] % BLOCK == 0:
         out = g.quantized(weights, x, names, bits)
         return g.op("Add", out, *biases) if biases else out
@@ -163,7 +163,7 @@ def _product(
 
 
 def activation(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    """`hidden_act` of config.json."""
+    """Build `hidden_act` of config.json."""
     if g.spec.hidden_act == "silu":
         return g.op("Mul", x, g.op("Sigmoid", x))
     return g.op("Gelu", x, approximate="tanh")

@@ -1,4 +1,4 @@
-"""Gated MLPs, and mixtures of them: a router chooses a few for each token and weighs them."""
+"""Gated MLPs, and mixtures of experts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,18 +19,18 @@ Half = Literal["gate_up", "down"]  # of an expert
 
 
 class Routed(NamedTuple):
-    """Which experts compute which tokens."""
+    """The experts chosen for each token."""
 
     tokens: ir.Value  # float32 [T, hidden_size]
     chosen: ir.Value  # int64 [T, per_token]
-    share: ir.Value  # float32 [T, per_token], what the answer of each counts
+    share: ir.Value  # float32 [T, per_token], weight of each
 
 
 def mixture(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
-    """The weighted sum of the answers of each token's experts; `x` is `[T, hidden_size]`.
+    """Build the weighted sum of each token's experts; `x` is `[T, hidden_size]`.
 
-    For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
-    TensorRT no shape may depend on what is computed: there all experts compute all tokens.
+    For ONNX Runtime an expert computes only tokens that chose it. TensorRT allows no data-dependent
+    shapes: there all experts compute all tokens.
     """
     routed = _route(g, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
@@ -44,15 +44,15 @@ def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Rout
     if not experts.normalized:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
-    if experts.normalized:  # equals the softmax over all experts, divided by the sum of the chosen
+    if experts.normalized:  # equals the softmax over all experts, normalized over the chosen ones
         share = g.op("Softmax", share, axis=-1)
     return Routed(x, chosen, share)
 
 
 def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
-    """Tokens are sorted by expert, cut into a piece for each expert, and put back in order.
+    """Sort tokens by expert, split them per expert, and restore their order.
 
-    Only the products are done piece by piece: graphs of 128 experts a layer have to stay small.
+    Only the products are per expert, to keep graphs of 128 experts a layer small.
     """
     pairs = g.op("Reshape", routed.chosen, g.ints(-1))  # expert of each token and choice
     count = g.op("Shape", pairs)
@@ -79,7 +79,7 @@ def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Rou
 
 
 def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
-    """One batched product for all experts; those that a token did not choose count nothing."""
+    """Compute all experts in one batched product; experts not chosen have weight 0."""
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         out = g.op("MatMul", x, _stack(g, layer, experts, half))
@@ -98,7 +98,7 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
 
 
 def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
-    """Gate and up side by side to what the down projection takes."""
+    """Apply the gate: gate and up, side by side, to the input of the down projection."""
     wide = layer.spec.intermediate_size
     gate, up = g.split(x, (wide, wide), axis=-1)
     if experts.clamped is None:
@@ -113,7 +113,7 @@ def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.V
 def _answers(
     g: GraphBuilder, layer: Layer, experts: Experts, half: Half, pieces: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """Each expert's product with its tokens."""
+    """Multiply each expert's tokens by its matrix."""
     names = [_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
         ((name,), *_) = names
@@ -127,18 +127,18 @@ def _answers(
             for x, matrix in zip(pieces, matrices, strict=True)
         ]
     if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
-        # exact: how many tokens share an expert must not show, see `Engine._bind`
+        # exact: results must not depend on how many tokens share an expert, see `Engine._bind`
         return [
             linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
         ]
-    # one Cast for all: with thousands of them a session takes long to load
+    # one Cast for all: thousands of them slow down loading
     stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
-    """All experts' matrices, float32 `[E, in, out]`."""
+    """Return all experts' matrices, float32 `[E, in, out]`."""
     hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
 
@@ -156,7 +156,7 @@ def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Va
 
 
 def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
-    """Qwen's linear layers of one expert, or gpt-oss' tensor of all, `[E, in, out]`."""
+    """Return Qwen's linear layers of one expert, or gpt-oss' tensor of all, `[E, in, out]`."""
     prefix = f"{layer.prefix}mlp.experts"
     if experts.clamped is not None:
         return [f"{prefix}.{half}_proj"]
@@ -164,7 +164,7 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
 
 
 def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
-    """gpt-oss' biases of all experts, `[E, out]`; those after a sum over ranks are rank 0's."""
+    """Return gpt-oss' biases `[E, out]`; those after a sum over ranks only on rank 0."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
@@ -175,17 +175,17 @@ def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
 
 
 def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
-    """gpt-oss' tensor of one expert, or all; its alternating gate and up columns put apart."""
+    """Read gpt-oss' tensor of one expert or all, with interleaved gate and up separated."""
     found = weights.read(name, index)
     if "gate_up" not in name:
         return found
-    bits = found.view(f"u{found.itemsize}")  # numpy is slow on dtypes that are not its own
+    bits = found.view(f"u{found.itemsize}")  # numpy is slow with dtypes of extensions
     bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
     return bits.view(found.dtype)
 
 
 def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) -> ir.Value:
-    """Gated MLP, or a mixture of them, with residual; `hidden` is `[T, hidden_size]`."""
+    """Build a gated MLP or mixture with residual; `hidden` is `[T, hidden_size]`."""
     mlp, wide = f"{layer.prefix}mlp", layer.spec.intermediate_size
     norm = "pre_feedforward" if g.spec.sandwich_norms else "post_attention"
     x = rms_norm(g, hidden, f"{layer.prefix}{norm}_layernorm")

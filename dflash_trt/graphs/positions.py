@@ -1,4 +1,4 @@
-"""Where the tokens of a step are, and what each of them sees."""
+"""Positions of a step's tokens, and the mask of what each attends to."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def rope_tables(g: GraphBuilder, rope: Rope, length: int, name: str) -> tuple[ir.Value, ir.Value]:
-    """Cosines and sines, float32 `[length, dim / 2]`; layers of one kind share them."""
+    """Return cosines and sines, float32 `[length, dim / 2]`; equal layers share them."""
     angles = np.outer(np.arange(length, dtype=np.float32), inverse_frequencies(rope))
     cos, sin = (
         table * np.float32(rope.attention_factor) for table in (np.cos(angles), np.sin(angles))
@@ -24,8 +24,8 @@ def rope_tables(g: GraphBuilder, rope: Rope, length: int, name: str) -> tuple[ir
 
 
 def inverse_frequencies(rope: Rope) -> Floats:
-    """Radians per position, float32 `[dim / 2]` (transformers `ROPE_INIT_FUNCTIONS`)."""
-    # float32 throughout, as transformers computes them: a float64 table differs in the last digit
+    """Return radians per position, float32 `[dim / 2]` (transformers `ROPE_INIT_FUNCTIONS`)."""
+    # float32 throughout, as in transformers: float64 differs in the last digit
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     wavelengths = np.float32(rope.theta) ** exponents  # over 2 pi
     values = rope.parameters
@@ -34,7 +34,7 @@ def inverse_frequencies(rope: Rope) -> Floats:
     elif rope.kind == "llama3":
         found = _llama3(1 / wavelengths, values)
     elif rope.kind == "longrope":
-        # long_factor is for texts beyond the original length, which the spec does not allow
+        # long_factor is for texts beyond the original length, which the spec refuses
         found = 1 / (np.array(values["short_factor"], np.float32) * wavelengths)
     elif rope.kind == "proportional":
         rotated = int(values["partial_rotary_factor"] * rope.dim // 2)
@@ -48,7 +48,7 @@ def inverse_frequencies(rope: Rope) -> Floats:
 
 
 def _llama3(plain: Floats, values: dict[str, Any]) -> Floats:
-    """Long wavelengths are stretched, short ones kept, and blended between the two bounds."""
+    """Stretch long wavelengths, keep short ones, and blend between the two bounds."""
     factor, low, high = (values[f] for f in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = values["original_max_position_embeddings"] * plain / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -57,11 +57,11 @@ def _llama3(plain: Floats, values: dict[str, Any]) -> Floats:
 
 
 def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
-    """Dimensions that turn often over the original length are kept, slow ones stretched."""
+    """Keep dimensions that rotate often within the original length; stretch slow ones."""
     values = rope.parameters
 
     def dimension(turns: float) -> float:
-        """The dimension that makes so many turns over the original length."""
+        """Return the dimension that makes `turns` rotations over the original length."""
         longest = values["original_max_position_embeddings"] / (turns * 2 * math.pi)
         return rope.dim * math.log(longest) / (2 * math.log(rope.theta))
 
@@ -78,12 +78,12 @@ def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
 
 @dataclass(frozen=True)
 class Positions:
-    """What attention needs to know about where its tokens are.
+    """The positions and mask that attention needs.
 
     queries: int64 `[n, Q]` and keys: int64 `[n, K]`, absolute positions. write_index: int64 `[n]`,
     the cache row of the first key. mask: bool `[n, 1, Q, N]`, True where a query sees a cache row.
-    visible: int64 `[1]`, N. cache_len: rows of a cache. context_len: int64 `[1]`, how many rows are
-    written in front of a drafter's block; None for a target, whose cache rows are its positions.
+    visible: int64 `[1]`, N. cache_len: rows of a cache. context_len: int64 `[1]`, rows written
+    before a drafter's block; None for a target, whose cache rows are its positions.
     """
 
     queries: ir.Value
@@ -97,14 +97,14 @@ class Positions:
     _ropes: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def by_sequence(self, g: GraphBuilder, x: ir.Value, at: ir.Value, *sizes: int) -> ir.Value:
-        """Rows `[n * S, ...]` of the tokens at positions `at` `[n, S]`, as `[n, S, *sizes]`."""
+        """Reshape rows `[n * S, ...]` of tokens at positions `at` `[n, S]` to `[n, S, *sizes]`."""
         key = (at, sizes)
         if key not in self._shared:
             self._shared[key] = g.op("Concat", g.op("Shape", at), g.ints(*sizes), axis=0)
         return g.op("Reshape", x, self._shared[key])
 
     def rotate(self, g: GraphBuilder, layer: LayerSpec, x: ir.Value, at: ir.Value) -> ir.Value:
-        """RoPE on `[n, heads, S, head_dim]`, whose tokens are at the positions `at` `[n, S]`."""
+        """Apply RoPE to `[n, heads, S, head_dim]` of tokens at positions `at` `[n, S]`."""
         key = repr(layer.rope)
         if key not in self._ropes:
             name = f"rope_{len(self._ropes)}"
@@ -112,11 +112,11 @@ class Positions:
         return g.op("RotaryEmbedding", x, *self._ropes[key], at)
 
     def seen(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
-        """The mask of one layer, bool `[n, 1, Q, N]`: layers of one kind share it.
+        """Return one layer's mask, bool `[n, 1, Q, N]`; equal layers share it.
 
-        A window hides what is `window` positions or more behind a query and, unless the layer is
-        causal, as far ahead (z-lab `_attention_mask`). A window from the anchor is measured from
-        there for the whole block (speculators `create_anchor_block_mask_mod`).
+        A window hides positions `window` or more behind a query and, unless the layer is causal, as
+        far ahead (z-lab `_attention_mask`). A window from the anchor starts there for the whole
+        block (speculators `create_anchor_block_mask_mod`).
         """
         if layer.window is None and not layer.causal:
             return self.mask
@@ -135,7 +135,7 @@ class Positions:
         return self._shared[key]
 
     def with_last_twice(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
-        """`[n, h, S, w]` to `[n, h, S + 1, w]`; what layers share is made once."""
+        """Repeat the last row: `[n, h, S, w]` to `[n, h, S + 1, w]`; cached per value."""
         key = ("last twice", x)
         if key not in self._shared:
             last = g.op("Gather", x, g.ints(-1), axis=2)
@@ -143,29 +143,29 @@ class Positions:
         return self._shared[key]
 
     def repeated(self, g: GraphBuilder, mask: ir.Value, times: int) -> ir.Value:
-        """A mask `[n, 1, S, N]` for rows that are the queries of several heads, one by one."""
+        """Repeat a mask `[n, 1, S, N]` for the queries of several heads in turn."""
         key = ("repeated", mask, times)
         if key not in self._shared:
             self._shared[key] = g.op("Concat", *[mask] * times, axis=2)
         return self._shared[key]
 
     def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
-        """How far each cache row lies behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
+        """Return each cache row's distance behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))
 
     def _anchor(self, g: GraphBuilder) -> ir.Value:
-        """The position of a drafter's anchor, int64 `[n, 1]`."""
+        """Return the position of a drafter's anchor, int64 `[n, 1]`."""
         return g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
 
     def _key_positions(self, g: GraphBuilder) -> ir.Value:
-        """Positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
+        """Return positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
         if "rows" in self._shared:
             return self._shared["rows"]
         zero, one = (g.constant(f"number_{i}", np.array(i, np.int64)) for i in (0, 1))
         rows = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
         rows = g.op("Unsqueeze", rows, g.ints(0))
         if self.context_len is not None:
-            # features of a shorter neighbour are padded, and the block is written after the padding
+            # a shorter neighbor's features are padded, and the block follows the padding
             block_row = g.op("Add", self.write_index, self.context_len)
             block_row = g.op("Unsqueeze", block_row, g.ints(1))
             pad = g.op("Sub", block_row, self._anchor(g))

@@ -1,20 +1,20 @@
-"""Products in 16 bits: what a graph that computes in float32 becomes for TensorRT.
+"""Casts to 16 bits, for TensorRT, in a graph that computes in float32.
 
-TensorRT computes a network in the types that it is written in. ONNX Runtime's CPU kernels want
-float32, so a graph is written in that, and gets its casts when a plan is made of it. Weights,
-activations that are multiplied, attention and KV caches are in 16 bits then; norms, the residual
-stream, RoPE, softmaxes outside of attention, and all inputs and outputs but the caches stay in
-float32. The casts can be run by ONNX Runtime too (in float16: it has no bfloat16 kernels).
+TensorRT computes in the types of the network. ONNX Runtime's CPU kernels need float32, so graphs
+are written in float32 and get casts when a plan is built. Weights, inputs of products, attention
+and KV caches then have 16 bits; norms, the residual stream, RoPE, softmaxes outside attention, and
+all other inputs and outputs stay float32. ONNX Runtime can run the float16 casts (it has no
+bfloat16 kernels).
 """
 
 import onnx_ir as ir
 
-PRODUCTS = ("Attention", "Gemm", "MatMul")  # their first three inputs are of one type
+PRODUCTS = ("Attention", "Gemm", "MatMul")  # their first three inputs have one type
 MOVES = ("Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def to_16_bits(graph: ir.Graph, dtype: ir.DataType) -> None:
-    """Put casts to `dtype`, FLOAT16 or BFLOAT16, and back into a graph of ours."""
+    """Insert casts to `dtype`, FLOAT16 or BFLOAT16, and back into a graph of ours."""
     _Casts(graph, dtype).put()
 
 
@@ -22,7 +22,7 @@ class _Casts:
     def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
         self._graph, self._dtype = graph, dtype
         self._narrow: set[ir.Value] = set()
-        self._other: dict[ir.Value, ir.Value] = {}  # the same value in the other type
+        self._other: dict[ir.Value, ir.Value] = {}  # by value: its cast to the other type
 
     def put(self) -> None:
         for node in list(self._graph):
@@ -72,6 +72,6 @@ class _Casts:
 
 
 def _is_weight(node: ir.Node) -> bool:
-    """Whether this brings a weight as it is stored to float32."""
+    """Return whether this casts a stored weight to float32."""
     value = node.inputs[0] if node.op_type == "Cast" else None
     return value is not None and value.is_initializer()

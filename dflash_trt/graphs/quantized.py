@@ -9,13 +9,13 @@ import numpy.typing as npt
 from dflash_trt.checkpoints import Blocks
 
 BLOCK = 32
-SHRUNK = (1, 0.95, 0.9, 0.85, 0.8)  # a range that cuts the farthest weights off may fit the others
+SHRUNK = (1, 0.95, 0.9, 0.85, 0.8)  # clipping the largest weights may fit the others better
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
 
 
 class Matrix(NamedTuple):
-    """A matrix transposed: `[in, out]`, and what its blocks share `[in / 32, out]` (`Blocks`)."""
+    """A transposed matrix `[in, out]`, and its blocks' values `[in / 32, out]` (`Blocks`)."""
 
     codes: npt.NDArray[np.int8]
     scales: Floats
@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
 
 
 def transposed(pieces: Iterable[Blocks], shape: tuple[int, int]) -> Matrix:
-    """Rows of a matrix `[out, in]`, in order, as one of `shape` `[in, out]`."""
+    """Transpose rows of a matrix `[out, in]`, given in order; `shape` is `[in, out]`."""
     small, column = (shape[0] // BLOCK, shape[1]), 0
     scales, offsets = np.zeros((2, *small), np.float32)
     found = Matrix(np.empty(shape, np.int8), scales, offsets, np.zeros(small, np.int8))
@@ -38,7 +38,7 @@ def transposed(pieces: Iterable[Blocks], shape: tuple[int, int]) -> Matrix:
 
 
 def packed(integers: Array) -> Array:
-    """Integers of 4 bits as bytes, two in each, the first in its low half (ONNX)."""
+    """Pack 4-bit integers into bytes, the first of two in the low half (ONNX)."""
     halves = integers.reshape(-1).view(np.uint8) & 15
     halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))
     found: Array = halves[::2] | halves[1::2] << 4
@@ -46,13 +46,13 @@ def packed(integers: Array) -> Array:
 
 
 def rounded(rows: Floats, bits: int) -> Blocks:
-    """Rows `[r, in]` as blocks; those of 4 bits have a zero point of their own."""
+    """Quantize rows `[r, in]` to blocks; with 4 bits they have zero points."""
     blocks = rows.reshape(len(rows), -1, BLOCK)
     return _from_zero(blocks) if bits == 8 else _around_zeros(blocks)
 
 
 def _from_zero(blocks: Floats) -> Blocks:
-    """8 bits: the integers reach one further below 0 than above, and the scales make use of it."""
+    """Quantize to 8 bits, with scales that use the extra integer below 0."""
     high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
     scale = np.maximum(high / 127, low / -128)
     scale = np.where(scale > 0, scale, 1)
@@ -60,7 +60,7 @@ def _from_zero(blocks: Floats) -> Blocks:
 
 
 def _around_zeros(blocks: Floats) -> Blocks:
-    """4 bits: of several ranges the one with the least squares of errors, and its best scale."""
+    """Quantize to 4 bits by the range with the smallest squared error, and its best scale."""
     high = blocks.max(-1, keepdims=True).clip(0)
     low = blocks.min(-1, keepdims=True).clip(None, 0)
     least = np.full_like(high, np.inf)
@@ -84,11 +84,11 @@ def _around_zeros(blocks: Floats) -> Blocks:
 
 
 def in_bytes(blocks: Blocks) -> Blocks:
-    """Blocks of 4 bits with offsets as blocks of 8 bits with zero points.
+    """Convert blocks of 4 bits with offsets to blocks of 8 bits with zero points.
 
-    A step is cut into as many as make the offset nearly a multiple of them, at most 17: it is then
-    0.7 % of a step off (root mean square), a fortieth of what 4 bits lost. ONNX Runtime has a
-    kernel for that, and none for offsets.
+    A step is divided into at most 17, the number that makes the offset nearly a multiple: the error
+    is 0.7 % of a step (root mean square), a fortieth of that of 4 bits. ONNX Runtime has a kernel
+    for that, and none for offsets.
     """
     assert blocks.offsets is not None
     lowest = blocks.offsets / blocks.scales - 8  # of code -8, in steps

@@ -1,10 +1,10 @@
-"""Tensor parallelism: what each rank holds of a model (`layers.py`: where they meet).
+"""Tensor parallelism: the share of a model that each rank holds (`layers.py` joins them).
 
-As in Megatron-LM: q, k, v, gate and up projections are cut by outputs (whole heads), o and down
-projections by inputs, and what those give is added up over the ranks. Embedding and head are cut by
-tokens. All ranks have the router, and of every expert a share: so they have the same to do
-whichever experts are chosen. Norms, and what is small beside the rest, every rank has whole.
-The graphs of all ranks have the same nodes; they differ in weights and a few constants.
+As in Megatron-LM: q, k, v, gate and up projections are split by outputs (whole heads), o and down
+projections by inputs, and their results summed over ranks. Embedding and head are split by tokens.
+Every rank has the router and a share of every expert, so all have equal work. Norms and small
+tensors are whole on every rank. All ranks' graphs have the same nodes; they differ in weights and a
+few constants.
 """
 
 import re
@@ -17,7 +17,7 @@ from dflash_trt.errors import ConfigError
 
 Spec = TypeVar("Spec", bound=DecoderSpec)
 
-# how names end, and the axis along which these tensors are cut
+# suffixes of names, and the axis along which these tensors are split
 AXES = {
     **{f"{projection}_proj.{what}": 0 for projection in "qkv" for what in ("weight", "bias")},
     "sinks": 0,
@@ -26,7 +26,7 @@ AXES = {
     "gate_proj.weight": 0,
     "up_proj.weight": 0,
     "down_proj.weight": 1,
-    "experts.gate_up_proj": 2,  # gpt-oss: [E, in, out], gate and up columns take turns
+    "experts.gate_up_proj": 2,  # gpt-oss: [E, in, out], gate and up columns interleaved
     "experts.gate_up_proj_bias": 1,
     "experts.down_proj": 1,
     "embed_tokens.weight": 0,
@@ -47,9 +47,9 @@ ALONE = Rank()
 
 
 def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
-    """What a rank has of a model that divides (see `check_even`): heads, widths and tensors.
+    """Return a rank's spec and weights of a model that divides (see `check_even`).
 
-    Where there are fewer key-value heads than ranks, neighbours have the same one.
+    With fewer key-value heads than ranks, neighboring ranks hold the same head.
     """
     if rank.of == 1:
         return spec, weights
@@ -79,7 +79,7 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
 
 
 def check_even(spec: DecoderSpec, role: str, ranks: int) -> None:
-    """Raises ConfigError with the numbers of a target or drafter that do not divide by ranks."""
+    """Raise ConfigError with the sizes of a target or drafter that do not divide by ranks."""
     uneven = list(dict.fromkeys(_uneven(spec, ranks)))
     if not uneven:
         return

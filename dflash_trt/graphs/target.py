@@ -21,15 +21,14 @@ def target_graph(
     storage: Storage = COPIED,
     rank: Rank = ALONE,
 ) -> GraphBuilder:
-    """Build a target's graph, or that of one rank of several.
+    """Build the graph of a target, or of one of its ranks.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
-    head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
-    `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and the best of each
-    row (see `head`); features float32 `[n, S, taps * hidden_size]`; `new_key_i`, `new_value_i`, to
-    be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the
-    residual stream after decoder block l (z-lab `extract_context_feature`). Without taps there is
-    no such output.
+    head_rows int64 `[r]`, tokens (of `n * S`) that get logits; `key_i`, `value_i` float32 `[n,
+    kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each row's best (see
+    `head`); features float32 `[n, S, taps * hidden_size]`, if there are taps; `new_key_i`,
+    `new_value_i`, to be bound to the input caches. `taps` are `dflash_config.target_layer_ids`:
+    feature l is the residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     g = GraphBuilder("target", target.spec, target.weights, kind, storage, rank)
     spec = target.spec

@@ -1,4 +1,4 @@
-"""How much memory a model takes and how long a round is, by config.json files and data sheets."""
+"""Planning: memory of a model and time of a round, from config.json files and data sheets."""
 
 from dflash_trt.planning.curves import Deployment, curve
 from dflash_trt.planning.hardware import PRESETS, Gpu, Machine, machine

@@ -1,4 +1,4 @@
-"""Every layout that a machine allows, what fits into it, and how fast each method is."""
+"""Layouts that a machine allows, what fits, and the speed of each method."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from dflash_trt.planning.memory import Memory, fit_memory
 from dflash_trt.planning.model_size import ModelSize
 from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Step, fastest
 
-MAX_CONCURRENCY = 16384  # sequences that are looked at
+MAX_CONCURRENCY = 16384  # largest number of sequences considered
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is planned for."""
+    """The subject of a plan."""
 
     machine: Machine
     gpus: int
     target: ModelSize
     drafter: ModelSize
-    block: int  # tokens of a round at most
+    block: int  # most tokens of a round
     kv_bytes: float = 2
     paged: bool = True  # the drafter's context is in the KV cache's pool
 
@@ -36,7 +36,7 @@ class Deployment:
         )
 
     def layouts(self) -> Iterator[Layout]:
-        """The layouts of one instance; the GPUs hold as many instances as fit."""
+        """Yield the layouts of one instance; the GPUs hold as many instances as fit."""
         experts = any(layer.experts for layer in self.target.layers)
         gpus = 1
         while gpus <= min(self.gpus, self.machine.domain):
@@ -50,20 +50,20 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Point:
-    """A method at its best for so many sequences on the whole machine."""
+    """A method at its best for a number of sequences on the whole machine."""
 
     method: Method
     concurrency: int
     layout: Layout
-    per_user: float  # tokens/s of each sequence
-    per_gpu: float  # tokens/s of each GPU
+    per_user: float  # tokens/s per sequence
+    per_gpu: float  # tokens/s per GPU
     step: Step
 
 
 def curve(
     deployment: Deployment, method: Method, context: int, constants: Constants
 ) -> list[Point]:
-    """The best layout and draft length for 1, 2, 4, .. sequences, as long as they fit."""
+    """Return the best layout and draft length for 1, 2, 4, .. sequences, while they fit."""
     gpus, gpu = deployment.gpus, deployment.machine.gpu
     room = {layout: deployment.fit(layout, context).sequences for layout in deployment.layouts()}
     points: list[Point] = []

@@ -1,9 +1,9 @@
-"""The machines that a deployment is made for: what their GPUs hold and how fast they are.
+"""Presets of machines: memory and speed of their GPUs.
 
 Figures are NVIDIA's, without sparsity: DGX B300, DGX B200, GB200 NVL72, GB300 NVL72, HGX H200 and
 HGX H100 data sheets. `memory_bytes` is what `nvidia-smi` shows (275040, 183359, 284208, 189471,
-143771 and 81559 MiB), which is less than the data sheet's of the Blackwell ones. Hopper has no FP4
-units: its "fp4" is missing, and such weights are multiplied in bf16.
+143771 and 81559 MiB), which is less than the data sheets of Blackwell GPUs. Hopper has no FP4
+units: its "fp4" is missing, and FP4 weights are multiplied in bf16.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
 from dflash_trt.errors import ConfigError
 
-# the descriptions under the fields are those of the config's JSON Schema
+# descriptions below fields are used in the config's JSON Schema
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def domain(self) -> int:
-        """GPUs that one model instance may spread over by NVLink."""
+        """GPUs that one model instance may span over NVLink."""
         return min(self.all_gpus, self.nvlink_gpus or self.gpus)
 
 
@@ -101,7 +101,7 @@ PRESETS: Mapping[str, Machine] = {
 
 
 def machine(given: str | Machine) -> Machine:
-    """`engine.hardware` as a machine; ConfigError naming the known ones."""
+    """Return the machine of `engine.hardware`; ConfigError naming the known ones."""
     if isinstance(given, Machine):
         return given
     if given not in PRESETS:

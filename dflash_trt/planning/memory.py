@@ -1,9 +1,9 @@
-"""What fits into a GPU: weights, caches, and the drafter's context.
+"""Memory of a GPU: weights, caches, and the drafter's context.
 
-TensorRT-LLM gives the KV cache a fraction of what the weights leave. The drafter's context is
-either in that pool too (`attention_backend: TRTLLM`) or a dense arena with room for every
-sequence at its longest, (batch + 1) 2 L (max_seq_len + block) heads head_dim 2 bytes, which may
-take 0.7 of the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466).
+TensorRT-LLM gives the KV cache a fraction of the memory left by the weights. The drafter's context
+is either in that pool (`attention_backend: TRTLLM`) or a dense arena with room for every sequence
+at its longest, (batch + 1) 2 L (max_seq_len + block) heads head_dim 2 bytes, which may take 0.7 of
+the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466).
 """
 
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from dflash_trt.planning.model_size import ModelSize
 from dflash_trt.planning.rounds import Layout
 
 OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
-ARENA_SHARE = 0.7  # of what the KV cache leaves
-CONTEXT_BYTES = 2  # per number of the drafter's context, bf16
-POOL_FRACTION = 0.85  # free_gpu_memory_fraction where the pool has everything
+ARENA_SHARE = 0.7  # of the memory that the KV cache leaves
+CONTEXT_BYTES = 2  # per number in the drafter's context, bf16
+POOL_FRACTION = 0.85  # free_gpu_memory_fraction if the pool holds everything
 STATE_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Memory:
-    """One GPU of a layout; bytes."""
+    """Memory of one GPU of a layout; bytes."""
 
     target: float
     drafter: float
     free: float  # for caches
-    per_token: float  # one token in the target's cache, in layers without a window
-    sequence: float  # one sequence's target cache and state at this context
-    drafting: float  # its drafter's context
+    per_token: float  # one token in the target's cache, layers without a window only
+    sequence: float  # one sequence's target cache and state at this context length
+    drafting: float  # one sequence's drafter context
     sequences: int  # of the whole instance
     fraction: float  # free_gpu_memory_fraction to set
 
 
 def weights(model: ModelSize, layout: Layout) -> float:
-    """Bytes on each GPU; with attention-DP each has everything but the experts."""
+    """Return the bytes on each GPU; attention-DP replicates everything but the experts."""
     experts = sum(
         layer.experts * layer.expert * layer.expert_format.bytes for layer in model.layers
     )
@@ -42,7 +42,7 @@ def weights(model: ModelSize, layout: Layout) -> float:
 
 
 def cache(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
-    """Bytes on each GPU that holds a sequence of `tokens` tokens, `size` bytes a number."""
+    """Return the bytes per GPU of a sequence of `tokens` tokens, `size` bytes a number."""
     return sum(
         count
         * (layer.cached * min(tokens, layer.window or tokens) * size + layer.state * STATE_BYTES)
@@ -52,9 +52,9 @@ def cache(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
 
 
 def arena_slot(drafter: ModelSize, ranks: int, tokens: int) -> int:
-    """Bytes on each GPU of one sequence in the dense arena; windows do not make it smaller.
+    """Return the bytes per GPU of one sequence in the dense arena; windows do not reduce it.
 
-    ranks: over which the KV heads are divided; tokens: max_seq_len and a round's.
+    ranks: divide the KV heads; tokens: max_seq_len and a round's.
     """
     return sum(
         count * layer.cached // layer.kv_heads * max(1, layer.kv_heads // ranks)
@@ -73,7 +73,7 @@ def fit_memory(
     kv_bytes: float,
     paged: bool,
 ) -> Memory:
-    """How many sequences of `context` tokens one instance holds; 0 where the weights do not fit.
+    """Return how many sequences of `context` tokens one instance holds; 0 if weights do not fit.
 
     block: tokens of a round; paged: the drafter's context is in the pool of the KV cache.
     """
@@ -84,7 +84,7 @@ def fit_memory(
         slot = cache(drafter, layout, context, CONTEXT_BYTES)
         fraction = POOL_FRACTION
         count = int(free * fraction / (sequence + slot))
-    else:  # at this fraction pool and arena hold as many sequences; one slot is for padding
+    else:  # at this fraction pool and arena hold equally many sequences; one slot is for padding
         slot = arena_slot(drafter, layout.split, context + block)
         count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
         fraction = count * sequence / free if count > 0 else 0.0

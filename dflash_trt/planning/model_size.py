@@ -1,8 +1,8 @@
-"""How large a model is, layer by layer, from its config.json alone.
+"""Size of a model, layer by layer, from its config.json alone.
 
-It needs no weights, and takes models that the graphs refuse too: mixtures of experts, hybrids with
-linear attention (Qwen3-Next, Qwen3.5), latent attention (DeepSeek, Kimi). Norms and biases are left
-out: under one part in a thousand.
+Needs no weights, and supports models that the graphs refuse: mixtures of experts, hybrids with
+linear attention (Qwen3-Next, Qwen3.5), latent attention (DeepSeek, Kimi). Norms and biases are
+ignored: under one part in a thousand.
 """
 
 import re
@@ -15,20 +15,20 @@ from typing import Any
 
 from dflash_trt.errors import CheckpointError
 
-MAX_LAYERS = 1024  # ten times those of any published model
-Values = Mapping[str, Any]  # config.json, flat (checkpoints.config_values)
+MAX_LAYERS = 1024  # ten times that of any published model
+Values = Mapping[str, Any]  # flat config.json (checkpoints.config_values)
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a matrix is stored."""
+    """Storage format of a matrix."""
 
     name: str
-    bytes: float  # per parameter, its share of a scale included
-    multiplied: str  # the type of Flops
+    bytes: float  # per parameter, including its share of a scale
+    multiplied: str  # a type of Flops
 
 
-BF16 = Format("bf16", 2, "bf16")  # float16 and, as TensorRT-LLM loads it, float32 too
+BF16 = Format("bf16", 2, "bf16")  # also float16 and, as TensorRT-LLM loads it, float32
 FP8 = Format("fp8", 1, "fp8")
 MXFP4 = Format("mxfp4", 0.5 + 1 / 32, "fp8")  # activations are MXFP8
 NVFP4 = Format("nvfp4", 0.5 + 1 / 16, "fp4")
@@ -38,22 +38,22 @@ NVFP4 = Format("nvfp4", 0.5 + 1 / 16, "fp4")
 class Layer:
     """One decoder layer. Counts are parameters, or numbers in a cache."""
 
-    attention: int  # its matrices, of linear attention too
+    attention: int  # its matrices, including linear attention
     attention_format: Format = BF16
-    query: int  # heads * head_dim: each position of the context is multiplied with as many
-    kv_heads: int  # how many GPUs can share the cache
-    cached: int  # for each token, all heads together
-    state: int = 0  # for each sequence, however long (linear attention)
+    query: int  # heads * head_dim: products per position of the context
+    kv_heads: int  # GPUs that can divide the cache
+    cached: int  # per token, all heads
+    state: int = 0  # per sequence of any length (linear attention)
     window: int | None = None
-    mlp: int = 0  # what every token passes: the MLP, shared experts, the router
+    mlp: int = 0  # used by every token: the MLP, shared experts, the router
     mlp_format: Format = BF16
     experts: int = 0
-    chosen: int = 0  # by each token
-    expert: int = 0  # one of them
+    chosen: int = 0  # per token
+    expert: int = 0  # parameters of one
     expert_format: Format = BF16
 
     def parts(self) -> list[tuple[int, Format]]:
-        """How many parameters it has in each format."""
+        """Return the number of parameters in each format."""
         return [
             (self.attention, self.attention_format),
             (self.mlp, self.mlp_format),
@@ -63,18 +63,18 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """A target or a drafter."""
+    """Size of a target or a drafter."""
 
     layers: tuple[Layer, ...]
     hidden: int
     vocab: int
-    tables: int  # vocab x hidden matrices: 1 where head and embedding are tied, 0 for a drafter
+    tables: int  # vocab x hidden matrices: 1 if head and embedding are tied, 0 for a drafter
     other: int = 0  # parameters outside layers and tables: a drafter's fc
-    estimated: tuple[str, ...] = ()  # what the config does not say, and what was assumed
+    estimated: tuple[str, ...] = ()  # values that the config lacks, and what was assumed
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
-        """Layers that are alike, and how many there are."""
+        """Distinct layers and their counts."""
         return Counter(self.layers)
 
     @property
@@ -84,7 +84,7 @@ class ModelSize:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes on all GPUs together; tables and fc are never quantized."""
+        """Bytes on all GPUs; tables and fc are never quantized."""
         layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
         return layers + 2 * (self.tables * self.head + self.other)
 
@@ -95,12 +95,12 @@ class ModelSize:
 
 
 def target_size(values: Values) -> ModelSize:
-    """Raises CheckpointError when the config does not even state the basic sizes."""
+    """Return the target's size; CheckpointError if the config lacks basic sizes."""
     return _Reader(values, "target").size(tables=1 if values.get("tie_word_embeddings") else 2)
 
 
 def drafter_size(values: Values, target: ModelSize) -> ModelSize:
-    """`fc` takes the tap features; embedding and head are the target's."""
+    """Return the drafter's size; embedding and head are the target's."""
     config = _Reader({"vocab_size": target.vocab, **values}, "drafter")
     taps = config.entries("target_layer_ids") or config.entries("aux_hidden_state_layer_ids")
     hidden = config.required("hidden_size")
@@ -114,9 +114,9 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
 
 
 def eagle_size(target: ModelSize) -> ModelSize:
-    """The usual EAGLE-3 drafter of a target: one dense Llama layer whose input is twice as wide.
+    """Return a usual EAGLE-3 drafter: one dense Llama layer with input of twice the width.
 
-    Its MLP is four times as wide as the model, its head has 32,000 tokens.
+    Its MLP is four times as wide as the model; its head has 32,000 tokens.
     """
     hidden = target.hidden
     layer = Layer(
@@ -132,20 +132,20 @@ def eagle_size(target: ModelSize) -> ModelSize:
 
 
 def section(values: Values, name: str) -> dict[str, Any]:
-    """An object in a config; {} for anything else."""
+    """Return an object in a config; {} for anything else."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 
 
 class _Reader:
-    """Reads a config.json, whatever it holds, and notes what it had to estimate."""
+    """Reader of any config.json that notes its estimates."""
 
     def __init__(self, values: Values, role: str) -> None:
         self.values, self.role = values, role
         self.estimated: dict[str, None] = {}
 
     def number(self, name: str) -> int:
-        """0 where it is missing or no size."""
+        """Return a size; 0 if missing or invalid."""
         value = self.values.get(name)
         return value if type(value) is int and 0 < value < 1 << 40 else 0
 
@@ -162,7 +162,7 @@ class _Reader:
         return value if isinstance(value, list) else []
 
     def within(self, name: str) -> "_Reader":
-        """A reader of the object that a field holds."""
+        """Return a reader of the object in a field."""
         return _Reader(section(self.values, name), self.role)
 
     def size(self, *, tables: int, other: int = 0) -> ModelSize:
@@ -180,7 +180,7 @@ class _Reader:
     def _layer(self, index: int) -> Layer:
         kind = self._kind(index)
         config = self
-        # layers that differ from the rest; transformers 5 pads their numbers: "05"
+        # layers that differ; transformers 5 pads their numbers: "05"
         if own := section(self.values, "per_layer_config"):
             padded = str(index).zfill(max(map(len, own)))
             more = {**section(own, str(index)), **section(own, padded)}
@@ -226,7 +226,7 @@ class _Reader:
         return "full_attention"
 
     def _grouped(self, kind: str) -> Layer:
-        """Attention whose heads share keys and values in groups."""
+        """Return grouped-query attention."""
         hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
         kv_heads = self.number("num_key_value_heads") or heads
         head_dim = self.number("head_dim") or hidden // heads
@@ -236,7 +236,7 @@ class _Reader:
                 kv_heads, both = self.number("num_global_key_value_heads") or kv_heads, 1
             head_dim = self.number("global_head_dim") or head_dim
         query = heads * head_dim
-        # Qwen3-Next and Qwen3.5 gate the output of attention and do not say so
+        # Qwen3-Next and Qwen3.5 gate the output of attention without saying so
         is_qwen = "linear_num_value_heads" in self.values and "attn_output_gate" not in self.values
         gate = query if is_qwen or self.values.get("attn_output_gate") else 0
         return Layer(
@@ -247,7 +247,7 @@ class _Reader:
         )
 
     def _latent(self) -> Layer:
-        """DeepSeek's MLA: one compressed row a token, which every GPU holds."""
+        """Return DeepSeek's MLA: one compressed row a token, which every GPU holds."""
         hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
         rank, rope = self.required("kv_lora_rank"), self.required("qk_rope_head_dim")
         plain, value = self.required("qk_nope_head_dim"), self.required("v_head_dim")
@@ -262,7 +262,7 @@ class _Reader:
         )
 
     def _linear(self) -> Layer:
-        """Gated delta rule (Qwen3-Next); its state is float32, counted as two numbers each."""
+        """Return a gated delta rule layer (Qwen3-Next); a float32 in its state counts as two."""
         hidden, config = self.required("hidden_size"), self.within("linear_attn_config")
         heads = self.number("linear_num_value_heads") or config.number("num_heads")
         key_heads = self.number("linear_num_key_heads") or heads
@@ -273,7 +273,7 @@ class _Reader:
         conv_width = 2 * keys + both
         conv = self.number("linear_conv_kernel_dim") or config.number("short_conv_kernel_size") or 4
         return Layer(
-            # q, k, v, the output's gate, two gates of the state, the convolution, the projection
+            # q, k, v, the output gate, two gates of the state, the convolution, the projection
             attention=hidden * (2 * keys + 3 * both + 2 * heads) + conv * conv_width,
             query=0,
             kv_heads=max(heads, 1),
@@ -282,7 +282,7 @@ class _Reader:
         )
 
     def _mlp(self, index: int) -> dict[str, Any]:
-        """Fields of Layer."""
+        """Return the MLP fields of Layer."""
         hidden, place = self.required("hidden_size"), f"model.layers.{index}.mlp"
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         count = next(filter(None, map(self.number, names)), 0)
@@ -312,7 +312,7 @@ class _Reader:
         }
 
     def _format(self, module: str, *, expert: bool = False) -> Format:
-        """How a module's matrices are stored; `quantization_config` as published models have it."""
+        """Return a module's format, from `quantization_config` as in published models."""
         quant = self.within("quantization_config")
         if not quant.values:
             return BF16
@@ -333,7 +333,7 @@ class _Reader:
         stored = weights.values.get("num_bits"), weights.values.get("type")
         if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
             return FP8
-        if algorithm in ("W4A16_AWQ", "W4A8_AWQ") or stored == (4, "int"):  # as Kimi-K2 Thinking
+        if algorithm in ("W4A16_AWQ", "W4A8_AWQ") or stored == (4, "int"):  # as in Kimi-K2 Thinking
             size = 0.5 + 2 / (weights.number("group_size") or 128)
             return Format("int4", size, "fp8" if algorithm == "W4A8_AWQ" else "bf16")
         if algorithm == "NVFP4" or stored == (4, "float"):

@@ -1,7 +1,7 @@
-"""What others measured of DFlash pairs: `published.yaml`, with a source for every number.
+"""Published measurements of DFlash pairs: `published.yaml`, with a source for every number.
 
-The figures are theirs, by their hardware and software: `plan` takes acceptance from them and is
-checked against their speeds, `doctor` holds a deployment against them.
+The hardware and software are those of the sources: `plan` uses their acceptance and is checked
+against their speeds; `doctor` compares a deployment with them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_trt.files import data_file
 
-NEAR = 0.8  # of the lowest acceptance length of another engine: texts differ
+NEAR = 0.8  # of the lowest acceptance length of another engine, because texts differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,23 +21,23 @@ class Acceptance:
     name: str
     source: str
     hardware: str  # and software
-    drafter: str  # its id on the Hub
-    draft_tokens: int  # of a round
-    tau: Mapping[str, float]  # tokens that a round commits, the target's own included
+    drafter: str  # Hub id
+    draft_tokens: int  # per round
+    tau: Mapping[str, float]  # tokens committed per round, including the target's own
     setting: str = ""
-    temperature: float | None = None  # None: not said
-    least: float | None = None  # what its own engine's test demands
+    temperature: float | None = None  # None: unknown
+    least: float | None = None  # minimum in its engine's own test
 
 
 @cache
 def published_data() -> Mapping[str, Any]:
-    """The tables of `published.yaml`; its figures name targets without their organization."""
+    """Return the tables of `published.yaml`; figures name targets without organization."""
     return dict(data_file(__file__, "published.yaml"))
 
 
 @cache
 def published_models() -> Mapping[str, Any]:
-    """`targets` by their ids on the Hub, and `drafters`, each with its `target` and `config`."""
+    """Return `targets` by Hub id, and `drafters`, each with `target` and `config`."""
     return dict(data_file(__file__, "models.yaml"))
 
 
@@ -47,9 +47,9 @@ def acceptance_tables() -> tuple[Acceptance, ...]:
 
 
 def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
-    """The table to hold a drafter against: with so many draft tokens, or with its most.
+    """Return the table for a drafter with this number of draft tokens, or its largest.
 
-    drafter: its id on the Hub, or its name alone, which a directory may have.
+    drafter: Hub id, or its name alone, as a directory may have.
     """
     found = [each for each in acceptance_tables() if drafter in _names(each)]
     length = draft_tokens or max((each.draft_tokens for each in found), default=0)
@@ -57,10 +57,10 @@ def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Accep
 
 
 def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float, str]:
-    """The acceptance length below which something is wrong, and whose figure says so; 0: unknown.
+    """Return the lowest plausible acceptance length and its source; 0: unknown.
 
-    The engine's own of at most as many draft tokens, since more of them are accepted if more are
-    drafted; otherwise a share (`NEAR`) of the lowest that another one published.
+    Prefers the engine's own figure with at most as many draft tokens, because more are accepted if
+    more are drafted; otherwise a fraction (`NEAR`) of the lowest that another engine published.
     """
     known = [each for each in acceptance_tables() if drafter in _names(each)]
     own = [x for x in known if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
@@ -74,20 +74,20 @@ def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float
 
 
 def published_config(hub: str) -> Mapping[str, Any] | None:
-    """Return what `plan` reads of a published model's config.json; hub: its id. None: unknown."""
+    """Return a published model's config.json as `plan` reads it; hub: its id. None: unknown."""
     models = published_models()
     drafter = models["drafters"].get(hub, {}).get("config")
     return models["targets"].get(hub) or drafter  # type: ignore[no-any-return]
 
 
 def tau_of(entry: Mapping[str, Any]) -> float:
-    """Tau of an entry of `figures` or `pareto`, by the table that it names."""
+    """Return tau of an entry of `figures` or `pareto`, from the table that it names."""
     found = next(each for each in acceptance_tables() if _key(each) == _key_of(entry))
     return found.tau[entry.get("tau_of", entry["task"])]
 
 
 def eagle_acceptance(target: str) -> Acceptance | None:
-    """What is published of EAGLE-3 for a target, its id on the Hub."""
+    """Return published EAGLE-3 figures for a target's Hub id, if any."""
     found = (entry for entry in published_data()["eagle3"] if entry["target"] == target)
     entry = next(found, None)
     if entry is None:
@@ -105,7 +105,7 @@ def _key(table: Acceptance) -> tuple[str, str, int]:
 
 
 def _key_of(entry: Mapping[str, Any]) -> tuple[str, str, int]:
-    """The table that an entry names; its drafts are the whole block unless said."""
+    """Return the key of an entry's table; drafts are the whole block by default."""
     block = published_models()["drafters"][entry["drafter"]]["config"]["block_size"]
     drafts = int(entry.get("DFlash", {}).get("drafts", block - 1))
     return (entry.get("acceptance", ""), entry["drafter"], drafts)

@@ -1,9 +1,9 @@
-"""How long a round takes on a GPU, by arithmetic over sizes and data sheets.
+"""Model of the time of a round on a GPU, from sizes and data sheets.
 
-A round is memory read, plus arithmetic, plus what the GPUs tell each other, plus kernels that are
-too small to fill a GPU, plus what the host does. Reading and arithmetic are added, not the larger
-of the two taken: published rounds grow with their tokens long before they are bound by arithmetic.
-The constants are fitted to published figures (docs/speculation.md).
+A round is memory reads, plus arithmetic, communication, kernels too small to fill a GPU, and host
+time. Reads and arithmetic are added instead of taking the larger: published rounds grow with their
+tokens long before arithmetic bounds them. Constants are fitted to published figures
+(docs/speculation.md).
 """
 
 import math
@@ -18,22 +18,22 @@ from dflash_trt.planning.hardware import Gpu
 from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize, eagle_size
 from dflash_trt.planning.published import Acceptance, eagle_acceptance, published_acceptance
 
-# kernels in sequence: of a layer's attention, MLP or experts; of the head and sampling
+# sequential kernels of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
 ACTIVATION_BYTES = 2
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
-EAGLE_ACCEPTANCE = 2.8943  # gpt-oss-120b's, where nothing is published for a target
-DRAFT_RATE = 0.8  # share of drafts that are accepted, where nothing is published for a drafter
+EAGLE_ACCEPTANCE = 2.8943  # gpt-oss-120b's, if nothing is published for a target
+DRAFT_RATE = 0.8  # fraction of drafts accepted, if nothing is published for a drafter
 Software = Literal["tensorrt_llm", "sglang"]
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says; fitted to published figures."""
+    """Constants missing from data sheets, fitted to published figures."""
 
-    bandwidth: float  # share of the memory's bandwidth that is reached
-    flops: float  # share of the dense FLOP/s that is reached
-    expert_flops: float  # the same for experts, each of which sees few tokens
+    bandwidth: float  # fraction of the memory bandwidth reached
+    flops: float  # fraction of the dense FLOP/s reached
+    expert_flops: float  # likewise for experts, which see few tokens
     kernel: Mapping[Software, float]  # seconds of a small kernel and the gap after it
     host: Mapping[Software, float]  # seconds a speculative round waits for the host
     all_reduce: float  # seconds of an all-reduce of a few bytes
@@ -45,7 +45,7 @@ class Constants:
 
 
 def fit_errors() -> dict[str, float]:
-    """`median` and `nine_of_ten` of |ln(predicted / measured)| over `checked` figures."""
+    """Return `median` and `nine_of_ten` of |ln(predicted / measured)| over `checked` figures."""
     return dict(_written()["errors"])
 
 
@@ -55,10 +55,10 @@ def _written() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one instance of the target is spread over `gpus` GPUs of an NVLink domain."""
+    """The distribution of one target instance over `gpus` GPUs of an NVLink domain."""
 
     gpus: int = 1
-    attention_dp: bool = False  # attention is on every GPU whole, each with its own sequences
+    attention_dp: bool = False  # attention is whole on every GPU, for its own sequences
     experts_parallel: bool = False  # a GPU holds whole experts, otherwise a slice of each
 
     def __str__(self) -> str:
@@ -69,17 +69,17 @@ class Layout:
 
     @property
     def split(self) -> int:
-        """How many GPUs share what is no expert."""
+        """GPUs that divide everything but experts."""
         return 1 if self.attention_dp else self.gpus
 
     def own_rows(self, rows: int) -> int:
-        """Sequences of each GPU."""
+        """Return the sequences per GPU."""
         return math.ceil(rows / self.gpus) if self.attention_dp else rows
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one pass of a model, by what they go to."""
+    """Seconds of one pass of a model, by cause."""
 
     weights: float = 0.0
     cache: float = 0.0
@@ -104,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a model runs."""
+    """The environment that a model runs in."""
 
     gpu: Gpu
     layout: Layout
@@ -113,17 +113,17 @@ class Runtime:
     kv_bytes: float = 2  # per number in the target's cache
 
     def read(self, size: float) -> float:
-        """Seconds to read bytes of the GPU's memory."""
+        """Return the seconds to read bytes of GPU memory."""
         return size / (self.gpu.bandwidth * self.constants.bandwidth)
 
     def multiply(self, multiply_adds: float, format: Format, share: float | None = None) -> float:
-        """Seconds of arithmetic; a type that the GPU does not have is done in bf16."""
+        """Return the seconds of arithmetic; types that the GPU lacks run in bf16."""
         flops = self.gpu.flops
         speed = {"fp4": flops.fp4, "fp8": flops.fp8}.get(format.multiplied) or flops.bf16
         return 2 * multiply_adds / (speed * (share or self.constants.flops))
 
     def exchange(self, size: float) -> float:
-        """Seconds of one all-reduce, or half of what brings tokens to their experts and back."""
+        """Return the seconds of an all-reduce, or half of an exchange of tokens between experts."""
         gpus = self.layout.gpus
         if gpus == 1:
             return 0.0
@@ -133,10 +133,10 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Method:
-    """How to draft.
+    """A drafting method.
 
-    acceptance: tokens that a round commits with `draft_tokens` drafts, the target's own included.
-    block: tokens that a DFlash drafter fills, however few of them are verified.
+    acceptance: tokens committed per round with `draft_tokens` drafts, including the target's own.
+    block: tokens that a DFlash drafter fills, however few are verified.
     """
 
     name: Literal["plain", "EAGLE-3", "DFlash"]
@@ -146,7 +146,7 @@ class Method:
     block: int = 0
 
     def shortened(self, draft_tokens: int) -> "Method":
-        """The same with fewer drafts. Each draft is taken to be accepted as often as the others."""
+        """Return the method with fewer drafts, assuming equal acceptance of each draft."""
         if draft_tokens == self.draft_tokens:
             return self
         rate = draft_rate(self.acceptance, self.draft_tokens)
@@ -167,7 +167,7 @@ def dflash(drafter: ModelSize, acceptance: float, draft_tokens: int) -> Method:
 
 
 def draft_rate(acceptance: float, draft_tokens: int) -> float:
-    """How often a draft is accepted whose predecessors were: sum of p^i, i = 0 .. n, is tau."""
+    """Return the acceptance rate p of a draft: sum of p^i, i = 0 .. n, is tau."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -183,7 +183,7 @@ def _tokens_of_a_round(rate: float, draft_tokens: int) -> float:
 
 
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
-    """The tokens of a round with so many drafts, and where that is from; drafter: its Hub id."""
+    """Return the expected tokens per round, and their source; drafter: its Hub id."""
     if (table := published_acceptance(drafter)) is not None:
         return _published(table, draft_tokens)
     tokens = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
@@ -191,14 +191,14 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
 
 
 def expected_eagle(target: str) -> tuple[float, str]:
-    """The same of an EAGLE-3 chain; target: its Hub id."""
+    """Return the same for an EAGLE-3 chain; target: its Hub id."""
     if (table := eagle_acceptance(target)) is not None:
         return _published(table, EAGLE_CHAIN)
     return EAGLE_ACCEPTANCE, "nothing published for this target: gpt-oss-120b's"
 
 
 def _published(table: Acceptance, draft_tokens: int) -> tuple[float, str]:
-    """By the rate of each draft: fewer drafts may be planned than were measured."""
+    """Return tau of a table, converted by the rate per draft to this number of drafts."""
     tau = mean(table.tau.values())
     if draft_tokens != table.draft_tokens:
         tau = _tokens_of_a_round(draft_rate(tau, table.draft_tokens), draft_tokens)
@@ -209,9 +209,9 @@ def _published(table: Acceptance, draft_tokens: int) -> tuple[float, str]:
 def fastest(
     target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
 ) -> tuple[Method, Step]:
-    """The method with the number of drafts, from 1 to its own, that is fastest, and its round.
+    """Return the method with the fastest number of drafts, from 1 to its own, and its round.
 
-    TensorRT-LLM's `draft_len_schedule` asks a drafter for fewer drafts than its block has.
+    TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has.
     """
     choices = [method.shortened(drafts) for drafts in range(1, method.draft_tokens + 1)]
     rounds = [
@@ -224,7 +224,7 @@ def fastest(
 def round_time(
     target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
 ) -> Step:
-    """Seconds of a round of `rows` sequences of one instance, `context` tokens long each."""
+    """Return the seconds of a round of `rows` sequences of one instance, `context` tokens each."""
     tokens = method.draft_tokens + 1
     step = _forward(target, runtime, rows, tokens, context, runtime.kv_bytes)
     step += _head(target, runtime, rows, tokens)
@@ -239,9 +239,9 @@ def round_time(
 
 
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
-    """Experts that the busiest GPU reads, each as a whole one, for a batch of tokens.
+    """Return the number of experts that the busiest GPU reads for a batch of tokens.
 
-    Tokens choose independently and evenly: e (1 - (1 - k/e)^n) are touched. With whole experts
+    Tokens choose independently and evenly: e (1 - (1 - k/e)^n) experts are used. With whole experts
     on a GPU the busiest one has about sqrt(2 ln g) deviations more than its share.
     """
     share = 1 - math.pow(1 - layer.chosen / layer.experts, tokens)  # of the experts
@@ -255,7 +255,7 @@ def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
 def _forward(
     model: ModelSize, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
 ) -> Step:
-    """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head."""
+    """Return one pass over `rows` sequences of `context` tokens, `tokens` new each; no head."""
     layout, constants = runtime.layout, runtime.constants
     split, own_rows = layout.split, layout.own_rows(rows)
     new, everything = own_rows * tokens, rows * tokens
@@ -295,7 +295,7 @@ def _forward(
 
 
 def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:
-    """The output head, split by its vocabulary, and the choice of tokens."""
+    """Return the time of the output head, divided by vocabulary, and of sampling."""
     split, own_rows = runtime.layout.split, runtime.layout.own_rows(rows)
     return Step(
         weights=runtime.read(model.head * ACTIVATION_BYTES / split),

@@ -1,1 +1,1 @@
-"""Triton: the model repository, the server, the public model's logic and the client."""
+"""Serving with Triton: the model repository, the server, the public model's logic, the client."""

@@ -1,7 +1,7 @@
-"""Call the public model over gRPC: `Client`, `AsyncClient`, or `stream` for a single request.
+"""gRPC clients of the public model: `Client`, `AsyncClient`, or `stream` for one request.
 
-Other programs use `tritonclient` or `openai` (docs/serving.md); this is what `generate`, the
-application and the tests call.
+For `generate`, the application and tests; other programs use `tritonclient` or `openai`
+(docs/serving.md).
 """
 
 import itertools
@@ -31,27 +31,27 @@ from dflash_trt.prompts import AnyPrompt
 from dflash_trt.request_schema import GenerateRequest, encode, first_fault
 
 MODEL = "dflash"
-TIMEOUT = 600.0  # seconds, when a request does not say
+TIMEOUT = 600.0  # seconds, by default
 MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds
-GRACE = 2.0  # seconds that the server has, after the deadline, to say that it was met
+GRACE = 2.0  # seconds after the deadline for the server to report it
 CODES = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED")  # of the model's errors
-# what Triton says of a model whose process died, and while it is loaded again
+# Triton's words for a model whose process died or is being reloaded
 RESTARTING = ("is not healthy", "has no available versions", "is not at ready state")
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # else a channel that failed once answers from memory for a second and longer
+    # otherwise a failed channel fails from memory for a second or longer
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # its name for the time that a connection may take: 100 ms were too few where a machine is busy
+    # gRPC's name for the connection timeout: 100 ms were too few on a busy machine
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files; without a root certificate those of the system are trusted.
+    """PEM files; without a root certificate the system's are trusted.
 
-    server_name: what the server's certificate must name; None: the address's host.
+    server_name: name in the server's certificate; None: the address's host.
     """
 
     root_certificate: Path | str | None = None
@@ -60,7 +60,7 @@ class Tls:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises ServerError when a file cannot be read."""
+        """Return gRPC credentials; ServerError if a file cannot be read."""
         files = (self.root_certificate, self.client_key, self.client_certificate)
         try:
             contents = (file and Path(file).read_bytes() for file in files)
@@ -84,7 +84,7 @@ class Summary:
     acceptance_length: float  # tau: tokens committed per round
     seconds: float  # from sending the request to this choice's last chunk
     time_to_first_token: float = 0.0  # seconds, by the server's clock
-    cached_tokens: int = 0  # of the prompt's, reused from an earlier text
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
     stop_word: str = ""  # the one that ended the text
 
 
@@ -94,20 +94,20 @@ class Chunk:
 
     text: str
     token_ids: list[int]
-    round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
+    round_tokens: list[int]  # committed per round; the first token is from prefill
     final: Summary | None
     index: int = 0  # of the choice
     token_sources: list[str] = field(default_factory=list)  # as in `SOURCES`
-    logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
+    logprobs: list[float] = field(default_factory=list)  # one per token, if requested
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of this choice so far
     drafting: list[dict[str, Any]] = field(default_factory=list)  # rounds, with include_drafting
-    thinking: bool = False  # its text begins with a thought, which the chat template began
+    thinking: bool = False  # the text begins with reasoning that the chat template opened
 
     @property
     def summary(self) -> Summary:
-        """`final`, of a whole answer."""
+        """`final` of a whole answer."""
         assert self.final is not None
         return self.final
 
@@ -125,7 +125,7 @@ class Completion:
 
 
 LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs", "drafting")
-# those that are output tensors
+# the output tensors among its fields
 TOTALS = [
     name for name, kind in get_type_hints(Summary).items() if kind is not str and name != "seconds"
 ]
@@ -135,9 +135,10 @@ class _Call:
     """One request and its answer."""
 
     def __init__(self, address: str, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]):
-        """options: fields of `GenerateRequest`, `timeout` (seconds) and `parameters` (Triton's).
+        """Encode the request.
 
-        Raises RequestError for an option that is unknown or has a wrong value.
+        options: fields of `GenerateRequest`, `timeout` (seconds) and `parameters` (Triton's).
+        Raises RequestError for an unknown option or an invalid value.
         """
         values = {name: value for name, value in options.items() if value is not None}
         self.timeout = float(values.pop("timeout", TIMEOUT))
@@ -173,7 +174,7 @@ class _Call:
         self._start = time.monotonic()
 
     def read(self, response: service_pb2.ModelStreamInferResponse) -> list[Chunk]:
-        """Return the chunks of a response; raises what an error in it means."""
+        """Return the chunks of a response; raise the error in it."""
         if response.error_message:
             raise explain(*split_error(response.error_message), self._address)
         chunks = to_chunks(response.infer_response, self._start)
@@ -181,7 +182,7 @@ class _Call:
         return chunks
 
     def end(self) -> None:
-        """Raises ServerError when the stream is over before every choice is."""
+        """Raise ServerError if the stream ended before every choice did."""
         if self._open > 0:
             raise ServerError(
                 f"the server at {self._address} ended the answer before its end", "Look at its log"
@@ -192,7 +193,7 @@ class _Call:
 
 
 class _Connection:
-    """url: HOST:PORT of the server's gRPC port; headers: sent with every request."""
+    """Connection to a gRPC port; url: HOST:PORT; headers: sent with every request."""
 
     _grpc: Any
 
@@ -217,17 +218,16 @@ class _Connection:
 
 
 class Client(_Connection):
-    """A connection to a server; any number of threads may use it at the same time.
+    """A connection to a server. Thread-safe.
 
-    Both calls raise RequestError when the server refuses the request, UnavailableError when it
-    cannot be reached or takes no requests now, DeadlineError when `timeout` has passed without an
-    answer, and ServerError when it fails.
+    Both calls raise RequestError if the server refuses the request, UnavailableError if it is
+    unreachable or takes no requests now, DeadlineError after `timeout`, ServerError if it fails.
     """
 
     _grpc = grpc
 
     def generate(self, prompt: AnyPrompt, **options: Any) -> Completion:
-        """Return the whole answer; its finish_reason is "cancelled" if it ran out of time."""
+        """Return the whole answer; its finish_reason is "cancelled" after a timeout."""
         return to_completion(self._chunks(prompt, False, options))
 
     def stream(self, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None, None]:
@@ -256,7 +256,7 @@ class Client(_Connection):
 
 
 class AsyncClient(_Connection):
-    """See `Client`. Make it inside the event loop that uses it."""
+    """The asyncio counterpart of `Client`. Create it inside its event loop."""
 
     _grpc = grpc.aio
 
@@ -291,13 +291,13 @@ class AsyncClient(_Connection):
 
 
 def stream(url: str, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None, None]:
-    """Yield from `Client.stream` with a connection of its own, for a single request."""
+    """Yield from `Client.stream` over a new connection."""
     with Client(url) as client:
         yield from client.stream(prompt, **options)
 
 
 def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
-    """Return a channel of `transport`, which is `grpc` or `grpc.aio`."""
+    """Return a channel; `transport` is `grpc` or `grpc.aio`."""
     if tls is None:
         return transport.insecure_channel(address, CHANNEL_OPTIONS)
     name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
@@ -305,7 +305,7 @@ def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
 
 
 def to_completion(chunks: Iterable[Chunk]) -> Completion:
-    """Return the chunks of all choices, in the order they came, put together."""
+    """Join chunks of all choices, in order of arrival."""
     choices: dict[int, Chunk] = {}
     for chunk in chunks:
         choice = choices.setdefault(chunk.index, Chunk("", [], [], None, chunk.index))
@@ -319,7 +319,7 @@ def to_completion(chunks: Iterable[Chunk]) -> Completion:
 
 
 def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Chunk]:
-    """Return one chunk a choice of a response; start: `time.monotonic()` of its request."""
+    """Return one chunk per choice of a response; start: `time.monotonic()` of the request."""
     values = {
         output.name: read_tensor(output, content)
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -327,7 +327,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     tokens = _by_choice(values["token_ids"], values["completion_tokens"])
     rounds = _by_choice(values["round_tokens"], values["rounds"])
     reports = values.get("drafting_rounds", np.array([]))
-    # beside the others the prefill, which brings the first token
+    # plus the prefill, which yields the first token
     drafting = _by_choice(reports, values["rounds"] + (values["completion_tokens"] > 0))
     sources = [SOURCES[source] for source in values["token_sources"].tolist()]
     logprobs = values["token_logprobs"].tolist()
@@ -339,7 +339,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
             finish_reason=reason.decode(),
             stop_word=values["stop_word"][k].decode(),
             seconds=time.monotonic() - start,
-            # one for all choices, or one for each
+            # one for all choices, or one each
             **{name: values[name][k % len(values[name])].item() for name in TOTALS},
         )
         chunk = Chunk(
@@ -361,7 +361,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
 
 
 def read_tensor(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
-    """Return an output tensor of a response as an array, of BYTES as one of bytes objects."""
+    """Return an output tensor as an array; BYTES as bytes objects."""
     array: np.ndarray[Any, Any]
     if output.datatype == "BYTES":
         array = deserialize_bytes_tensor(content)
@@ -371,17 +371,17 @@ def read_tensor(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
 
 
 def split_error(message: str) -> tuple[str, str]:
-    """Return the code and the message of an error in a stream; Triton's own have no code.
+    """Return the code and message of a stream's error; Triton's own have no code.
 
-    A gRPC status would be the way, but a client that asks for it (`triton_grpc_error`) brings
-    Triton 2.51 down: a segmentation fault about every 500 errors.
+    A gRPC status would be better, but a client that requests it (`triton_grpc_error`) makes Triton
+    2.51 crash about every 500 errors.
     """
     code, colon, rest = message.partition(": ")
     return (code, rest) if colon and code in CODES else ("INTERNAL", message)
 
 
 def explain(code: str, message: str, address: str) -> DflashError:
-    """Return what an error means to a user; `code` is Triton's or gRPC's name of it."""
+    """Return the exception for an error; `code` is Triton's or gRPC's name of it."""
     problem, _, fix = message.partition(". ")  # as DflashError writes them
     if code in ("INVALID_ARG", "INVALID_ARGUMENT"):
         return RequestError(problem, fix)
@@ -413,10 +413,10 @@ def explain(code: str, message: str, address: str) -> DflashError:
 
 
 def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
-    """Return which of the concatenated items belong to which choice.
+    """Return the slice of concatenated items for each choice.
 
-    A response of one choice holds new items, of which `totals` counts more than these; one of
-    several is the whole answer, where each may have the prompt's tokens before its own.
+    A response of one choice holds only new items, fewer than its total; one of several is the whole
+    answer, where each choice may begin with the prompt's tokens.
     """
     if len(totals) == 1:
         return [slice(0, len(array))]

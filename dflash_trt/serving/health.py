@@ -1,6 +1,6 @@
-"""Asks a running server over HTTP whether it is ready, answers, and runs rounds.
+"""Health checks of a running server over HTTP: whether it is ready, answers, and runs rounds.
 
-Connections are kept open: a server that has no file descriptors left still answers on them.
+Connections stay open: a server without free file descriptors still answers on them.
 """
 
 import json
@@ -13,7 +13,7 @@ from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.security import Security
 
-# one token, through everything that a request goes through
+# one token, through the whole path of a request
 PROBE = {
     "inputs": [
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
@@ -26,36 +26,35 @@ EMPTY: dict[str, tuple[str, object]] = {
     "dflash_infer": ("infer", {"inputs": []}),
 }
 OK, REFUSED = 200, 400
-TIMEOUT = 2.0  # seconds, for what needs no model
+TIMEOUT = 2.0  # seconds, for requests that need no model
 
 
 @dataclass(frozen=True)
 class Health:
-    """Connections to a server; no method raises when it does not answer."""
+    """Connections to a server; no method raises if it does not answer."""
 
     _client: httpx.Client
     _client_key: str = field(repr=False)  # see `internal.client_parameters`
 
     def is_ready(self) -> bool:
-        """Triton's own readiness, which stays when model processes die."""
+        """Return Triton's own readiness, which stays when model processes die."""
         return self._ask("GET", "health/ready", TIMEOUT)[0] == OK
 
     def probe(self, timeout: float) -> int | None:
-        """The HTTP status of a request for one token; None without an answer in `timeout` s."""
+        """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
         return self.post("models/dflash_infer/infer", PROBE, timeout)
 
     def answers(self, model: str, timeout: float) -> bool:
-        """Whether the request handler answers through a public model, however busy it is."""
+        """Return whether the request handler answers through a public model, even if busy."""
         road, body = EMPTY[model]
         return self.post(f"models/{model}/{road}", body, timeout) == REFUSED
 
     def post(self, path: str, body: object, timeout: float) -> int | None:
-        """The HTTP status; None without an answer in `timeout` seconds."""
+        """Return the HTTP status; None without an answer in `timeout` seconds."""
         return self._ask("POST", path, timeout, body)[0]
 
     def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
-        """The output tensors of a plain, greedy request that has drafts in each round; None without
-        an answer in `timeout` s."""
+        """Return the output tensors of a greedy request drafted in every round; None on failure."""
         inputs = [
             {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
             {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
@@ -68,18 +67,18 @@ class Health:
         return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
 
     def load(self, model: str, config: object, timeout: float) -> str | None:
-        """Loads a model of this server anew, with another config; why it did not load, or None."""
+        """Reload a model with another config; return the error, or None."""
         body = {"parameters": {"config": json.dumps(config)}}
         status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
         return None if status == OK else answer or "it did not answer"
 
     def config(self, model: str) -> dict[str, Any] | None:
-        """A model's config; None without an answer."""
+        """Return a model's config; None without an answer."""
         status, answer = self._ask("GET", f"models/{model}/config", TIMEOUT)
         return json.loads(answer) if status == OK else None
 
     def close(self) -> None:
-        """Ends the connections; a server that stops would wait for them."""
+        """Close the connections, which a stopping server would wait for."""
         self._client.close()
 
     def _ask(
@@ -93,7 +92,7 @@ class Health:
 
 
 def health_of(ports: Ports, security: Security) -> Health:
-    """Of the server that listens, or will, on these ports."""
+    """Return a Health for the server on these ports, which may not run yet."""
     client = httpx.Client(
         base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
         headers=security.http_headers,

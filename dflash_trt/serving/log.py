@@ -1,6 +1,6 @@
-"""The log of a server: one file, to which Triton and our processes append their lines.
+"""The log of a server: one file to which Triton and our processes append lines.
 
-Our processes write text, or JSON objects with `--log-format json`; Triton's lines are its own.
+Our processes write text, or JSON objects with `--log-format json`; Triton has its own format.
 """
 
 import json
@@ -16,12 +16,12 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.request_id import current
 
 Form = Literal["text", "json"]
-FORM = "DFLASH_TRT_LOG_FORMAT"  # in the environment of a process of ours
-TAIL = 65536  # bytes at the end of the log that say why a process ended
+FORM = "DFLASH_TRT_LOG_FORMAT"  # environment variable of our processes
+TAIL = 65536  # bytes at the end of the log, read for the reason of an exit
 
 
 def to_line(form: Form, level: str, logger: str, message: str, more: Mapping[str, Any]) -> str:
-    """Return one line, with the time. more: further fields, of which text has the request's id."""
+    """Return one line with the time; more: further fields, of which text shows the request id."""
     time = datetime.now().astimezone().isoformat(timespec="milliseconds")
     if form == "json":
         fields = {"time": time, "level": level, "logger": logger, "message": message, **more}
@@ -48,7 +48,7 @@ class Formatter(logging.Formatter):
 
 
 def configure() -> None:
-    """Let this process write its log to its standard error."""
+    """Send this process's log to its standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter("json" if os.environ.get(FORM) == "json" else "text"))
     logging.basicConfig(handlers=[handler], level="WARNING", force=True)
@@ -58,7 +58,7 @@ def configure() -> None:
 
 
 class Log:
-    """The file, appended to; processes get `fileno`. ServerError when it cannot be written."""
+    """The log file, appended to; processes get `fileno`. ServerError if it is not writable."""
 
     def __init__(self, path: Path, form: Form = "text") -> None:
         self.path = path
@@ -81,19 +81,19 @@ class Log:
             self._file.write(line.encode(errors="replace") + b"\n")
 
     def is_output(self) -> bool:
-        """Return whether it is where this process's own output goes."""
+        """Return whether the log is this process's own standard output."""
         with suppress(OSError):
             return os.path.sameopenfile(self._file.fileno(), 1)
         return False
 
     def size(self) -> int:
-        """Return its bytes so far; 0 for what is no file, such as a pipe."""
+        """Return its size in bytes; 0 if it is no file, such as a pipe."""
         with suppress(OSError, ValueError):
             return os.fstat(self.fileno()).st_size
         return 0
 
     def since(self, start: int) -> list[str]:
-        """Return the lines added since `size` was `start`, the last ones if they are many."""
+        """Return the lines added since `size` was `start`, only the last if there are many."""
         with suppress(OSError), open(self.path, "rb") as file:
             if file.seekable():
                 file.seek(max(start, self.size() - TAIL))

@@ -1,4 +1,4 @@
-"""Where a server listens."""
+"""Ports that a server listens on."""
 
 import errno
 import random
@@ -15,7 +15,7 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class Ports:
-    """Of Triton, or of `serve`, where the metrics are on the HTTP port."""
+    """Ports of Triton, or of `serve`, where metrics are on the HTTP port."""
 
     http: int
     grpc: int
@@ -23,7 +23,7 @@ class Ports:
 
 
 def listen(kind: str, host: str, port: int) -> socket.socket:
-    """A listening socket; ServerError where it cannot be. kind: `http` or the like."""
+    """Return a listening socket; ServerError if impossible. kind: `http` or the like."""
     try:
         return socket.create_server((host, port))
     except (OSError, OverflowError) as error:
@@ -39,12 +39,11 @@ def listen(kind: str, host: str, port: int) -> socket.socket:
 
 
 def free_ports() -> Ports:
-    """Three ports of 127.0.0.1 that nothing listens on, kept for a minute.
+    """Return three free ports of 127.0.0.1, reserved for a minute.
 
-    Linux gives none of these to a connection that goes out (`ip_local_port_range` begins at 32768),
-    so that they are still free when Triton has loaded its models and listens. A connection closed
-    from this side leaves its port in TIME_WAIT: who asks for a free one is refused it, who listens
-    on it (SO_REUSEADDR) is not.
+    Linux uses none of these for outgoing connections (`ip_local_port_range` begins at 32768), so
+    they stay free until Triton listens. A connection closed from this side leaves its port in
+    TIME_WAIT: automatic assignment skips it, listening with SO_REUSEADDR works.
     """
     free: list[int] = []
     for port in random.SystemRandom().sample(NOT_GIVEN, TRIES):
@@ -61,12 +60,12 @@ def free_ports() -> Ports:
 
 
 def check_ports(ports: Ports, host: str = LOOPBACK) -> None:
-    """ServerError unless nothing listens on these ports of this machine; host: of gRPC."""
+    """Raise ServerError unless these ports are free on this machine; host: of gRPC."""
     with ExitStack() as stack:  # all at once, so that no two are the same
         for kind, port in vars(ports).items():
             stack.enter_context(listen(kind, host if kind == "grpc" else LOOPBACK, port))
 
 
 def reach(host: str) -> str:
-    """Where this machine finds what listens on `host`."""
+    """Return an address of this machine that reaches a listener on `host`."""
     return LOOPBACK if host == "0.0.0.0" else host

@@ -1,4 +1,4 @@
-"""Who may reach the server and what they must show: address, TLS and keys."""
+"""Access to the server: address, TLS and keys."""
 
 import ipaddress
 import json
@@ -18,20 +18,20 @@ from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
 from dflash_trt.serving.ports import LOOPBACK, reach
 
-# 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
+# 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
-# Triton's own HTTP is for `serve` only: all of its APIs want a key of each start
+# Triton's own HTTP is for `serve` only: all its APIs need a key made at each start
 OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
-KEY_HEADER = "inference-key"  # Triton's clients send the key in it
-CONNECTION_AGE = 60_000  # ms, with TLS: then Triton alone can have clients come over a new one
+KEY_HEADER = "inference-key"  # sent by Triton's clients
+CONNECTION_AGE = 60_000  # ms, with TLS: only Triton can then make clients reconnect
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for gRPC; with `ca`, clients must show a certificate that it signed."""
+    """PEM files for gRPC; with `ca`, clients must present a certificate that it signed."""
 
     cert: Path
     key: Path
@@ -40,41 +40,41 @@ class Tls:
 
 @dataclass(frozen=True)
 class Security:
-    """An IPv4 address to listen on, TLS for gRPC, and the key that clients must send."""
+    """IPv4 address to listen on, TLS for gRPC, and the key that clients must send."""
 
     host: str = LOOPBACK
     tls: Tls | None = None
-    old_server_exposed: bool = False  # the risk was accepted
-    allow_origin: tuple[str, ...] = ()  # whose web pages may call
+    old_server_exposed: bool = False  # risk accepted by the user
+    allow_origin: tuple[str, ...] = ()  # web origins that may call
     key: str | None = field(default=None, repr=False)
-    # what `serve` shows to its Triton; it also closes what nobody was given a key to
+    # `serve` shows it to its Triton; it also closes APIs without a public key
     own_key: str = field(default_factory=new_key, repr=False)
     client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
 
     @property
     def exposed(self) -> bool:
-        """Whether other machines reach it."""
+        """Whether other machines can reach the server."""
         return not ipaddress.IPv4Address(self.host).is_loopback
 
     @property
     def http_host(self) -> str:
-        """HTTP has no TLS: when gRPC has it, HTTP stays on this machine."""
+        """The HTTP address; loopback if gRPC has TLS, which HTTP lacks."""
         return LOOPBACK if self.tls else self.host
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """The headers that Triton's own HTTP wants with every request."""
+        """Headers required by Triton's own HTTP."""
         return {OWN_KEY_HEADER: self.own_key}
 
     @property
     def grpc_headers(self) -> dict[str, str]:
-        """The metadata that Triton's gRPC wants with every request."""
+        """Metadata required by Triton's gRPC."""
         return {f"triton-grpc-protocol-{KEY_HEADER}": self.key} if self.key else {}
 
     def client_tls(self) -> client.Tls | None:
-        """How our own processes reach Triton: they trust no other server, and this one anywhere.
+        """Return how our own processes reach Triton, trusting only its certificate.
 
-        With a CA for clients they show the server's own certificate.
+        With a client CA they present the server's certificate.
         """
         if self.tls is None:
             return None
@@ -89,7 +89,7 @@ class Security:
         return json.dumps({**how, "tls": tls and asdict(tls)}, default=str)
 
     def arguments(self) -> list[str]:
-        """Return the arguments for tritonserver. It knows no other way for the keys."""
+        """Return tritonserver's arguments, the only way to pass it keys."""
         arguments = [
             f"--http-restricted-api={','.join(APIS)}:{OWN_KEY_HEADER}={self.own_key}",
             _restrict(CHANGES, "admin-key", self.own_key),
@@ -118,7 +118,7 @@ def read_security(
     old_server_exposed: bool = False,
     allow_origin: Sequence[str] = (),
 ) -> Security:
-    """Return the options of `serve`, checked and read; raises `ServerError` naming the option."""
+    """Validate and read the options of `serve`; raises ServerError naming the option."""
     try:
         ipaddress.IPv4Address(host)
     except ValueError:
@@ -138,17 +138,17 @@ def read_security(
 
 
 def certificate_name(tls: Tls) -> str:
-    """Return a name that the certificate is for, by which its owner can ask for it anywhere.
+    """Return a name in the certificate, with which its owner is addressed anywhere.
 
-    Raises `ServerError` for a certificate that no client would accept, or, with a CA for clients,
-    that this server would not accept from its own processes. The standard library says what is in a
-    certificate only after a handshake: it is made with ourselves.
+    Raises ServerError for a certificate that no client would accept or, with a client CA, that this
+    server would not accept from its own processes. The standard library shows a certificate's
+    contents only after a handshake, so one is made in memory.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tls.cert, tls.key)
     asking_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking_side.load_verify_locations(tls.cert)
-    asking_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a CA's
+    asking_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate need not be a CA's
     asking_side.check_hostname = False
     if tls.ca:
         server.load_verify_locations(tls.ca)
@@ -177,7 +177,7 @@ def certificate_name(tls: Tls) -> str:
 
 
 def check_exposure(security: Security, binary: Path) -> None:
-    """Raises `ServerError` when an old tritonserver would be reachable from other machines."""
+    """Raise ServerError if an old tritonserver would be reachable from other machines."""
     if not security.exposed or security.old_server_exposed:
         return
     if (version := server_version(binary)) < OLDEST_EXPOSED:
@@ -190,7 +190,7 @@ def check_exposure(security: Security, binary: Path) -> None:
 
 
 def server_version(binary: Path) -> tuple[int, ...]:
-    """(major, minor), as the server says before it ends for want of a repository; () unknown."""
+    """Return (major, minor), printed before it ends without a repository; () if unknown."""
     ports = [f"--allow-{kind}=false" for kind in ("http", "grpc", "metrics")]
     command = [str(binary), "--model-repository=/nonexistent", *ports]
     try:
@@ -219,7 +219,7 @@ def _read_tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | Non
         context.load_cert_chain(cert, key, password="")
         if ca:
             context.load_verify_locations(ca)
-    except (OSError, ssl.SSLError) as error:  # says no file name
+    except (OSError, ssl.SSLError) as error:  # the error has no file name
         raise ServerError(
             f"--grpc-cert {cert}, --grpc-key {key} and --grpc-ca {ca} cannot be used: {error}",
             "Give PEM files: a certificate, its own key without a password, a CA's certificate",

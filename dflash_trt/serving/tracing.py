@@ -1,7 +1,7 @@
-"""W3C trace context, and a span for each HTTP request by OpenTelemetry's own ASGI middleware.
+"""W3C trace context, and a span per HTTP request by OpenTelemetry's ASGI middleware.
 
-Set up by OpenTelemetry's variables (docs/serving.md). Where they name no endpoint, or the extra
-`otel` is not installed, nothing of it is imported.
+Configured by OpenTelemetry's variables (docs/serving.md). Without an endpoint or the extra `otel`,
+OpenTelemetry is not imported.
 """
 
 import logging
@@ -17,12 +17,12 @@ from dflash_trt.serving.request_id import CONTEXT
 
 log = logging.getLogger(__name__)
 
-SERVICE = "dflash-trt"  # the service's name where OTEL_SERVICE_NAME gives none
+SERVICE = "dflash-trt"  # default of OTEL_SERVICE_NAME
 _context: ContextVar[dict[str, str]] = ContextVar("trace_context")
 
 
 def endpoint() -> str | None:
-    """Return the URL that Triton's spans go to; None: tracing is off."""
+    """Return the URL for Triton's spans; None: tracing is off."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -31,12 +31,12 @@ def endpoint() -> str | None:
 
 
 def context() -> dict[str, str]:
-    """Return the headers by which the next process knows the trace of the current request."""
+    """Return the trace headers of the current request, for the next process."""
     return _context.get({})
 
 
 def instrument(app: "ASGIApp") -> "ASGIApp":
-    """Return the application with a span for each request, and with `context` set."""
+    """Return the application with a span per request, and with `context` set."""
     if endpoint() is None:
         return _with_context(app)
     try:
@@ -56,7 +56,7 @@ def instrument(app: "ASGIApp") -> "ASGIApp":
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     instrumented: ASGIApp = OpenTelemetryMiddleware(
         _with_context(app, inject),
-        tracer_provider=provider,  # not set for all: libraries would add spans of their own
+        tracer_provider=provider,  # not global: libraries would add spans of their own
         exclude_spans=["send", "receive"],
     )
     return instrumented
@@ -65,7 +65,7 @@ def instrument(app: "ASGIApp") -> "ASGIApp":
 def _with_context(
     app: "ASGIApp", inject: Callable[[dict[str, str]], None] | None = None
 ) -> "ASGIApp":
-    """inject: puts the current span in place of the client's."""
+    """Set `context` for each request; inject: replaces the client's span by the current one."""
 
     async def with_context(scope: "Scope", receive: "Receive", send: "Send") -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}

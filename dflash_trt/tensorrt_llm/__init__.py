@@ -1,4 +1,4 @@
-"""Bundles for TensorRT-LLM: the arguments of its `LLM(...)`, chosen by rule and checked."""
+"""Bundles for TensorRT-LLM: checkpoints and checked arguments of its `LLM(...)`."""
 
 from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
 from dflash_trt.tensorrt_llm.checks import check_args

@@ -1,11 +1,10 @@
-"""Write what TensorRT-LLM runs: both checkpoints, the arguments of its `LLM`, its environment.
-
+"""Writer of a bundle: both checkpoints, the arguments of `LLM`, its environment.
 ```
 engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (unless on the Hub)
 launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
 ```
 
-Paths in it are relative: the directory can be moved, with `checkpoints: link` on its machine only.
+Paths in it are relative: the directory can be moved, with `checkpoints: link` only on its machine.
 """
 
 import shlex
@@ -24,9 +23,9 @@ SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
 
 def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
-    """What of a checkpoint belongs in a bundle: its JSON files, templates and weights.
+    """Return a checkpoint's files for a bundle: JSON files, templates and weights.
 
-    CheckpointError unless all weights are there and whole.
+    Raises CheckpointError unless all weights exist and are complete.
     """
     found = open_files(model.directory)[0] if weights else []
     return sorted({*small_files(model.directory), *found})
@@ -35,8 +34,9 @@ def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
 def write_bundle(
     directory: Path, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
 ) -> None:
-    """Writes `directory/engines/tensorrt_llm` and `directory/launch`; needs a config whose target,
-    where it stays on the Hub, has a commit as revision.
+    """Write `directory/engines/tensorrt_llm` and `directory/launch`.
+
+    A target that stays on the Hub must have a commit as revision.
     """
     section = config.engine
     assert isinstance(section, TensorRTLLM)
@@ -45,7 +45,7 @@ def write_bundle(
     engine.mkdir(parents=True, exist_ok=True)
     if not pair.drafter.absent:
         _put(pair.drafter, engine / "drafter", report, link=link)
-    if not by_id and section.quantize is None:  # which puts its own there
+    if not by_id and section.quantize is None:  # quantizing writes the target there
         _put(pair.target, engine / "target", report, link=link)
 
     head = (
@@ -96,8 +96,7 @@ def _put(model: Model[Any], directory: Path, report: Report, *, link: bool) -> N
 
 
 def drafter_name(config: BuildConfig) -> str:
-    """Of its id, or of the directory it was downloaded to: what figures are published under; ""
-    where there is none."""
+    """Return the name of the drafter's id or directory, as in published figures, or ""."""
     drafter = config.drafter
     return Path(drafter.hub or str(drafter.path)).name if drafter else ""
 

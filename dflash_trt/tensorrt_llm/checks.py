@@ -1,7 +1,7 @@
-"""What TensorRT-LLM takes without a word and runs worse for, or wrongly.
+"""Checks of arguments that TensorRT-LLM accepts silently but runs badly or wrongly.
 
-What its class or its start refuses is left to it. An error never drafts well, or gives other texts;
-a warning is slow, or worse than it could be; a note is what a user of the server may meet.
+Arguments that its class or its start refuses are left to it. An error means useless drafts or wrong
+texts; a warning is slow or suboptimal; a note is what users of the server may notice.
 """
 
 import sys
@@ -25,7 +25,7 @@ OWN = "engine.args.speculative_config"
 def check_args(
     config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs
 ) -> Iterator[Finding]:
-    """Yield every check's finding; one that is an error must not be deployed.
+    """Yield every check's finding; an error must not be deployed.
 
     The pair itself has its own checks (`checkpoints.pair_findings`).
     """
@@ -41,7 +41,7 @@ def all_checks() -> list[Check[[Context, LlmArgs]]]:
 
 # --- single values --------------------------------------------------------------------------------
 
-# of these arguments all values but a few are dropped or break something: what is taken, and why
+# arguments with only a few working values: those values, and the reason
 TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
     "attn_backend": (
         ("TRTLLM", "FLASHINFER", "VANILLA"),
@@ -54,7 +54,7 @@ TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
     "num_postprocess_workers": ((0,), "texts are made by our server"),
     "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
 }
-# the same, with drafts
+# likewise, with drafts
 TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
     "pipeline_parallel_size": ((1,), "hidden states do not reach the drafter from another stage"),
     "context_parallel_size": ((1,), "speculation does not go with it"),
@@ -69,7 +69,7 @@ TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
 
 @check("error")
 def values_that_work(context: Context, args: LlmArgs) -> Found:
-    """Upstream drops or breaks on some values of the right type."""
+    """Check for values of the right type that upstream ignores or fails on."""
     table = TAKEN | (TAKEN_WITH_DRAFTS if context.method != "none" else {})
     if total := args.value("speculative_config.max_total_draft_tokens"):
         name = "speculative_config.max_total_draft_tokens"
@@ -83,7 +83,7 @@ def values_that_work(context: Context, args: LlmArgs) -> Found:
 
 @check("error")
 def forced_acceptance(context: Context, args: LlmArgs) -> Found:
-    """The texts are wrong: a developers' variable accepts drafts whatever the target says."""
+    """Check for a developers' variable that forces accepting drafts: texts would be wrong."""
     name = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
     forced = name in (args.env_overrides or {})
     what = f"{name} is {'' if forced else 'not '}set"
@@ -92,7 +92,7 @@ def forced_acceptance(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def no_remote_code(context: Context, args: LlmArgs) -> Found:
-    """Python files of the checkpoint would run as the server."""
+    """Check for remote code: Python files of the checkpoint would run as the server."""
     what = f"trust_remote_code is {lower(args.trust_remote_code)}"
     fix = "Read the checkpoint's Python files first, and pin its revision"
     return Found(not args.trust_remote_code, what, fix)
@@ -100,7 +100,7 @@ def no_remote_code(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def faults_known(context: Context, args: LlmArgs) -> Found:
-    """What others met with this GPU and feature, from public threads."""
+    """Check for known faults with this GPU and feature, from public threads."""
     return look_up(args, [context.gpu.sm], context.target.architecture)
 
 
@@ -109,7 +109,7 @@ def faults_known(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", "dflash")
 def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
-    """Fewer masks than in training draft worse; upstream's examples have 4 for every drafter."""
+    """Check the number of drafts: fewer masks than in training draft worse."""
     asked, most = args.speculative_config.max_draft_len, context.max_draft_len
     return Found(
         asked is None or asked >= most,
@@ -121,8 +121,10 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash")
 def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
-    """Other layers than in training scramble features; another mask is none. Upstream looks in
-    `dflash_config` alone, and goes on without: the mask is then the vocabulary's size."""
+    """Check taps and mask token, which upstream reads only in `dflash_config`.
+
+    Without them it goes on with other layers, and the vocabulary's size as mask.
+    """
     drafter, own = context.drafter, args.speculative_config
     inside = section(drafter.values, "dflash_config")
     stated = {
@@ -139,7 +141,7 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash", "eagle3")
 def drafter_is_local(context: Context, args: LlmArgs) -> Found:
-    """Upstream reads the drafter's config.json before it resolves Hub ids, and goes on without."""
+    """Check that the drafter is local: upstream reads its config.json before resolving Hub ids."""
     place = args.speculative_config.speculative_model
     return Found(
         place is not None and (place == DRAFTER or place.startswith(("/", "./", "../"))),
@@ -150,7 +152,7 @@ def drafter_is_local(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", *DRAFTING)
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
-    """Without drafts the drafter misses tokens, and drafts badly later (pull request 16888)."""
+    """Check the schedule: without drafts the drafter misses tokens (pull request 16888)."""
     drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
     last = max(drafting, default=args.speculative_config.max_concurrency)
     batch = args.max_batch_size or 0
@@ -169,7 +171,7 @@ def _schedule(args: LlmArgs) -> dict[int, int]:
 
 @check("warning", *DRAFTING)
 def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
-    """A bad spell, one long text in another language, and speculation is off until a restart."""
+    """Check for a threshold: a few bad texts would turn speculation off until a restart."""
     limit = args.speculative_config.acceptance_rate_threshold
     what = f"acceptance_rate_threshold is {limit}"
     what += "; below it upstream ends speculation for good" if limit else ""
@@ -179,7 +181,7 @@ def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
 
 @check("note", "dflash", "eagle3")
 def sampled_requests(context: Context, args: LlmArgs) -> Found:
-    """Without it a draft counts only if it is the very token that the target draws: few are."""
+    """Check for rejection sampling: without it sampled requests rarely accept a draft."""
     on = args.speculative_config.use_rejection_sampling
     what = f"use_rejection_sampling is {lower(on)}"
     what += "" if on else ": requests with a temperature accept fewer drafts"
@@ -189,7 +191,7 @@ def sampled_requests(context: Context, args: LlmArgs) -> Found:
 
 @check("note", *DRAFTING)
 def penalties(context: Context, args: LlmArgs) -> Found:
-    """Upstream refuses requests with a penalty unless it has been turned on."""
+    """Check for penalties: requests with one are refused unless enabled."""
     on = args.speculative_config.enable_penalty
     what = f"enable_penalty is {lower(on)}"
     what += "" if on else ": requests with a repetition, presence or frequency penalty are refused"
@@ -198,10 +200,11 @@ def penalties(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def guided_of_channels(context: Context, args: LlmArgs) -> Found:
-    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets JSON wait for it.
+    """Check guided decoding of gpt-oss, which needs xgrammar's structural tags.
 
-    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`. The
-    server refuses JSON and regular expressions, and takes grammars that have the channels in them.
+    It opens a channel before JSON begins (`_response_format_to_guided_decoding_params` of
+    `tensorrt_llm/serve/openai_protocol.py`). The server refuses JSON and regular expressions
+    otherwise, and accepts grammars that include the channels.
     """
     backend = args.guided_decoding_backend
     what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
@@ -214,7 +217,7 @@ def guided_of_channels(context: Context, args: LlmArgs) -> Found:
 
 @check("error")
 def heads_divide(context: Context, args: LlmArgs) -> Found:
-    """Each rank has as many heads of both models; KV heads may be repeated on several."""
+    """Check that ranks divide the heads of both models; KV heads may be repeated on several."""
     left = undivided(context, args.tensor_parallel_size)
     return Found(
         not left,
@@ -226,7 +229,7 @@ def heads_divide(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
-    """GPUs that are paid for and not used."""
+    """Check for unused GPUs."""
     ranks, gpus = args.tensor_parallel_size, context.gpus
     fix = f"Set engine.gpus to {ranks}, and start {gpus // ranks} instances on this machine"
     return Found(ranks >= gpus, f"{ranks} of {gpus} GPUs are used", fix)
@@ -234,7 +237,7 @@ def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def nvlink_domain(context: Context, args: LlmArgs) -> Found:
-    """Ranks that NVLink does not join add up over the network, once for every half layer."""
+    """Check that NVLink joins the ranks: others all-reduce over the network in every half layer."""
     ranks, joined = args.tensor_parallel_size, context.machine.domain
     what = f"{ranks} ranks, NVLink joins {joined} GPUs of {context.machine.name}"
     return Found(ranks <= joined, what, f"Set engine.gpus to at most {joined}")
@@ -242,7 +245,7 @@ def nvlink_domain(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
-    """Each rank has attention and the drafter whole; without experts nothing is shared."""
+    """Check attention DP: ranks hold attention and drafter whole, which pays only with experts."""
     return Found(
         not args.enable_attention_dp or context.experts is not None,
         f"enable_attention_dp is {lower(args.enable_attention_dp)}, the target has "
@@ -253,14 +256,14 @@ def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", "dflash")
 def target_attention(context: Context, args: LlmArgs) -> Found:
-    """Only TRTLLM's metadata has the drafter's pages; FlashInfer's expects one token a sequence."""
+    """Check the target's attention: only TRTLLM's metadata has the drafter's pages."""
     what = f"attn_backend is {args.attn_backend}"
     return Found(args.attn_backend == "TRTLLM", what, "Leave engine.args.attn_backend out")
 
 
 @check("error", "dflash")
 def drafter_windows(context: Context, args: LlmArgs) -> Found:
-    """TRTLLM's kernels have no windows that look both ways (pull request 19159)."""
+    """Check the drafter's windows: TRTLLM's kernels have no two-sided ones (pull request 19159)."""
     backend, both = args.speculative_config.attention_backend, context.two_sided_windows
     return Found(
         not (both and backend == "TRTLLM"),
@@ -275,7 +278,7 @@ def drafter_windows(context: Context, args: LlmArgs) -> Found:
 
 @check("error")
 def hub_target(context: Context, args: LlmArgs) -> Found:
-    """`checkpoints: hub` names the target by its id, which a directory does not have."""
+    """Check that `checkpoints: hub` comes with a Hub id."""
     kept, hub = context.engine.checkpoints, context.config.target.hub
     return Found(
         kept != "hub" or hub is not None,
@@ -286,7 +289,7 @@ def hub_target(context: Context, args: LlmArgs) -> Found:
 
 @check("error")
 def target_as_checked(context: Context, args: LlmArgs) -> Found:
-    """Another target than the one that was checked, or another revision of it."""
+    """Check that the target and its revision are those that were checked."""
     target = context.config.target
     return Found(
         args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision),

@@ -1,4 +1,4 @@
-"""What the choices and the checks look at: the pair, the machine and the goal."""
+"""Input of choices and checks: the pair, the machine and the goal."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,9 +32,9 @@ from dflash_trt.planning import (
     target_size,
 )
 
-PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
-CONTEXT = 4096  # tokens of a sequence that `plan` computes for, its prompt included
-TAIL = 2048  # tokens; the window of z-lab's drafters that have one
+PAGED = (100, 103)  # compute capabilities with paged attention for the drafter
+CONTEXT = 4096  # tokens of a sequence, prompt included, for `plan`
+TAIL = 2048  # tokens; the usual window of z-lab's drafters
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Context:
 
     @property
     def gpus(self) -> int:
-        """Those of one instance; ConfigError when the machine has fewer."""
+        """GPUs of one instance; ConfigError if the machine has fewer."""
         asked = self.engine.gpus
         if asked is not None and asked > self.machine.all_gpus:
             raise ConfigError(
@@ -74,7 +74,7 @@ class Context:
 
     @property
     def in_blocks(self) -> bool:
-        """A DFlash drafter fills them, whose context lies beside the target's."""
+        """Whether a DFlash drafter fills blocks, with a context beside the target's."""
         return self.method == "dflash"
 
     @property
@@ -91,12 +91,12 @@ class Context:
 
     @cached_property
     def experts(self) -> int | None:
-        """Experts of each of the target's layers; None: it is dense."""
+        """Experts per layer of the target; None: dense."""
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
     def two_sided_windows(self) -> bool:
-        """Layers of the drafter see only what is near, before and after a token."""
+        """Whether drafter layers have windows before and after a token."""
         if self.drafter.read is not None:
             return any(layer.window and not layer.causal for layer in self.drafter.layers)
         values = self.drafter.values
@@ -106,17 +106,17 @@ class Context:
 
     @property
     def paged(self) -> bool:
-        """The drafter's attention can be TRTLLM's, whose context lies in the KV cache's pool."""
+        """Whether the drafter can use TRTLLM attention, with its context in the KV cache's pool."""
         return self.gpu.sm in PAGED and not self.two_sided_windows
 
     @property
     def reuses(self) -> bool:
-        """Prompts that begin alike share their KV cache, and their last tokens run again."""
+        """Whether common prefixes share KV cache, with their last tokens recomputed."""
         return self.config.serving.prefix_cache == RECOMPUTE_TAIL
 
     @property
     def max_draft_len(self) -> int:
-        """Drafts that the drafter was trained to make."""
+        """The number of drafts that the drafter was trained for."""
         return self.drafter.number("block_size") - 1
 
     @cached_property
@@ -125,7 +125,7 @@ class Context:
 
     @cached_property
     def target_size(self) -> ModelSize:
-        """NotKnown where its config.json does not state it."""
+        """The target's size; NotKnown if its config.json does not state it."""
         try:
             return target_size(self.target_values)
         except CheckpointError as error:
@@ -133,22 +133,22 @@ class Context:
 
     @cached_property
     def sizes(self) -> tuple[ModelSize, ModelSize]:
-        """Target and DFlash drafter; NotKnown where a config.json does not state them."""
+        """The sizes of target and DFlash drafter; NotKnown if a config.json does not state them."""
         try:
             return self.target_size, drafter_size(self.drafter.values, self.target_size)
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
     def dense_slot(self, ranks: int, max_seq_len: int, width: int) -> int:
-        """Bytes on each GPU of one sequence's dense drafter context.
+        """Return the bytes per GPU of one sequence's dense drafter context.
 
-        ranks: over which the drafter's KV heads are divided; width: max_draft_len + 1.
+        ranks: divide the drafter's KV heads; width: max_draft_len + 1.
         `DFlashWorker._lazy_init_ctx_buffers` (`_torch/speculative/dflash.py` at 00679c66).
         """
         return arena_slot(self.sizes[1], ranks, max_seq_len + width)
 
     def dense_budget(self, ranks: int, kv_fraction: float | None) -> int:
-        """Bytes that upstream lets the dense context take of each GPU; ranks: tensor parallel.
+        """Return the bytes per GPU that upstream allows the dense context; ranks: tensor parallel.
 
         `TorchLlmArgs._validate_dflash_ctx_budget` (pull request 19466).
         """
@@ -158,16 +158,16 @@ class Context:
 
 
 def recompute_tail(drafter: ModelSize) -> int:
-    """Tokens at the end of a reused prompt that run again, so that the drafter sees them.
+    """Return how many tokens of a reused prompt run again, for the drafter to see.
 
-    Where all of its layers have a window, it sees no more in any case.
+    If all its layers have windows, it cannot see more in any case.
     """
     windows = [layer.window for layer in drafter.layers]
     return max(window or TAIL for window in windows) if all(windows) else TAIL
 
 
 def target_values(directory: Path, values: Values) -> Values:
-    """config.json, with what ModelOpt writes beside it about the quantization."""
+    """Return config.json with the quantization that ModelOpt writes beside it."""
     if not (file := directory / MODELOPT_FILE).is_file():
         return values
     more = section(read_json(file), "quantization")
@@ -175,14 +175,14 @@ def target_values(directory: Path, values: Values) -> Values:
 
 
 def kv_bytes(values: Values, dtype: object) -> float:
-    """Bytes of a number in the target's KV cache; dtype: of kv_cache_config."""
+    """Return bytes per number in the target's KV cache; dtype: of kv_cache_config."""
     if dtype == "auto":
         dtype = section(values, "quantization_config").get("kv_cache_quant_algo")
     return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(dtype).lower(), 2.0)
 
 
 def layout_of(args: Values) -> Layout:
-    """How the arguments of `LLM(...)` divide the models."""
+    """Return the parallel layout of the arguments of `LLM(...)`."""
     return Layout(
         args["tensor_parallel_size"],
         attention_dp=bool(args["enable_attention_dp"]),
@@ -191,9 +191,9 @@ def layout_of(args: Values) -> Layout:
 
 
 def undivided(context: Context, ranks: int) -> list[str]:
-    """What cannot be divided over so many ranks; KV heads may be repeated instead.
+    """Return what the ranks do not divide; KV heads may be repeated instead.
 
-    NotKnown where a config.json does not say enough. Where layers differ, the first counts.
+    Raises NotKnown if a config.json does not say enough. If layers differ, the first counts.
     """
     found = []
     for model in (context.target, context.drafter):
@@ -216,7 +216,7 @@ def undivided(context: Context, ranks: int) -> list[str]:
 
 
 def known(model: Model[Any], *names: str) -> int | None:
-    """The first of the fields that is there."""
+    """Return the first of the fields that exists."""
     for name in names:
         try:
             return model.number(name)
@@ -226,9 +226,9 @@ def known(model: Model[Any], *names: str) -> int | None:
 
 
 def weight_bytes(model: Model[Any]) -> int:
-    """Bytes of the weights, by their index, for they may still be on the Hub, or by the files.
+    """Return the bytes of the weights, by their index (they may be on the Hub) or files.
 
-    NotKnown where there are neither.
+    Raises NotKnown without either.
     """
     index = model.directory / INDEX
     about = read_json(index).get("metadata") if index.is_file() else None

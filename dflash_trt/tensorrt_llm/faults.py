@@ -1,6 +1,6 @@
 """Known faults of TensorRT-LLM 1.4.0rc1 by GPU and feature, from public threads.
 
-`build` looks them up for the machine that it builds for, `doctor` on the machine that is there.
+`build` looks them up for the configured machine, `doctor` for the actual one.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,7 +13,7 @@ UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
 
 
 def look_up(args: LlmArgs, sm: Collection[int], architecture: str) -> Found:
-    """Return whether a known fault touches these arguments, on GPUs of these capabilities."""
+    """Return whether known faults affect these arguments, on GPUs of these capabilities."""
     found = list(_faults(args, sm, architecture))
     if not found:
         return Found(True, "no known fault of TensorRT-LLM touches it")
@@ -21,7 +21,7 @@ def look_up(args: LlmArgs, sm: Collection[int], architecture: str) -> Found:
 
 
 def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[tuple[str, str]]:
-    """Each fault, with its link and when it was seen, and what to do."""
+    """Yield each fault, with link and date, and its fix."""
     if args.scheduler_config.capacity_scheduler_policy == "MAX_UTILIZATION":
         yield (
             f"requests are dropped under MAX_UTILIZATION ({UPSTREAM}/issues/16827, July 2026)",
@@ -40,7 +40,7 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
             "See that every request has a max_tokens",
         )
     paged = args.value("speculative_config.attention_backend") == "TRTLLM"
-    if paged and 103 in sm and _installed("flashinfer-python") == "0.6.7":  # `doctor` alone sees it
+    if paged and 103 in sm and _installed("flashinfer-python") == "0.6.7":  # only for `doctor`
         yield (
             "TRTLLM attention, which the drafter's is, hangs on SM103 with FlashInfer 0.6.7 "
             "(https://github.com/flashinfer-ai/flashinfer/issues/2939, 2026-04-01)",

@@ -1,8 +1,8 @@
-"""A bundle's first generations, in a process of their own: TensorRT-LLM may end or stall it.
+"""First generations of a bundle, in a separate process: TensorRT-LLM may end or stall it.
 
 `python -m dflash_trt.tensorrt_llm.first_generation ENGINE CASES RESULT drafts|plain`
 
-CASES is a JSON file, a list of `Case`; RESULT becomes what `Generated` holds.
+CASES is a JSON file with a list of `Case`; RESULT is written with the fields of `Generated`.
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any
 
 from dflash_trt.tensorrt_llm.info import read_llm_args, with_local_target
 
-TOKENS = 64  # of each prompt, at most
-STATS_TIMEOUT = 2.0  # seconds, as upstream's tests wait
+TOKENS = 64  # limit per prompt
+STATS_TIMEOUT = 2.0  # seconds, as in upstream's tests
 
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts as token ids, so many at once; guide: `GuidedDecodingParams` of all of them."""
+    """Prompts as token ids, `at_once` in parallel; guide: `GuidedDecodingParams` for all."""
 
     name: str
     prompts: Sequence[list[int]]
@@ -35,20 +35,20 @@ class Measured:
 
     name: str
     texts: Sequence[list[int]] = ()
-    acceptance_length: float | None = None  # None: no round drafted, or nothing is told of it
+    acceptance_length: float | None = None  # None: no round drafted, or none reported
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Seconds are of loading."""
+    """Answers of all cases; seconds: time to load."""
 
     seconds: float
     cases: list[Measured] = field(default_factory=list)
 
 
 def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
-    """Answer the cases, one after the other; plain: without the drafter."""
+    """Answer the cases one after the other; plain: without the drafter."""
     from tensorrt_llm import LLM  # noqa: PLC0415
 
     started = time.monotonic()
@@ -94,8 +94,9 @@ def _answers(llm: Any, case: Case) -> list[Any]:
 
 
 def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
-    """Upstream's, of all iterations with drafts (`accuracy_core.py`, `acceptance_length.yaml` of
-    tests/integration/defs/accuracy).
+    """Return upstream's figure over all iterations with drafts; None without any.
+
+    As in `accuracy_core.py` and `acceptance_length.yaml` of tests/integration/defs/accuracy.
     """
     rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
     accepted = sum(each["numAcceptedTokens"] for each in drafted)

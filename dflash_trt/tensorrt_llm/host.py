@@ -1,4 +1,4 @@
-"""The machine that a bundle is run on: its GPUs, as `nvidia-smi` describes them."""
+"""The machine that runs a bundle: its GPUs, from `nvidia-smi`."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dflash_trt.errors import EngineError
 from dflash_trt.tensorrt_llm.info import BundleInfo
 
-TIMEOUT = 60.0  # seconds; a machine whose driver sleeps takes some
+TIMEOUT = 60.0  # seconds; a sleeping driver needs some
 FIELDS = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
 MIB = 1 << 20
 
@@ -18,14 +18,14 @@ MIB = 1 << 20
 class SeenGpu:
     index: int
     name: str
-    sm: int  # compute capability without its dot
+    sm: int  # compute capability without the dot
     memory_bytes: int
     free_bytes: int
     driver: str
 
 
 def gpus() -> list[SeenGpu]:
-    """Return those that CUDA may use; none where there is no driver."""
+    """Return the GPUs that CUDA may use; none without a driver."""
     command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(
@@ -36,7 +36,7 @@ def gpus() -> list[SeenGpu]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = []
     for line in text.splitlines():
-        with suppress(ValueError):  # "[N/A]": no GPU of the kind that this is for
+        with suppress(ValueError):  # "[N/A]": not a supported kind of GPU
             index, uuid, name, capability, total, free, driver = map(str.strip, line.split(","))
             sizes = int(total) * MIB, int(free) * MIB
             gpu = SeenGpu(int(index), name, int(capability.replace(".", "")), *sizes, driver)
@@ -46,7 +46,7 @@ def gpus() -> list[SeenGpu]:
 
 
 def check_host(info: BundleInfo) -> None:
-    """EngineError in one sentence when nothing of this bundle can run here."""
+    """Raise EngineError if this machine cannot run the bundle."""
     missing = [] if importlib.util.find_spec("tensorrt_llm") else [f"TensorRT-LLM {info.version}"]
     found = len(gpus())
     if found < info.gpus:

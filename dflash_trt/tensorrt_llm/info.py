@@ -1,4 +1,4 @@
-"""`engine.json` and `llm_args.yaml` of a bundle: what whoever runs it must know."""
+"""`engine.json` and `llm_args.yaml` of a bundle, for whatever runs it."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ ARGS_FILE = "llm_args.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """The machine is what the bundle was made for; it may run on another."""
+    """A bundle and the machine it was made for; others may run it."""
 
     __pydantic_config__: ClassVar = EXACT
 
@@ -27,12 +27,12 @@ class BundleInfo:
     machine: str
     gpu: str
     sm: int  # compute capability of the GPUs: 90, 100, 103
-    memory_bytes: int  # of each GPU
-    gpus: Size  # of each node, that one instance takes
+    memory_bytes: int  # per GPU
+    gpus: Size  # per node, for one instance
     nodes: Size
     architecture: str = ""  # of the target
     environment: dict[str, str]
-    lowest: float = 0.0  # acceptance length that is believed at least; 0: nothing is published
+    lowest: float = 0.0  # lowest plausible acceptance length; 0: nothing is published
     lowest_by: str = ""
 
 
@@ -41,7 +41,7 @@ def write_info(engine: Path, info: BundleInfo) -> None:
 
 
 def read_info(engine: Path) -> BundleInfo:
-    """EngineError when it is missing or damaged."""
+    """Read `engine.json`; EngineError if missing or damaged."""
     path = engine / ENGINE_FILE
     try:
         return read_as(path, BundleInfo)
@@ -52,7 +52,7 @@ def read_info(engine: Path) -> BundleInfo:
 
 
 def read_llm_args(engine: Path) -> dict[str, Any]:
-    """The arguments of `tensorrt_llm.LLM`, with whole paths to the checkpoints in the bundle."""
+    """Return the arguments of `tensorrt_llm.LLM`, with absolute paths into the bundle."""
     path = engine / ARGS_FILE
     try:
         args: dict[str, Any] = parse_yaml(compose_yaml(read_text(path, MAX_YAML)))
@@ -70,10 +70,10 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
 
 
 def with_local_target(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the folder of a target that was left on the Hub, fetched if need be.
+    """Return arguments with a local folder for a target on the Hub, downloaded if needed.
 
-    By its id TensorRT-LLM would fetch gpt-oss's further copies of its weights, too. On several
-    machines it finds it on each by itself.
+    By id TensorRT-LLM would also download gpt-oss's other copies of its weights. With several
+    machines each resolves the id itself.
     """
     if "revision" not in args or "gpus_per_node" in args:
         return dict(args)

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's own judgement of a bundle's arguments, where it is installed; nothing is loaded.
+"""Validation of a bundle's arguments by an installed TensorRT-LLM, without loading a model.
 
-`python -m dflash_trt.tensorrt_llm.judgement ENGINE`, in a process of its own: importing it takes
-long, may fail, and starts CUDA. It prints one JSON object.
+`python -m dflash_trt.tensorrt_llm.judgement ENGINE` runs in a separate process: importing
+TensorRT-LLM is slow, may fail, and starts CUDA. It prints one JSON object.
 """
 
 import importlib.util
@@ -15,13 +15,13 @@ from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
 TIMEOUT = 300.0  # seconds
-ANSWER = "tensorrt_llm"  # its version; it writes lines of its own, too
+ANSWER = "tensorrt_llm"  # key of the version; TensorRT-LLM prints other lines too
 
 
 def judged_arguments(engine: Path) -> tuple[str, list[str]]:
-    """Return the installed release, and what its `TorchLlmArgs` says against the arguments.
+    """Return the installed version, and errors of its `TorchLlmArgs` for the arguments.
 
-    Raises NotKnown where none is installed, or it cannot say.
+    Raises NotKnown if none is installed or it fails.
     """
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise NotKnown("TensorRT-LLM is not installed")
@@ -45,7 +45,7 @@ def _judge(engine: Path) -> dict[str, Any]:
     refused: list[str] = []
     try:
         TorchLlmArgs(**read_llm_args(engine))
-    except (ValueError, AssertionError, TypeError) as error:  # pydantic's is a ValueError
+    except (ValueError, AssertionError, TypeError) as error:  # pydantic's error is a ValueError
         listed: list[dict[str, Any]] = getattr(error, "errors", list)()
         refused = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in listed]
         refused = refused or [" ".join(str(error).split())]

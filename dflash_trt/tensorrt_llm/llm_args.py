@@ -1,4 +1,4 @@
-"""Choose the arguments of `LLM(...)` for what `engine.args` leaves open.
+"""Choice of arguments of `LLM(...)` that `engine.args` leaves open.
 
 Paths in comments are those of NVIDIA/TensorRT-LLM.
 """
@@ -18,21 +18,21 @@ from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
 from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
 
 TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
-MAX_SEQ_LEN = 131072  # tokens, where the models know more
+MAX_SEQ_LEN = 131072  # tokens, if the models support more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 # docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md
 BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
 
 
 def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
-    """Return what `LLM(...)` is given; `model` and drafter are folders beside the written file.
+    """Return the arguments of `LLM(...)`; model paths are relative to the written file.
 
-    Raises ConfigError, naming the argument, for what TensorRT-LLM does not take.
+    Raises ConfigError, naming the argument, for what TensorRT-LLM does not accept.
     """
     context = Context(config, pair, machine)
     _check_given(context)
     args = llm_args(context)
-    if refused := refusal(args, context.method):  # for what the checkpoints say
+    if refused := refusal(args, context.method):  # because of values in the checkpoints
         raise ConfigError(
             f"{refused.name} would be {refused.value!r}, which TensorRT-LLM does not take",
             "Check the config.json of target and drafter, or give it in engine.args",
@@ -41,7 +41,7 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
 
 
 def _check_given(context: Context) -> None:
-    """Raise ConfigError for arguments of `engine.args` that TensorRT-LLM does not take."""
+    """Raise ConfigError for arguments of `engine.args` that TensorRT-LLM does not accept."""
     given, name = context.engine.args, "speculative_config"
     if context.method == "none" and given.get(name) is not None:
         raise ConfigError(
@@ -61,13 +61,13 @@ def _check_given(context: Context) -> None:
 
 
 class _Choices:
-    """Arguments as they are chosen; what `engine.args` gives stays as it is."""
+    """Arguments under construction; values from `engine.args` are not changed."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.args = copy.deepcopy(dict(given))
 
     def set(self, name: str, value: Any) -> None:
-        """Set an argument by its dotted name, unless it, or its section as null, is given."""
+        """Set an argument by its dotted name, unless it is given, or its section is null."""
         *sections, last = name.split(".")
         inner: Any = self.args
         for part in sections:
@@ -76,7 +76,7 @@ class _Choices:
             inner.setdefault(last, value)
 
     def __getitem__(self, name: str) -> Any:
-        """Return what is set, or upstream's default."""
+        """Return the value, or upstream's default."""
         return LlmArgs(self.args).value(name)
 
 
@@ -95,18 +95,18 @@ def llm_args(context: Context) -> dict[str, Any]:
     if args["model"] != TARGET:
         args.set("revision", config.target.revision)  # the one that was checked
 
-    # the drafter is sharded as the target (modeling_dflash.py@009d8fa4); KV heads may be repeated
+    # the drafter is sharded like the target (modeling_dflash.py@009d8fa4); KV heads may be repeated
     with suppress(NotKnown):
         args.set(
             "tensor_parallel_size",
             next(n for n in range(context.gpus, 0, -1) if not undivided(context, n)),
         )
     ranks = args["tensor_parallel_size"]
-    if context.gpus > context.machine.gpus:  # an instance spreads over nodes
+    if context.gpus > context.machine.gpus:  # an instance spans nodes
         args.set("gpus_per_node", context.machine.gpus)
     _choose_experts(context, args, ranks)
 
-    # upstream gives Gemma 4 FlashInfer, with one token a sequence (user reports)
+    # upstream's default for Gemma 4 is FlashInfer, with one token a sequence (user reports)
     if context.target.architecture.startswith("Gemma4"):
         args.set("attn_backend", "TRTLLM")
     if context.method != "none":
@@ -114,12 +114,12 @@ def llm_args(context: Context) -> dict[str, Any]:
     _choose_cache(context, args)
     _choose_sizes(context, args, ranks)
 
-    # a batch between two sizes would run without a graph
+    # a batch size between two graphs would run without one
     # (examples/configs/curated/gpt-oss-120b-latency.yaml)
     args.set("cuda_graph_config.enable_padding", True)
     largest = args["cuda_graph_config.max_batch_size"] or args["max_batch_size"]
     args.set("cuda_graph_config.batch_sizes", _graph_sizes(largest))
-    args.set("return_perf_metrics", True)  # acceptance of each request (pull request 17082)
+    args.set("return_perf_metrics", True)  # acceptance per request (pull request 17082)
     if engine.objective == "throughput":
         # examples/configs/curated/gpt-oss-120b-throughput.yaml
         args.set("stream_interval", 20)
@@ -136,8 +136,8 @@ def _choose_experts(context: Context, args: _Choices, ranks: int) -> None:
         args.set("attention_dp_config.batching_wait_iters", 50)
         args.set("attention_dp_config.timeout_iters", 1)
     if context.experts is not None and ranks > 1:
-        # gpt-oss-120b-latency.yaml beside it; examples/configs/database/openai/gpt-oss-120b/B200
-        # has as many as ranks
+        # as in gpt-oss-120b-latency.yaml; examples/configs/database/openai/gpt-oss-120b/B200 has
+        # one per rank
         one = context.engine.objective == "latency" or context.experts % ranks
         args.set("moe_expert_parallel_size", 1 if one else ranks)
     if context.is_gpt_oss and context.gpu.sm in BEST_FOR_GPT_OSS:
@@ -148,42 +148,42 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
     drafter, method = context.drafter, context.method
     args.set("speculative_config.decoding_type", DECODING_TYPES[method])
     if method != "ngram":
-        args.set("speculative_config.speculative_model", DRAFTER)  # it must be local
+        args.set("speculative_config.speculative_model", DRAFTER)  # must be local
     asked = context.config.speculation.draft_tokens
     with suppress(NotKnown):
-        # the whole block (_torch/speculative/dflash.py@00679c66), or as upstream's examples have it
+        # the whole block (_torch/speculative/dflash.py@00679c66), or as in upstream's examples
         usual = context.max_draft_len if asked is None and context.in_blocks else CHAIN
         args.set("speculative_config.max_draft_len", usual if asked is None else asked)
     if context.in_blocks:
-        # upstream reads `dflash_config` only, and falls back silently (llm_args.py@00043967)
+        # upstream reads only `dflash_config`, and falls back silently (llm_args.py@00043967)
         with suppress(NotKnown):
             args.set("speculative_config.mask_token_id", drafter.number("mask_token_id"))
         with suppress(NotKnown):
             args.set("speculative_config.target_layer_ids", list(drafter.taps))
-        # paged where there are kernels, else flash-attn's
+        # paged if there are kernels, else flash-attn's
         # (_torch/speculative/dflash_attention.py@0352547d, pull request 19159)
         backend = "TRTLLM" if context.paged else "VANILLA"
         args.set("speculative_config.attention_backend", backend)
     if method == "eagle3":
-        # upstream's own are of the beginning, the middle and the end
+        # upstream's defaults are layers at the beginning, middle and end
         layers = section(drafter.values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
         if isinstance(layers, list) and layers:
             args.set("speculative_config.eagle3_layers_to_capture", list(layers))
     if method == "ngram":
         # docs/source/features/speculative-decoding.md@04c8822c
         args.set("speculative_config.max_matching_ngram_size", 4)
-        # one client's text is never another's draft
+        # never draft one client's text for another
         args.set("speculative_config.is_public_pool", False)
-        # drafts are made between two steps of the target (the same page)
+        # drafts are made between two steps of the target (same page)
         args.set("disable_overlap_scheduler", True)
 
 
 def _choose_cache(context: Context, args: _Choices) -> None:
-    # reused tokens have no hidden states, so that the drafter misses them
+    # reused tokens have no hidden states, so the drafter misses them
     # (tests/unittest/_torch/speculative; vllm-project/vllm issue 47930)
     args.set("kv_cache_config.enable_block_reuse", context.reuses)
     if context.reuses and context.in_blocks:
-        # manager V1 recomputes no tail where a layer has a window (TestV1WindowedLayerGate)
+        # manager V1 recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
         args.set("kv_cache_config.use_kv_cache_manager_v2", True)
         with suppress(NotKnown):
             tail = recompute_tail(context.sizes[1])
@@ -191,7 +191,7 @@ def _choose_cache(context: Context, args: _Choices) -> None:
     # in a pool of another dtype than bfloat16 the drafter finds no place
     # (_torch/speculative/dflash.py@00679c66)
     args.set("kv_cache_config.dtype", "auto")
-    # the drafter's dense context needs room of its own (pull request 19466); else as in
+    # the drafter's dense context needs separate room (pull request 19466); otherwise as in
     # examples/configs/database/openai/gpt-oss-120b/B200
     fraction = 0.8 if _dense(context, args) else 0.85
     args.set("kv_cache_config.free_gpu_memory_fraction", fraction)
@@ -200,7 +200,7 @@ def _choose_cache(context: Context, args: _Choices) -> None:
 def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     objective, asked = context.engine.objective, context.config.serving.max_seq_len
     with suppress(NotKnown):
-        # a head of EAGLE-3 says what it was trained on, mostly 2048
+        # an EAGLE-3 head states its trained length, mostly 2048
         models = (context.target, context.drafter) if context.in_blocks else (context.target,)
         known = [MAX_SEQ_LEN]
         if asked is None:
@@ -212,14 +212,14 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     batch = context.engine.concurrency or BATCH[objective]
     batch = ceil(batch / ranks) if alone else batch
     if _dense(context, args) and length is not None:
-        with suppress(NotKnown):  # not more than fit (pull request 19466)
+        with suppress(NotKnown):  # no more than fit (pull request 19466)
             slot = context.dense_slot(1 if alone else ranks, length, verified)
             budget = context.dense_budget(ranks, args["kv_cache_config.free_gpu_memory_fraction"])
             # upstream has one more slot, for padding
             batch = max(1, min(batch, budget // slot - 1))
     args.set("max_batch_size", batch)
 
-    # examples/configs/curated/gpt-oss-120b-latency.yaml; every sequence is verified in one step
+    # examples/configs/curated/gpt-oss-120b-latency.yaml; one step verifies every sequence
     least = 8192 if objective == "latency" else 16384
     args.set("max_num_tokens", max(least, args["max_batch_size"] * verified))
     if length is None or length > args["max_num_tokens"]:
@@ -228,27 +228,27 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
 
 
 def _graph_sizes(largest: int) -> list[int]:
-    """Few enough to capture quickly, close enough that padding to one of them costs little."""
+    """Return batch sizes to capture: few, yet close enough that padding costs little."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
     sizes += range(320, largest, 64)
     return [size for size in sizes if size < largest] + [largest]
 
 
 def _dense(context: Context, args: _Choices) -> bool:
-    """The drafter's context lies in an arena of its own, not in the KV cache's pool."""
+    """Return whether the drafter's context is in a separate arena, not in the KV cache's pool."""
     return context.in_blocks and args["speculative_config.attention_backend"] != "TRTLLM"
 
 
 def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:
-    """Return what is set in the environment of the process that makes the `LLM`.
+    """Return environment variables for the process that makes the `LLM`.
 
     The last two are from upstream's gpt-oss recipes
     (`examples/configs/database/openai/gpt-oss-120b/B200`).
     """
     context = Context(config, pair, machine)
-    # otherwise LLM() reports usage to NVIDIA; engine.args decides where it says something of it
+    # otherwise LLM() reports usage to NVIDIA; engine.args takes precedence
     silent = "telemetry_config" not in context.engine.args
     found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
     if context.gpu.sm >= 100:
-        found["TRTLLM_ENABLE_PDL"] = "1"  # dependent launches
+        found["TRTLLM_ENABLE_PDL"] = "1"  # programmatic dependent launch
     return found | ({"NCCL_GRAPH_REGISTER": "0"} if context.gpus > 1 else {})

@@ -1,4 +1,4 @@
-"""Checks of what must fit a GPU, of lengths, and of prefix reuse: see `checks.py`."""
+"""Checks of memory, lengths, and prefix reuse; see `checks.py`."""
 
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.planning import OVERHEAD
@@ -11,7 +11,7 @@ CACHE = "engine.args.kv_cache_config"
 
 @check("error")
 def weights_fit(context: Context, args: LlmArgs) -> Found:
-    """The weights of both models, divided over the ranks, leave room for everything else."""
+    """Check that the weights of both models, divided over the ranks, fit a GPU with overhead."""
     ranks, gpu = args.tensor_parallel_size, context.gpu
     drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
     need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
@@ -25,7 +25,7 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash")
 def dense_context(context: Context, args: LlmArgs) -> Found:
-    """The drafter's dense context is beside the KV cache's share and grows with max_seq_len.
+    """Check the drafter's dense context, which is outside the KV cache and grows with max_seq_len.
 
     The formula is upstream's own check (pull request 19466).
     """
@@ -54,9 +54,10 @@ def dense_context(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", "dflash")
 def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
-    """Where the pool is not of the drafter's type, its context is dense after all, beside it.
+    """Check the KV cache's dtype: with another than the drafter's, its context is dense.
 
-    `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back so.
+    `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back to
+    that.
     """
     dtype = args.kv_cache_config.dtype
     paged = args.speculative_config.attention_backend == "TRTLLM"
@@ -71,7 +72,7 @@ def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
 
 
 def _slot(context: Context, args: LlmArgs) -> int:
-    """Bytes of one sequence's dense context on each GPU; with attention-DP each has it whole."""
+    """Return bytes per GPU of one sequence's dense context, whole on each with attention-DP."""
     ranks = 1 if args.enable_attention_dp else args.tensor_parallel_size
     width = (args.speculative_config.max_draft_len or 0) + 1
     return context.dense_slot(ranks, args.max_seq_len, width)
@@ -79,7 +80,7 @@ def _slot(context: Context, args: LlmArgs) -> int:
 
 @check("warning")
 def memory_fraction(context: Context, args: LlmArgs) -> Found:
-    """What the KV cache takes of the free memory is not there for graphs and the drafter."""
+    """Check the KV cache's fraction of memory: graphs and the drafter need the rest."""
     fraction = args.kv_cache_config.free_gpu_memory_fraction
     dense = context.in_blocks and args.speculative_config.attention_backend != "TRTLLM"
     most = 0.8 if dense else 0.9
@@ -93,7 +94,7 @@ def memory_fraction(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def concurrency_met(context: Context, args: LlmArgs) -> Found:
-    """Where the drafter's context is dense, fewer sequences may fit than are asked for."""
+    """Check the concurrency: with a dense drafter context fewer sequences may fit."""
     asked = context.engine.concurrency or 0
     each = args.tensor_parallel_size if args.enable_attention_dp else 1
     together = (args.max_batch_size or 0) * each
@@ -107,7 +108,7 @@ def concurrency_met(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def long_prompts(context: Context, args: LlmArgs) -> Found:
-    """Without chunks a prompt that is longer than max_num_tokens is refused."""
+    """Check long prompts: without chunks, one longer than max_num_tokens is refused."""
     length, tokens = args.max_seq_len or 0, args.max_num_tokens or 0
     return Found(
         args.enable_chunked_prefill or length <= tokens,
@@ -119,8 +120,7 @@ def long_prompts(context: Context, args: LlmArgs) -> Found:
 
 @check("error")
 def positions(context: Context, args: LlmArgs) -> Found:
-    """Neither model knows positions after its own; a sequence drafts nothing after the drafter's,
-    and upstream only logs it."""
+    """Check positions: beyond the drafter's nothing is drafted, and upstream only logs it."""
     asked, most = args.max_seq_len or 0, context.target.number("max_position_embeddings")
     what = f"max_seq_len is {asked}, the target knows {most} positions"
     if asked > most:
@@ -132,14 +132,14 @@ def positions(context: Context, args: LlmArgs) -> Found:
     return Found(asked <= most, f"{what}, the drafter {most}", fix, "warning")
 
 
-# Upstream's tests of it (tests/unittest/_torch, TestSpecRecomputeClaimLimit,
-# TestV1RewindReusedContext, TestV1WindowedLayerGate) say what each KV cache manager does with it
+# upstream's tests (tests/unittest/_torch, TestSpecRecomputeClaimLimit, TestV1RewindReusedContext,
+# TestV1WindowedLayerGate) show how each KV cache manager treats it
 TAIL = "speculative_config.context_recompute_tail"
 
 
 @check("warning", "dflash")
 def block_reuse(context: Context, args: LlmArgs) -> Found:
-    """Reused tokens are not run again and give no hidden states: the drafter misses them."""
+    """Check block reuse: reused tokens have no hidden states, so the drafter misses them."""
     reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
     what = f"enable_block_reuse is {lower(reused)}, of reused prompts "
     what += f"the last {tail} tokens are run again" if tail else "no token is run again"
@@ -149,7 +149,7 @@ def block_reuse(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash")
 def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
-    """Arguments that take back what serving.prefix_cache asks for."""
+    """Check for arguments that contradict serving.prefix_cache."""
     tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
     longest = args.max_seq_len
     what = f"enable_block_reuse is {lower(reused)}, context_recompute_tail {tail}"
@@ -166,7 +166,7 @@ def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash")
 def tail_of_manager(context: Context, args: LlmArgs) -> Found:
-    """KV cache manager V1 drops the tail without a word, and the drafter sees nothing."""
+    """Check the KV cache manager: V1 silently drops the tail, and the drafter sees nothing."""
     if not args.value(TAIL):
         return Found(True, "there is no tail to run again")
     second = args.kv_cache_config.use_kv_cache_manager_v2 is not False
@@ -181,7 +181,7 @@ def tail_of_manager(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def reuse_of_states(context: Context, args: LlmArgs) -> Found:
-    """A state of linear attention can be reused only where a snapshot of it was kept."""
+    """Check reuse with linear attention, which needs snapshots of its state."""
     if not args.kv_cache_config.enable_block_reuse:
         return Found(True, "nothing is reused")
     states = any(layer.state for layer in context.target_size.layers)
@@ -193,7 +193,7 @@ def reuse_of_states(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def reuse_by_rank(context: Context, args: LlmArgs) -> Found:
-    """With attention-DP each rank has a cache of its own, which another turn may miss."""
+    """Check reuse with attention-DP: each rank has its own cache, which the next turn may miss."""
     reused, alone = args.kv_cache_config.enable_block_reuse, args.enable_attention_dp
     routed = any(
         args.value(f"attention_dp_config.{name}")
@@ -206,7 +206,7 @@ def reuse_by_rank(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", "dflash", "eagle3")
 def one_server(context: Context, args: LlmArgs) -> Found:
-    """A generation server gets a prompt's KV, not its hidden states (pull request 19352)."""
+    """Check for separate prefill: generation gets no hidden states (pull request 19352)."""
     apart = args.cache_transceiver_config is not None
     what = f"prefill and generation are {'apart' if apart else 'in one server'}"
     fix = "Leave engine.args.cache_transceiver_config out; texts stay right, but acceptance drops"
@@ -214,5 +214,5 @@ def one_server(context: Context, args: LlmArgs) -> Found:
 
 
 def lower(value: object) -> str:
-    """Return true and false as YAML has them."""
+    """Return a value in lower case, as YAML writes true and false."""
     return str(value).lower()

@@ -1,7 +1,7 @@
-"""Quantize a target with ModelOpt, in a process of its own.
+"""Quantization of a target with ModelOpt, in a separate process.
 
-What is written is what ModelOpt exports, beside the original's own config and tokenizer:
-`model*.safetensors`, `hf_quant_config.json`, and `quantization_config` in config.json.
+Writes ModelOpt's export with the original's config and tokenizer: `model*.safetensors`,
+`hf_quant_config.json`, and `quantization_config` in config.json.
 """
 
 import json
@@ -29,8 +29,8 @@ from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
 from dflash_trt.planning import Machine
 
-# compute capabilities and targets, by the start of `architectures`, that TensorRT-LLM's PyTorch
-# backend has kernels for: docs/source/features/quantization.md (main, August 2026)
+# compute capabilities and targets (prefixes of `architectures`) with kernels in TensorRT-LLM's
+# PyTorch backend: docs/source/features/quantization.md (main, August 2026)
 NVFP4_TARGETS = ("LlamaFor", "Llama4", "MixtralFor", "Qwen2", "Qwen3For", "Qwen3MoeFor")
 KERNELS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "fp8": ((89, 90, 100, 103, 120), (*NVFP4_TARGETS, "MistralFor", "Gemma3", "Exaone")),
@@ -38,15 +38,15 @@ KERNELS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 }
 NEEDED = ("modelopt", "torch", "transformers", "accelerate")
 PROCESS = "dflash_trt.tensorrt_llm.quantize_process"
-# tensors of 1 MB and more go back to the system when they are freed (mallopt(3)); else what is read
-# of many files stayed, up to the size of the model
+# return freed tensors of 1 MB and more to the system (mallopt(3)); otherwise memory read from many
+# files stayed allocated, up to the model's size
 VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
 def check_quantizable(asked: Quantize, target: Target, machine: Machine) -> None:
-    """Raise ConfigError where TensorRT-LLM has no kernels or the target cannot be quantized.
+    """Raise ConfigError if TensorRT-LLM has no kernels or the target cannot be quantized.
 
-    Raises BuildError where something is not installed.
+    Raises BuildError if a package is not installed.
     """
     method, gpu, name = asked.method, machine.gpu, target.architecture
     of_gpu = [m for m, (capabilities, _) in KERNELS.items() if gpu.sm in capabilities]
@@ -69,7 +69,7 @@ def check_quantizable(asked: Quantize, target: Target, machine: Machine) -> None
 
 
 def announced(asked: Quantize | None, target: Target) -> Target:
-    """Return the target as its config.json will describe it, before anything is written."""
+    """Return the target with its future config.json, before anything is written."""
     if asked is None:
         return target
     config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": asked.method.upper()}
@@ -82,9 +82,9 @@ def announced(asked: Quantize | None, target: Target) -> Target:
 def quantize_target(
     asked: Quantize, source: Path, output: Path, texts: Sequence[Sequence[int]], report: Report
 ) -> None:
-    """Write `source`, quantized, to the new directory `output`; texts: token ids to calibrate on.
+    """Quantize `source` into the new directory `output`; texts: token ids for calibration.
 
-    Raises BuildError where ModelOpt fails.
+    Raises BuildError if ModelOpt fails.
     """
     output.mkdir(parents=True)
     task = {
@@ -109,7 +109,7 @@ def quantize_target(
 
 
 def _run(task: dict[str, Any], report: Report) -> str:
-    """Return what went wrong, "" if nothing. The process ends when its input does."""
+    """Return the error, or ""; the process ends when its input does."""
     command = [sys.executable, "-m", PROCESS]
     pipe, variables = subprocess.PIPE, os.environ | VARIABLES
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)

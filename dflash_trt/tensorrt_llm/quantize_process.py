@@ -1,8 +1,8 @@
-"""The process that quantizes: see `quantization.py`.
+"""The quantization process; see `quantization.py`.
 
-ModelOpt changes `transformers` when it is imported, and torch is large: neither comes into ours.
-The task is the first line of stdin, and the process ends when stdin does; each line of stdout is a
-JSON object: `done` of `total`, or at last `error` or `finished`.
+ModelOpt changes `transformers` on import, and torch is large: both stay out of our process. The
+task is the first line of stdin, and the process ends when stdin does; each line of stdout is a JSON
+object: `done` of `total`, or finally `error` or `finished`.
 """
 
 import copy
@@ -22,7 +22,7 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def main() -> None:
     write = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):  # bars and warnings
+    for stream in (sys.stdout, sys.stderr):  # progress bars and warnings
         os.dup2(nowhere, stream.fileno())
     task = json.loads(sys.stdin.readline())
 
@@ -40,7 +40,7 @@ def main() -> None:
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         print(json.dumps({"error": f"{type(error).__name__}: {lines[-1]}"[:500]}), file=write)
-    os._exit(0)  # without the end of libraries, which may hang
+    os._exit(0)  # skip exit handlers of libraries, which may hang
 
 
 def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
@@ -52,7 +52,7 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
     causal: Any = AutoModelForCausalLM
     scratch = Path(task["output"]).parent
     with tempfile.TemporaryDirectory(dir=scratch) as offload, torch.no_grad():
-        # on the GPUs that are there, else in memory; what does not fit goes to `offload`
+        # on the available GPUs, else in memory; the rest goes to `offload`
         options: Any = {"device_map": "auto", "offload_folder": offload}
         model = causal.from_pretrained(
             task["source"], dtype="auto", local_files_only=True, **options
@@ -78,8 +78,7 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
 
 
 def _share_scales(model: Any) -> None:
-    """One scale for matrices that TensorRT-LLM and vLLM join: of several they take the largest, and
-    round the weights a second time. ModelOpt's export does this for all but FP8."""
+    """Use one scale for matrices that servers fuse; ModelOpt's export omits this for FP8."""
     from modelopt.torch.export.quant_utils import preprocess_linear_fusion  # noqa: PLC0415
 
     for parent in model.modules():

@@ -1,4 +1,4 @@
-"""What `LLM(...)` of TensorRT-LLM takes: llm_args.schema.json, the JSON Schema of its class."""
+"""Arguments of TensorRT-LLM's `LLM(...)`: llm_args.schema.json, the JSON Schema of its class."""
 
 import difflib
 import json
@@ -26,7 +26,7 @@ def schema() -> dict[str, Any]:
 
 
 class Refusal(NamedTuple):
-    """Why the schema does not take an argument; `name` is dotted."""
+    """A refusal by the schema; `name` is dotted."""
 
     name: str
     value: Any
@@ -35,7 +35,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
-    """Return what the schema has against arguments of a method first; None if it takes them."""
+    """Return the first error of arguments for a method; None if they are valid."""
     # imported here: it takes a while to load
     from jsonschema import Draft202012Validator  # noqa: PLC0415
     from jsonschema.exceptions import best_match  # noqa: PLC0415
@@ -43,7 +43,7 @@ def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
     plain = json.loads(json.dumps(args, default=str))  # keys of a mapping become text
     properties = dict(schema()["properties"])
     if method in DECODING_TYPES:
-        # one class in place of all of them, for an error that names the argument
+        # one class instead of all, for an error that names the argument
         own = {"decoding_type": DECODING_TYPES[method]}
         properties["speculative_config"] = _section(properties["speculative_config"], own)
     validator = Draft202012Validator({**schema(), "properties": properties})
@@ -62,7 +62,7 @@ def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
 
 
 class Section(dict[str, Any]):
-    """Arguments by name, which are attributes too."""
+    """Arguments by name, also as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -73,13 +73,13 @@ class Section(dict[str, Any]):
 
 @dataclass(frozen=True)
 class LlmArgs:
-    """Arguments of `LLM(...)`; each is an attribute, upstream's default where it is not set."""
+    """Arguments of `LLM(...)`; attributes default to upstream's defaults."""
 
-    version: ClassVar[str] = get_args(Version)[0]  # the release that they are for
-    given: dict[str, Any]  # what is set
+    version: ClassVar[str] = get_args(Version)[0]  # release
+    given: dict[str, Any]  # values that are set
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "given":  # a copy that is being made
+        if name.startswith("__") or name == "given":  # during copying
             raise AttributeError(name)
         return getattr(self.complete, name)
 
@@ -93,27 +93,27 @@ class LlmArgs:
 
     @property
     def drafts(self) -> int:
-        """Draft tokens of a round, 0 without speculation."""
+        """Draft tokens per round, 0 without speculation."""
         return self.value("speculative_config.max_draft_len") or 0
 
     def value(self, name: str) -> Any:
-        """Return an argument by its dotted name; None where its section is null."""
+        """Return an argument by its dotted name; None if its section is null."""
         found: Any = self.complete
         for part in name.split("."):
             found = getattr(found, part, None)
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is set, ready for `LLM(**...)`."""
+        """Return the values that are set, for `LLM(**...)`."""
         return self.given
 
     def to_yaml(self) -> str:
-        """Return the same as a file, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
+        """Return the same as YAML, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
 
 def _complete(node: Schema, given: Mapping[str, Any]) -> Section:
-    """Return the arguments of an object with their defaults, those of its sections too."""
+    """Return an object's arguments with defaults, sections included."""
     complete = Section()
     for name, row in node["properties"].items():
         value = given.get(name, row.get("default"))
@@ -123,7 +123,7 @@ def _complete(node: Schema, given: Mapping[str, Any]) -> Section:
 
 
 def _section(row: Schema, value: Mapping[str, Any]) -> Schema | None:
-    """Return the class of a section's arguments; None where it is handed on as it is."""
+    """Return the class of a section's arguments; None for a free-form value."""
     refs = [each["$ref"] for each in (row, *row.get("anyOf", ())) if "$ref" in each]
     kinds: list[Schema] = [schema()["$defs"][ref.rpartition("/")[2]] for ref in refs]
     for kind in kinds:

@@ -382,7 +382,7 @@ def test_the_kinds_say_the_same(deploy: Deploy) -> None:
 
 def rendered() -> str:
     """The table of docs/tensorrt_llm.md on checks."""
-    checks = ["| check | severity | without it |", "|---|---|---|"]
+    checks = ["| check | severity | what it does |", "|---|---|---|"]
     for check in ALL_CHECKS:
         assert check.look.__doc__
         first = check.look.__doc__.strip().split("\n\n")[0]

@@ -1,4 +1,4 @@
-"""How models write what they think, say and call: a file a format, told by the chat template."""
+"""Formats of reasoning, content and calls in answers: one file each, chosen by probing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from dflash_trt.errors import RequestError
 
 @dataclass(frozen=True)
 class Format:
-    """How calls are written; the name is that of vLLM's parser."""
+    """A format of calls, named after vLLM's parser."""
 
     name: str
-    sign: str  # what stands in any call that a template writes so
-    markers: tuple[str, ...]  # that have to be in the text, special tokens or not
+    sign: str  # occurs in every call of this format
+    markers: tuple[str, ...]  # required in the text, special tokens or not
     read: Callable[[Reader, Sequence[Tool]], Steps[None]]
-    calls: Callable[..., str]  # (lark, tools, parallel=..): the grammar of calls
+    calls: Callable[..., str]  # (lark, tools, parallel=..): grammar of calls
 
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """What stands around reasoning, before the content."""
+    """Tags around reasoning, before the content."""
 
     open: str
     close: str
@@ -59,9 +59,9 @@ REASONING_TAGS = (
 
 
 class Answer:
-    """Separates one answer's reasoning, calls and content, piece by piece.
+    """Parses one answer into reasoning, calls and content, incrementally.
 
-    format: None: it calls nothing; thinking: it begins within a thought, which the prompt opened.
+    format: None: no calls; thinking: it begins within reasoning, which the prompt opened.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Answer:
         self._steps = _read(self._reader, format, tools, tags, thinking)
 
     def push(self, text: str, *, last: bool) -> News:
-        """What the next piece of text brought; every piece of a call has its index."""
+        """Parse the next piece of text; return what it added. Pieces of a call share its index."""
         self._reader.text += text
         self._reader.ended = last
         next(self._steps, None)
@@ -110,11 +110,11 @@ def grammar(
     thinking: bool,
     answer: Any = None,
 ) -> str:
-    """Return an llguidance grammar of answers that call one of the tools or more, after reasoning.
+    """Return an llguidance grammar: reasoning, then one or more calls of the tools.
 
-    added: ids of the tokenizer's added tokens.
-    answer: the JSON schema of what the text may be instead of calls.
-    RequestError for a schema that the format cannot enforce; beside an answer any arguments pass.
+    added: ids of the tokenizer's added tokens. answer: JSON schema of a text allowed instead of
+    calls; arguments then are not restricted if the format cannot enforce their schema. Raises
+    RequestError for an invalid or unenforceable schema.
     """
     lark = Lark(added)
     try:

@@ -1,4 +1,4 @@
-"""The tools of a request, and which of them have to be called."""
+"""The tools of a request, and which of them must be called."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,17 @@ from typing import Any
 from dflash_trt.errors import RequestError
 from dflash_trt.json_schema import without_annotations
 
-MOST = 128  # tools of a request, as OpenAI's API has it
+MOST = 128  # limit of OpenAI's API
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}  # may name more properties
+ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}  # may add properties
 FIX = 'Send {"type": "function", "function": {"name": "..", "parameters": {..}}}.'
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call; schema: the JSON Schema of its arguments, an object.
+    """A function that a model may call; schema: JSON Schema of its arguments, an object.
 
-    Where that does not say so, there are no arguments beside those it names, as with xgrammar.
+    Arguments that the schema does not name are not allowed by default, as with xgrammar.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Tool:
 
 
 def parse_tools(tools: Sequence[Any]) -> list[Tool]:
-    """Raises RequestError for a definition that is none."""
+    """Return the tools; RequestError for an invalid definition."""
     if len(tools) > MOST:
         raise RequestError(f"tools has {len(tools)} tools", f"Send at most {MOST}.")
     found = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
@@ -61,7 +61,7 @@ def _tool(place: str, tool: Any) -> Tool:
 
 
 def chosen(tools: Sequence[Tool], choice: Any) -> list[Tool]:
-    """The tools of which one has to be called; none where the model is free not to.
+    """Return the tools of which one must be called; none if calls are optional.
 
     choice: "none", "auto", "required" or {"type": "function", "function": {"name": ..}}.
     """

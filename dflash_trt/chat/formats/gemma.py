@@ -1,6 +1,6 @@
-"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>`: Gemma 4.
+"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>`.
 
-Earlier ones know no tools of their own. The arguments become JSON while they come.
+Earlier models have no tools. Arguments are converted to JSON as they arrive.
 """
 
 import re
@@ -12,7 +12,7 @@ from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 DEEPEST = 64
 MARKERS = (OPEN, CLOSE, QUOTE)
-WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}  # Python's, too
+WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}  # Python's too
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 
 

@@ -1,4 +1,4 @@
-"""A JSON Schema as a grammar of Gemma 4's way to write values: `{key:<|"|>text<|"|>}`."""
+"""JSON Schema to a grammar of Gemma 4's values: `{key:<|"|>text<|"|>}`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,11 +29,11 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
 
 
 class _Values:
-    """The rules of one tool's values."""
+    """Grammar rules for one tool's values."""
 
     def __init__(self, lark: Lark, tool: Tool) -> None:
         self._lark, self._tool = lark, tool
-        self._named: dict[str, str] = {}  # rules of `$ref`s
+        self._named: dict[str, str] = {}  # rules by `$ref`
         self._any = ""
 
     def value(self, schema: Any) -> str:
@@ -71,13 +71,13 @@ class _Values:
         return PLAIN[kind]
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        """The properties in the schema's order; none beside them, if it names any."""
+        """Return the rule of an object: its named properties in the schema's order, or any."""
         self._only(schema, "type", "properties", "required", "additionalProperties")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:
             closed = schema.get("additionalProperties", True) is False
             return '"{}"' if closed else self._anything_in_braces()
-        first, rest = "", ""  # of the properties from here on: where none came, where one did
+        first, rest = "", ""  # the remaining properties: with none written before, and with one
         for key, each in reversed(properties.items()):
             one = self._lark.rule("property", f"{self._lark.text(key + ':')} {self.value(each)}")
             needed = key in required

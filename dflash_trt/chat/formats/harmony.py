@@ -1,8 +1,8 @@
-"""Channels: how gpt-oss keeps apart what it thinks, says and calls ("harmony", by OpenAI).
+"""OpenAI's harmony format of gpt-oss: channels for reasoning, content and calls.
 
-`<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello` is what
-such a model writes: https://github.com/openai/harmony. Its text goes out as it is, markers
-included; whoever answers chats tells the channels apart.
+For example
+`<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello`:
+https://github.com/openai/harmony. The model's text keeps its markers; chat endpoints parse them.
 """
 
 import re
@@ -19,19 +19,19 @@ CALL, KIND = "<|call|>", "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END)
 REASONING = "analysis"
 RECIPIENT = re.compile(r" to=([^\s<]+)")
-OURS = "functions."  # what stands before the name of a request's tool
+OURS = "functions."  # precedes the name of a request's tool
 
 
 def has_channels(tokenizer: Tokenizer) -> bool:
-    """Whether models with this tokenizer write in channels."""
+    """Return whether models with this tokenizer write in channels."""
     return all(tokenizer.token_to_id(marker) is not None for marker in MARKERS)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    """Without tools a call is content, header included."""
+    """Parse channels; without tools a call is content, header included."""
     pieces: list[str] = []
     found = yield from reader.until((MESSAGE,), pieces.append)
-    if found is None:  # it does not write in channels after all
+    if found is None:  # no channels after all
         reader.say("".join(pieces))
         return
     while found == MESSAGE:
@@ -64,7 +64,7 @@ def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    """ReasoningTags, then one call, which ends the turn."""
+    """Return the grammar of reasoning, then one call, which ends the turn."""
     each = " | ".join(
         f"{lark.text(f'commentary to={OURS}{tool.name} ')} {lark.marker(KIND)} "
         f'"json" {lark.marker(MESSAGE)} {lark.json(tool.schema)}'
@@ -74,7 +74,7 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
 
 
 def final(lark: Lark, answer: str) -> str:
-    """Reasoning, then the answer in its channel."""
+    """Return the grammar of reasoning, then the answer in its channel."""
     kind = f'(" "? {lark.marker(KIND)} "json")?'
     head = f'{lark.marker(CHANNEL)} "final" {kind} {lark.marker(MESSAGE)}'
     return f"{_thoughts(lark)} {head} {answer}"

@@ -1,6 +1,6 @@
-"""`<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen2.5 and Qwen3.
+"""Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`.
 
-Also what a model is asked to write whose template knows no tools.
+Also requested from models whose template has no tools.
 """
 
 from collections.abc import Sequence

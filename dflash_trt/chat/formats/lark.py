@@ -1,6 +1,6 @@
-"""A grammar of llguidance's, written rule by rule: https://github.com/guidance-ai/llguidance
+"""Builder of llguidance grammars, rule by rule: https://github.com/guidance-ai/llguidance
 
-Its dialect of Lark has JSON Schemas (`%json`) and tokens by id (`<[5]>`).
+Its Lark dialect has JSON Schemas (`%json`) and tokens by id (`<[5]>`).
 """
 
 import json
@@ -10,27 +10,27 @@ from typing import Any
 from dflash_trt.chat.formats.definitions import Tool
 from dflash_trt.errors import RequestError
 
-# as Python's templates write JSON: text without a choice is drafts for free
+# as Python's templates write JSON: fixed text is drafted for free
 SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 ANYTHING = r"/(.|\n)*/"
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Lark:
-    """added: ids of the tokens that are not made of others; a marker among them is one token."""
+    """Rules of one grammar; added: ids of tokens not merged from others, such as markers."""
 
     def __init__(self, added: Mapping[str, int]) -> None:
         self._added = added
         self._rules: dict[str, str] = {}
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """The name of a rule that reads so."""
+        """Add a rule; return its name."""
         name = f"{name}_{len(self._rules)}"
         self._rules[name] = f"{options}: {body}"
         return name
 
     def define(self, rule: str, body: str) -> None:
-        """What a rule reads as that was named before it could be known."""
+        """Set the body of a rule that was named earlier."""
         self._rules[rule] = f": {body}"
 
     def text(self, text: str) -> str:
@@ -41,7 +41,7 @@ class Lark:
         return json.dumps(marker) if token is None else f"<[{token}]>"
 
     def up_to(self, marker: str) -> str:
-        """Any text, and the marker after it."""
+        """Return a rule of any text followed by the marker."""
         if marker in self._added:
             return f"{self.rule('text', ANYTHING)} {self.marker(marker)}"
         return self.rule("text", ANYTHING, f"[suffix={json.dumps(marker)}]")
@@ -51,7 +51,7 @@ class Lark:
         return self.rule("json", f"%json {json.dumps(spaced)}")
 
     def answer(self, schema: Any) -> str:
-        """Return the rule of a text that follows a JSON schema, which may say how it is spaced."""
+        """Return the rule of a text by a JSON schema, which may set its own spacing."""
         spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
         return self.rule("answer", f"%json {json.dumps(spaced)}")
 
@@ -61,9 +61,9 @@ class Lark:
 
 
 def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
-    """A call of one of some tools, its arguments under `key`.
+    """Return the rule of a call of one tool, with arguments under `key`.
 
-    In JSON's own pieces: the lexer cannot tell a longer one from the beginning of another object.
+    Uses JSON's own tokens: a longer literal could be lexed as the start of another object.
     """
     start, name, colon, comma = map(lark.text, ("{", '"name"', ": ", ", "))
     rest = f"{comma} {lark.text(json.dumps(key))} {colon}"
@@ -72,7 +72,7 @@ def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
 
 
 def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
-    """RequestError for what a schema asks that a format's own way of writing values has not."""
+    """Raise RequestError for schema keywords that a format's values cannot enforce."""
     if others := sorted(schema.keys() - known - SAY_NOTHING):
         raise RequestError(
             f"tools: {others[0][:64]!r} in the schema of {place[:128]} cannot be enforced in the "

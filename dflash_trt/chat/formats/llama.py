@@ -1,6 +1,6 @@
-"""`{"name": .., "parameters": {..}}` and nothing before it, or after `<|python_tag|>`: Llama 3.
+"""Llama 3: `{"name": .., "parameters": {..}}` at the start or after `<|python_tag|>`.
 
-Several are kept apart by semicolons, as vLLM reads them.
+Several calls are separated by semicolons, as in vLLM.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""`[TOOL_CALLS]`: before a list of JSON calls, or before each `name[ARGS]{..}` in newer models.
+"""Mistral: `[TOOL_CALLS]` before a JSON list, or in newer models before each `name[ARGS]{..}`.
 
-Some of these write `name[CALL_ID]id[ARGS]{..}`: the tokenizers v3 to v13 of mistral-common.
+Tokenizers v3 to v13 of mistral-common; some write `name[CALL_ID]id[ARGS]{..}`.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _first(reader: Reader) -> Steps[None]:
 
 
 def _next(reader: Reader) -> Steps[None]:
-    """Of a list."""
+    """Parse the next call of a list."""
     yield from reader.space()
     yield from reader.expect(",")
     yield from reader.space()

@@ -1,7 +1,7 @@
-"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder.
+"""Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-A value that the schema wants to be text is written as it is, any other as JSON. Its first template
-wrote lists and objects as Python does.
+A value of type string is written literally, others as JSON. The first template wrote lists and
+objects in Python's syntax.
 """
 
 import ast
@@ -20,8 +20,8 @@ FUNCTION, END = "<function=", "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
 KEY, END_VALUE = "<parameter=", "</parameter>"
 MARKERS = (OPEN, CLOSE)
-LONGEST = 2**14  # characters of a list or object as Python writes it
-WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's, too
+LONGEST = 2**14  # characters of a list or object in Python's syntax
+WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
@@ -52,7 +52,7 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
         first = False
         yield from reader.skip("\n")
         yield from _value(reader, schema.get(key) if isinstance(schema, dict) else None)
-    if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # cut off
+    if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # truncated
         reader.take(len(reader.text))
         return
     reader.argue("}")
@@ -74,7 +74,7 @@ def _value(reader: Reader, schema: Any) -> Steps[None]:
 
 
 def _text(reader: Reader, give: Any) -> Steps[None]:
-    """A value, without the newline before what ends it."""
+    """Yield a value without the newline before its end."""
     newline = False
 
     def hold(piece: str) -> None:
@@ -88,7 +88,7 @@ def _text(reader: Reader, give: Any) -> Steps[None]:
 
 
 def _json(text: str, kinds: set[str]) -> str:
-    """A value that may be no text: what does not read as JSON is text all the same."""
+    """Return a value as JSON; text that is not valid JSON becomes a string."""
     word = text.strip()
     if "string" in kinds:
         return "null" if "null" in kinds and word.lower() in ("null", "none") else as_json(text)
@@ -99,7 +99,7 @@ def _json(text: str, kinds: set[str]) -> str:
         return word
     with suppress(MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         if word[:1] in ("[", "{") and len(word) <= LONGEST:
-            with warnings.catch_warnings():  # of odd escapes
+            with warnings.catch_warnings():  # about odd escapes
                 warnings.simplefilter("ignore")
                 return as_json(ast.literal_eval(word))
     return as_json(text)
@@ -110,7 +110,7 @@ def _no_json(name: str) -> None:
 
 
 def _kinds(schema: Any) -> set[str]:
-    """The types that a schema names, else text, as vLLM has it."""
+    """Return the types that a schema names; "string" by default, as in vLLM."""
     if not isinstance(schema, dict):
         return {"string"}
     branches = next((schema[each] for each in ("anyOf", "oneOf") if each in schema), [schema])

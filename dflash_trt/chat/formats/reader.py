@@ -1,7 +1,7 @@
-"""Reads an answer while it comes, in pieces that may end anywhere.
+"""Incremental parser of answers, whose pieces may end anywhere.
 
-A format is a generator over a `Reader`: it yields where it needs more text, so that it reads from
-top to bottom like the format itself. What turns out to be no call is content, as it was written.
+A format is a generator over a `Reader` that yields to get more text, so it reads top to bottom like
+the format itself. A malformed call becomes content, as written.
 """
 
 import json
@@ -16,18 +16,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # Mistral's templates want it so
+ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # for Mistral's templates
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 LITERAL = re.compile(r"[\w.+-]*")
 QUOTED = re.compile(r'\\.|"', re.DOTALL)
-SYNTAX = re.compile(
-    r'["{}\[\]]|[^\s:,\d+\-.eEtrufalsn]'
-)  # the latter: what JSON has in strings only
+SYNTAX = re.compile(r'["{}\[\]]|[^\s:,\d+\-.eEtrufalsn]')  # allowed only in JSON strings
 
 
 @dataclass
 class CallDelta:
-    """News of one call: id and name come first, then pieces of its arguments, a JSON text."""
+    """An update of one call: id and name first, then pieces of its arguments, a JSON text."""
 
     index: int
     id: str = ""
@@ -37,7 +35,7 @@ class CallDelta:
 
 @dataclass
 class News:
-    """What a piece of text brought."""
+    """Additions from a piece of text."""
 
     reasoning: str = ""
     content: str = ""
@@ -45,26 +43,26 @@ class News:
 
 
 class BrokenError(Exception):
-    """The text is no call, or no longer one."""
+    """The text is not a call, or no longer valid as one."""
 
 
 class Reader:
-    """What came and is not read yet, and what was made of the rest since the last piece."""
+    """Unread text, and what was parsed since the last piece."""
 
     def __init__(self) -> None:
         self.news = News()
         self.text = ""
-        self.ended = False  # nothing comes after `text`
-        self._tried: str | None = None  # what was read of what may be a call
+        self.ended = False  # no more text follows
+        self._tried: str | None = None  # text read of a possible call
         self._calls = 0
-        self._space = ""  # content, once more of it follows
+        self._space = ""  # trailing space, content only if more follows
         self._thinks, self._thought_space = False, ""
-        self._after = False  # of a call or of reasoning: white space is dropped
+        self._after = False  # after a call or reasoning: drop white space
 
     # --- what it makes ----------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Content; white space beside calls and reasoning is left out."""
+        """Add content, without white space next to calls and reasoning."""
         text = text.lstrip() if self._after else text
         if not text:
             return
@@ -74,7 +72,7 @@ class Reader:
         self.news.content += said
 
     def think(self, text: str) -> None:
-        """Reasoning; white space around it is left out."""
+        """Add reasoning, without surrounding white space."""
         text = self._thought_space + (text if self._thinks else text.lstrip())
         thought = text.rstrip()
         self._thought_space = text[len(thought) :]
@@ -83,14 +81,14 @@ class Reader:
         self._after = True
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """A call; what was read to know so is no content any more."""
+        """Begin a call; its text so far is no longer possible content."""
         made = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
         self.news.calls.append(CallDelta(self._calls, call_id or made, name))
         self._calls += 1
         self._tried, self._after = None, True
 
     def argue(self, piece: str) -> None:
-        """More of the arguments of the last call."""
+        """Add to the arguments of the last call."""
         calls, index = self.news.calls, self._calls - 1
         if not calls or calls[-1].index != index:
             calls.append(CallDelta(index))
@@ -99,7 +97,7 @@ class Reader:
     # --- reading ----------------------------------------------------------------------------------
 
     def more(self) -> Steps[bool]:
-        """Waits for more text; False: there is none."""
+        """Wait for more text; return False if there is none."""
         if self.ended:
             return False
         yield
@@ -116,14 +114,14 @@ class Reader:
         return taken
 
     def starts(self, word: str) -> Steps[bool]:
-        """Whether the text goes on with a word; it is not taken."""
+        """Return whether the text continues with a word, without consuming it."""
         while len(self.text) < len(word) and word.startswith(self.text):
             if not (yield from self.more()):
                 return False
         return self.text.startswith(word)
 
     def skip(self, word: str) -> Steps[bool]:
-        """Takes a word, if the text goes on with it."""
+        """Consume a word if the text continues with it; return whether it did."""
         found = yield from self.starts(word)
         if found:
             self.take(len(word))
@@ -140,13 +138,13 @@ class Reader:
                 return
 
     def close(self, word: str) -> Steps[None]:
-        """Takes what ends a call, or the beginning of it where the text was cut off."""
+        """Consume the end of a call, or its beginning if the text was truncated."""
         yield from self.space()
         if not (yield from self.skip(word)) and self.ended and word.startswith(self.text):
             self.take(len(self.text))
 
     def until(self, words: tuple[str, ...], give: Callable[[str], object]) -> Steps[str | None]:
-        """Gives out the text up to the first of some words, which is not taken; None: none came."""
+        """Pass on text up to the first of some words, not consumed; return it or None."""
         while True:
             found = [(self.text.find(word), word) for word in words if word in self.text]
             if found:
@@ -159,7 +157,7 @@ class Reader:
                 return None
 
     def rest(self) -> Steps[None]:
-        """Says all that still comes."""
+        """Add all remaining text as content."""
         while True:
             self.say(self.take(len(self.text)))
             if not (yield from self.more()):
@@ -167,18 +165,18 @@ class Reader:
                 return
 
     def collect(self, *words: str) -> Steps[str]:
-        """The text up to the first of some words, which is not taken."""
+        """Return the text up to the first of some words, which is not consumed."""
         found: list[str] = []
         if (yield from self.until(words, found.append)) is None:
             raise BrokenError
         return "".join(found)
 
     def restore(self, text: str) -> None:
-        """Counts what was taken before as read of the call."""
+        """Count text consumed earlier as part of the call."""
         self._tried = text + (self._tried or "")
 
     def attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Reads a call; what turns out to be none is content. Whether one was begun."""
+        """Parse a call, falling back to content; return whether one was begun."""
         self._tried, calls = "", self._calls
         with suppress(BrokenError):
             yield from call
@@ -197,18 +195,18 @@ class Reader:
         try:
             value = str(json.loads(self.take(found.end()), strict=False))
             value.encode()
-        except ValueError:  # half of a surrogate pair, too
+        except ValueError:  # includes half a surrogate pair
             raise BrokenError from None
         return value
 
     def json_object(self, give: Callable[[str], object]) -> Steps[None]:
-        """Gives out an object's text, as it is, up to the bracket that closes it."""
+        """Pass on an object's text unchanged, up to its closing bracket."""
         if not (yield from self.starts("{")):
             raise BrokenError
         yield from self._brackets(give)
 
     def json_value(self) -> Steps[str]:
-        """The text of any value."""
+        """Return the text of any JSON value."""
         while not self.text:
             yield from self.need()
         if self.text[0] == '"':
@@ -243,7 +241,7 @@ class Reader:
 
 
 def json_call(reader: Reader) -> Steps[None]:
-    """`{"name": .., "arguments": {..}}`, in any order, other fields beside them; or parameters."""
+    """Parse `{"name": .., "arguments": {..}}`, in any order; `parameters` also works."""
     yield from reader.expect("{")
     name, early, begun = "", "", False
     while True:
@@ -277,11 +275,11 @@ def json_call(reader: Reader) -> Steps[None]:
 
 
 def overlap(text: str, word: str) -> int:
-    """How many of the last characters of `text` are the first ones of `word`, but not all of it."""
+    """Return how many last characters of `text` begin `word`, short of the whole word."""
     longest = min(len(text), len(word) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)
 
 
 def as_json(value: Any) -> str:
-    """JSON text as Python's templates write it."""
+    """Return JSON text as Python's templates write it."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What may be verified next, what that costs and brings, and which of it a round verifies."""
+"""Speculation: what may be verified next, its cost and gain, and the choice of each round."""
 
 from dflash_trt.decoding.speculation.costs import (
     CostProfile,

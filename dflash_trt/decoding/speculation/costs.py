@@ -1,4 +1,4 @@
-"""What rounds cost: measured by width, batch and length, kept by machine, and what a step takes."""
+"""Costs of rounds: measured by width, batch and length, stored, and corrected while serving."""
 
 import json
 import logging
@@ -29,52 +29,47 @@ from dflash_trt.engines import (
 from dflash_trt.files import EXACT, read_as
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
-NEAR = 256  # tokens of context that steps cost about the same for
-REFRESH = 8  # rounds after which costs are corrected anew
-TIMED = 3  # times before what was measured is trusted
-RECENT = 24  # times that count
-BESIDE = 16  # rounds that two steps may lie apart to be compared
-WINDOW = 512  # rounds after which a time counts no more
+NEAR = 256  # width of the context buckets, tokens
+REFRESH = 8  # rounds between recalculations
+TIMED = 3  # samples needed before a measured ratio is used
+RECENT = 24  # samples kept
+BESIDE = 16  # largest distance in rounds of two steps that are compared
+WINDOW = 512  # rounds after which a sample expires
 STALE = 128  # rounds after which a plain step is timed again
-CHOICE_SECONDS = 2e-5  # what choosing for a row takes in Python, before it was timed
+CHOICE_SECONDS = 2e-5  # seconds of Python per row for a choice, before any is timed
 
 Costs = tuple[list[float], float]
 
 
 class StepCosts(Protocol):
-    """Seconds of steps: `cost_profile.CostProfile`."""
+    """Seconds of steps; `CostProfile` is one."""
 
     def verify(self, n: int, width: int, context: int) -> float: ...
     def draft(self, n: int, context: int) -> float: ...
 
 
 class CostModel:
-    """In plain steps: the time of a step that verifies one token of each row.
+    """Cost model in units of plain steps, which verify one token of each row.
 
-    A windowed median for each kind of step and batch-size bucket, of measured over predicted time
-    against that of a plain step beside it: caches that other steps have emptied are not in the
-    profile. Times of different moments are not compared, since other work on the machine comes and
-    goes.
+    For each kind of step and batch-size bucket, the profile is corrected by a windowed median of
+    measured over predicted time, relative to a nearby plain step: the profile does not see caches
+    emptied by other steps. Only nearby steps are compared, because other load on the machine
+    changes.
     """
 
     def __init__(self, profile: StepCosts, max_drafts: int) -> None:
-        """max_drafts: of a row in a round."""
+        """Set up from a profile; max_drafts: per row in a round."""
         self._profile = profile
         self._max_drafts = max_drafts
         self._ratios = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=TIMED))
         self._corrected: dict[tuple[int, int], Costs] = {}
-        self._now = 0  # rounds that were timed
+        self._now = 0  # timed rounds
 
     def add(
         self, n: int, width: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
-        """Seconds of a round of n rows with `width` drafts each, and of the drafter after it.
-
-        streak: rounds in a row before it after which the drafter ran. Steps that change places with
-        the drafter take longer: those with drafts are timed once it runs all the time, plain ones
-        where it does not.
-        """
+        """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it."""
         near, at = _near(context), n.bit_length()
         self._now += 1
         if not self._now % REFRESH:
@@ -82,7 +77,7 @@ class CostModel:
         ratio = verify / self._profile.verify(n, 1 + width, near)
         if width and streak != 1:
             self._unpaired[at, "verify"].append((self._now, ratio))
-        if draft and streak:  # otherwise it had features of more than a round to take in
+        if draft and streak:  # the drafter took in features of one round only
             took = draft / self._profile.draft(n, near)
             self._unpaired[at, "draft"].append((self._now, took))
         if not width and not streak:
@@ -95,12 +90,12 @@ class CostModel:
                 times.clear()
 
     def add_choice(self, n: int, seconds: float) -> None:
-        """Of choosing for n rows."""
+        """Add the seconds that choosing for n rows took."""
         ratios = self._ratios[n.bit_length(), "choice"]
         ratios.append((self._now, seconds / (n * CHOICE_SECONDS)))
 
     def costs(self, n: int, context: int) -> Costs:
-        """Of a step with 0, 1, .. drafts of each row, and of the drafter."""
+        """Return the costs of a step with 0, 1, .. drafts per row, and of the drafter."""
         near = _near(context)
         if (n, near) not in self._corrected:
             plain = self._profile.verify(n, 1, near)
@@ -112,15 +107,15 @@ class CostModel:
         return self._corrected[n, near]
 
     def choice(self, n: int, context: int) -> float:
-        """Of choosing for n rows."""
+        """Return the cost of choosing for n rows."""
         return n * CHOICE_SECONDS * self._ratio(n, "choice") / self.plain_seconds(n, context)
 
     def plain_seconds(self, n: int, context: int) -> float:
-        """Of a plain step."""
+        """Return the seconds of a plain step."""
         return self._profile.verify(n, 1, _near(context)) * self._ratio(n, "plain")
 
     def needs_plain(self, n: int) -> bool:
-        """Whether there are steps with drafts to be compared, and no plain one of late."""
+        """Return whether steps with drafts wait for a recent plain step to compare with."""
         at = n.bit_length()
         if len(self._unpaired[at, "verify"]) < TIMED:
             return False
@@ -128,38 +123,38 @@ class CostModel:
         return len(known) < TIMED or self._now - known[-1][0] > STALE
 
     def _ratio(self, n: int, kind: str) -> float:
-        """The median: what held up a single step says nothing."""
+        """Return the median ratio, 1 with too few samples; a median ignores single delays."""
         ratios = self._ratios[n.bit_length(), kind]
         while ratios and self._now - ratios[0][0] > WINDOW:
-            ratios.popleft()  # what seemed expensive once is tried again
+            ratios.popleft()  # expired samples let an expensive step be tried again
         return median(ratio for _, ratio in ratios) if len(ratios) >= TIMED else 1.0
 
 
-_Times = deque[tuple[int, float]]  # by round
+_Times = deque[tuple[int, float]]  # (round, ratio)
 
 
 def _near(context: int) -> int:
-    """The middle of the contexts that steps cost about the same for."""
+    """Return the middle of a context's bucket."""
     return context // NEAR * NEAR + NEAR // 2
 
 
 log = logging.getLogger(__name__)
 
-CANDIDATES = 8  # that rounds ask for of each draft
-SHORT, BUCKET = 64, 64  # the short context, and contexts that share a figure, in tokens
-BUDGET = 5.0  # seconds of measuring; MAX_BUDGET times that where rounds are slow
+CANDIDATES = 8  # requested for each draft while measuring
+SHORT, BUCKET = 64, 64  # the short context, and width of a lookup bucket, in tokens
+BUDGET = 5.0  # seconds to measure; MAX_BUDGET times as many where rounds are slow
 MAX_BUDGET, MIN_PASSES, MAX_PASSES = 4, 3, 16
-KEPT = 8  # machines, those measured last
+KEPT = 8  # machines, latest measured kept
 
-Round = tuple[int, int, int]  # context, rows, and width; 0: one of which only the draft counts
+Round = tuple[int, int, int]  # context, rows, width; width 0: only the drafter is timed
 
 
 @dataclass(frozen=True)
 class CostProfile:
     """Seconds of `verify` and of `draft`.
 
-    By context (tokens in the cache of each row), rows (sequences in the batch) and width (tokens
-    verified of each; 1: plain decoding). ValueError for tables that do not fit these axes.
+    By context (cached tokens per row), rows (sequences in the batch) and width (tokens verified per
+    row; 1: plain decoding). Raises ValueError for tables that do not fit these axes.
     """
 
     __pydantic_config__: ClassVar = EXACT
@@ -167,7 +162,7 @@ class CostProfile:
     contexts: list[int]
     rows: list[int]
     widths: list[int]
-    verify_seconds: list[list[list[float]]]  # [context][rows][width]; hops of an ensemble included
+    verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
     draft_seconds: list[list[float]]  # [context][rows]
     _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -179,7 +174,7 @@ class CostProfile:
             raise ValueError("a table does not fit its axes")
         if any(list(axis) != sorted({*axis}) for axis in axes):
             raise ValueError("an axis does not rise")
-        # where nothing drafts that takes no time; a comparison with nan is false
+        # drafting takes 0 s without a drafter; comparisons with NaN are false
         if not ((verify > 0) & (verify < np.inf)).all() or not (draft >= 0).all():
             raise ValueError("a time is no number of seconds")
 
@@ -192,11 +187,11 @@ class CostProfile:
         return self._read(self.draft_seconds, n, 0, context)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the arguments that make an equal one."""
+        """Return the constructor arguments as a dict."""
         return {name: value for name, value in vars(self).items() if name != "_found"}
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
-        """Linear between the table's points, and beyond the last; the first one's below the first.
+        """Interpolate linearly, extrapolate above the last point, clamp below the first.
 
         width: 0 for a table without that axis.
         """
@@ -225,18 +220,17 @@ def measure(
 ) -> CostProfile:
     """Time rounds on idle slots.
 
-    To be called while no sequence is active: it writes to slots 0 .. slots-1. Takes
-    `budget_seconds`, or up to MAX_BUDGET times that where rounds are slow; longer only where a
-    single step of all slots takes seconds.
+    Call while no sequence is active: it writes to slots 0 .. slots-1. Takes `budget_seconds`, up to
+    MAX_BUDGET times as long with slow rounds; longer only if one step of all slots takes seconds.
     """
     start, max_seconds = clock(), MAX_BUDGET * budget_seconds
     max_width = min(most_verified(block_size), max_seq_len)
-    long = max_seq_len - 2 * max_width  # room for a round and what it drafts
+    long = max_seq_len - 2 * max_width  # leaves room for a round and its drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
 
     def visit(context: int, n: int, width: int) -> float:
-        """Run a round of greedy rows with any tokens."""
-        verified = width or min(4, block_size)  # a usual number of features to inject
+        """Run one greedy round; return the seconds of its target or drafter."""
+        verified = width or min(4, block_size)  # a typical number of features to inject
         rows = [[verified, 1, context, 2 * block_size]] * n
         batch = [0, 0 if width else block_size - 1, CANDIDATES]
         x = verify_input(batch, rows, [[0] * verified] * n)
@@ -244,9 +238,9 @@ def measure(
         output = run_round(x)
         return clock() - began - output.draft_seconds if width else output.draft_seconds
 
-    visit(contexts[0], 1, 1)  # reads the weights in
+    visit(contexts[0], 1, 1)  # load the weights into memory
     plain, largest = visit(contexts[0], 1, 1), visit(contexts[-1], slots, max_width)
-    if largest < budget_seconds / 10:  # the first of its shape binds buffers
+    if largest < budget_seconds / 10:  # the first run of a shape binds buffers
         largest = visit(contexts[-1], slots, max_width)
     few_rows, few_widths = sorted({1, slots}), sorted({1, max_width})
     for grid in (
@@ -259,22 +253,22 @@ def measure(
         a_pass = sum(plain + share * max(largest - plain, 0.0) for share in shares)
         if MIN_PASSES * a_pass <= max_seconds:
             break
-    # of a small engine a kind's first round after another's is slower
+    # with a small engine the first round after another kind is slower
     warm_ups = 1 if 3 * 4 * a_pass <= budget_seconds else 0
     seconds: dict[Round, list[float]] = {kind: [] for kind in kinds}
     began = clock()
     for passed in range(1, MAX_PASSES + 1):
-        # all kinds have their turn in every pass, so that noise of the machine meets all
+        # every pass visits all kinds, so that noise of the machine affects all
         for kind in kinds:
-            # nor does it count what earlier rounds left for the drafter to catch up with
+            # nor should features left by earlier rounds count
             for _ in range(warm_ups if kind[2] else 1):
                 visit(*kind)
             seconds[kind] += [visit(*kind) for _ in range(1 + warm_ups)]
         a_pass = (clock() - began) / passed
         if clock() - start + a_pass > (budget_seconds if passed >= MIN_PASSES else max_seconds):
             break
-    # the lower quartile: what else the machine does only ever adds, and on a busy machine it spread
-    # half as much as the median from one measurement to the next
+    # the lower quartile, because other load only adds time: between measurements on a busy machine
+    # it varied half as much as the median
     typical = np.array([np.quantile(seconds[kind], 0.25) for kind in kinds])
     table = _rising(typical.reshape([len(axis) for axis in grid[:2]] + [-1]))
     return CostProfile(*grid, table[..., :-1].tolist(), table[..., -1].tolist())
@@ -285,11 +279,11 @@ def _doubling(last: int) -> list[int]:
 
 
 def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """`[context, rows, widths and the drafter]`: what is larger never takes less time.
+    """Make `[context, rows, widths and drafter]` monotonic: larger never takes less time.
 
-    Where it seems so it is noise, and the policy would run after a wide round that looks free. The
-    middle of the running maximum and, from the end, the running minimum: a maximum alone would
-    carry one slow outlier through all that is larger.
+    Exceptions are noise, and the policy would prefer a wide round that looks free. Uses the mean of
+    the running maximum and the reversed running minimum: a maximum alone would spread one slow
+    outlier over everything larger.
     """
     for axis, part in ((0, np.s_[:]), (1, np.s_[:]), (2, np.s_[:-1])):
         rising = table[..., part]
@@ -301,10 +295,10 @@ def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def profile_of(
     engines: Path, mode: str, run_round: RunRound, threads: int | None = None
 ) -> CostProfile:
-    """Return what is kept for this machine, or is measured now and kept; see `measure`.
+    """Return the stored profile for this machine, or measure and store one; see `measure`.
 
     engines: holds `target/` and `drafter/`; mode: how `run_round` runs, "in_process" or "ensemble";
-    threads: of an engine call, where they are not those of `engine.json`.
+    threads: of an engine call, if different from `engine.json`.
     """
     here, kept = this_machine(engines, mode, threads), kept_profiles(engines)
     if here in kept:
@@ -325,11 +319,11 @@ def profile_of(
 
 
 def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
-    """Name what decides the time of a round: hardware and library; mode, threads and engines."""
+    """Return a key of what affects a round's time: hardware, library, mode, threads, engines."""
     kind, info = engine_kind(engines / "target"), read_infos(engines)[0]
     library, gpu = f"{kind} {versions().get(kind, '')}", ""
     if info.plan is not None:
-        # here, because CPUs need none of it
+        # not needed on CPUs
         from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
 
         library = f"{info.plan.library} {info.plan.version}"
@@ -341,7 +335,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
 
 
 def kept_profiles(engines: Path) -> dict[str, CostProfile]:
-    """Read the profiles by machine, mode and engines, the latest last; {} where that fails."""
+    """Read the stored profiles, latest last; {} if unreadable."""
     try:
         return read_as(engines / COSTS_FILE, dict[str, CostProfile])
     except (OSError, ValueError):

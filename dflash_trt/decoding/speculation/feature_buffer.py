@@ -1,4 +1,4 @@
-"""Features of committed tokens that the drafter has not taken in yet, because it did not run."""
+"""Feature buffer: tap features of committed tokens that the drafter has not taken in yet."""
 
 from collections.abc import Sequence
 
@@ -7,28 +7,28 @@ import numpy as np
 from dflash_trt.decoding.messages import DISCARD, FREED, Float32, VerifyInput, slot_copies
 from dflash_trt.engines import KEPT
 
-STEP = 16  # features are handed over in multiples of it, so that few steps are bound
+STEP = 16  # features are passed on in multiples of it, so that few shapes are bound
 
 
 class FeatureBuffer:
-    """Keeps them by slot, of at most `engines.info.HELD` tokens each: the caller counts."""
+    """Tap features by slot. The caller keeps each at `engines.info.HELD` tokens or fewer."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Float32]] = {}  # by slot, of one round after another
-        self._ends: dict[int, int] = {}  # the position after them
+        self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
+        self._ends: dict[int, int] = {}  # the position after a slot's features
 
     def pass_on(
         self, x: VerifyInput, accepted: Sequence[int], features: Float32
     ) -> tuple[Float32, list[int]]:
-        """What the drafter gets in this round `[n, C, F]`, and how many of each row are older.
+        """Return features for the drafter `[n, C, F]` and each row's number of buffered ones in it.
 
-        features `[n, S, F]` of the tokens of `x`, the kept ones first. If no drafts are asked for
-        they are kept after those before, or discarded with them.
+        features `[n, S, F]` of the tokens of `x`, accepted ones first. If no drafts are wanted they
+        are buffered, or with DISCARD dropped together with the buffer.
         """
         first_slot, draft_tokens, _, *copies = x.batch.tolist()
         n, width, size = features.shape
         for source, destination, *_ in slot_copies(copies):
-            if destination >= KEPT:  # of a sequence that goes on
+            if destination >= KEPT:  # copy to the prefix cache; the sequence goes on
                 continue
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
             if destination != FREED:
@@ -40,7 +40,7 @@ class FeatureBuffer:
         kept = []
         for slot, (_, known, place, _) in enumerate(x.rows.tolist(), first_slot):
             kept.append(known + max(accepted[slot - first_slot], 0))
-            if self._ends.get(slot) != place:  # of a sequence that has ended
+            if self._ends.get(slot) != place:  # left from an ended sequence
                 self._parts[slot] = []
             self._ends[slot] = place + kept[-1]
         older = [self._parts.setdefault(slot, []) for slot in range(first_slot, first_slot + n)]

@@ -1,7 +1,8 @@
-"""What each round verifies, by measured costs: nothing, a chain, tokens looked up, or a tree.
+"""Policy: choose by measured costs whether a round verifies nothing, a chain, a copy or a tree.
 
-Pure: the same proposals and outcomes lead to the same choices, so that a record can be replayed.
-All costs are in plain steps, the time of a step that verifies one token of each sequence."""
+Deterministic: the same proposals and outcomes give the same choices, so that a record can be
+replayed. All costs are in plain steps, the time of a step that verifies one token per sequence.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -12,49 +13,49 @@ from operator import mul
 from dflash_trt.decoding.speculation.costs import CostModel, StepCosts
 from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan, depths
 
-# plain steps that drafting of one row may lose before the gate closes; the first time, when
-# acceptance has yet to be learned, more
+# plain steps per row that drafting may lose before the gate closes; more at first, while acceptance
+# is unknown
 FIRST_CREDIT, CREDIT = 6.0, 3.0
-MAX_CREDIT = 10.0  # old gains must not hide that drafting loses now
-OPENS = 0.5  # plain steps that probes have to gain before it opens again
-MARGIN = 0.05  # of a probe's cost, that it has to gain in order to count
+MAX_CREDIT = 10.0  # limits how long past gains hide present losses
+OPENS = 0.5  # plain steps that probes must gain to reopen the gate
+MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
 
 
 class Gates:
-    """One for each batch-size bucket, sampled or not."""
+    """Gates by batch-size bucket and whether requests are sampled."""
 
     def __init__(self) -> None:
         self._gates: dict[tuple[int, bool], Gate] = {}
 
     def at(self, n: int, sampled: bool) -> "Gate":
-        """For a round of n rows."""
+        """Return the gate for a round of n rows."""
         key = n.bit_length(), sampled
         if key not in self._gates:
             self._gates[key] = Gate(n, first=not any(its == sampled for _, its in self._gates))
         return self._gates[key]
 
     def any_open(self, n: int) -> bool:
-        """Whether the drafter may run beside n rows, as far as is known."""
+        """Return whether the drafter may run with n rows; true if unknown."""
         gates = [gate for (at, _), gate in self._gates.items() if at == n.bit_length()]
         return not gates or any(gate.open for gate in gates)
 
 
 class Gate:
-    """All figures are in plain steps.
+    """Gate that stops drafting where it does not pay. Figures are in plain steps.
 
-    Closed, it is probed now and then, and opens when probes gain clearly: it does not flap where
-    drafting is even. The gain of n rows together varies less than that of one, by the root of n, so
-    that less of it is enough to tell.
+    While closed it is probed now and then, and reopens when probes gain clearly, so that it does
+    not oscillate at break-even. The mean gain of n rows varies less, by sqrt(n), so thresholds
+    shrink with it.
     """
 
     def __init__(self, rows: int = 1, *, first: bool = True) -> None:
-        """first: no gate for such requests has told of acceptance yet."""
+        """Open the gate; first: no gate has measured acceptance for such requests yet."""
         self.open = True
         self._scale = rows**-0.5
         self._credit = (FIRST_CREDIT if first else CREDIT) * self._scale
 
     def add(self, gained: float, cost: float) -> None:
-        """What a round after the drafter gained against one without it, and what it cost."""
+        """Add a round's gain over plain decoding, and its cost."""
         if self.open:
             self._credit = min(self._credit + gained, MAX_CREDIT * self._scale)
             if self._credit < 0:
@@ -65,20 +66,22 @@ class Gate:
                 self.open, self._credit = True, CREDIT * self._scale
 
 
-MEMORY = 0.98  # weight of the past at each outcome
-PRIOR = 4.0  # outcomes that what is believed at the start is worth
-MATCHES = (1, 2, 3, 5, 8)  # copies are counted by their match: the shortest of each
-# that a copied token is right, at the start: of greedy texts, and of sampled ones
+MEMORY = 0.98  # decay per outcome
+PRIOR = 4.0  # weight of the prior, in outcomes
+MATCHES = (1, 2, 3, 5, 8)  # buckets of match length: the shortest of each
+# prior probability that a copied token is right, for greedy texts and sampled ones
 CHANCES = (0.48, 0.69, 0.74, 0.87, 0.95)
 SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
 
 
 class AcceptanceEstimator:
-    """Decayed counts by source, position and whether tokens are sampled; of copies also by the
-    length of the match and by whether the drafter contradicts them."""
+    """Acceptance by decayed counts per source, position and whether tokens are sampled.
+
+    Copies are also counted by match length and whether the drafter contradicts them.
+    """
 
     def __init__(self, max_drafts: int) -> None:
-        """max_drafts: of a row in a round."""
+        """Start from the priors; max_drafts: per row in a round."""
         self._max_drafts = max_drafts
         self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
             lambda: _Calibration(max_drafts)
@@ -86,13 +89,13 @@ class AcceptanceEstimator:
         self._copied: dict[tuple[bool, bool, int], _Copies] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
-        """How many of its first 0, 1, .. draft tokens are accepted."""
+        """Return the expected accepted tokens among the first 0, 1, .. drafts."""
         if proposal.source == "lookup":
             return self._copies(proposal).expected()[: len(proposal.tokens) + 1]
         return self._drafted[_kind(proposal)].expected(proposal.values, proposal.parents)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """How many draft tokens of a verified proposal were kept."""
+        """Update with the number of accepted drafts of a verified proposal."""
         if proposal.source == "lookup":
             self._copies(proposal).observe(len(proposal.tokens), accepted)
         else:
@@ -108,15 +111,15 @@ class AcceptanceEstimator:
 
 
 def _kind(proposal: Proposal) -> tuple[str, bool, bool]:
-    """What is counted together: by source, whether tokens are sampled, and under a grammar."""
+    """Return the bucket: source, whether sampled, whether under a grammar."""
     return proposal.source, proposal.sampled, bool(proposal.forced)
 
 
 class _Copies:
-    """How often copied tokens were right, by place."""
+    """Acceptance of copied tokens by position."""
 
     def __init__(self, count: int, chance: float) -> None:
-        self._reached = [PRIOR] * count  # of token j: all before it were kept
+        self._reached = [PRIOR] * count  # token j was reached: all before it were accepted
         self._kept = [PRIOR * chance] * count
 
     def expected(self) -> list[float]:
@@ -130,10 +133,10 @@ class _Copies:
 
 
 class _Calibration:
-    """How the drafter's probabilities compare with what is accepted, by depth.
+    """Ratio of accepted drafts to the drafter's probabilities, by depth.
 
-    What is not known of a depth is taken to go on as before it: otherwise nothing would be learned
-    of depths that are seldom verified.
+    A depth with few outcomes takes the ratio of the depth before it, so that depths seldom verified
+    still get a usable value.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -158,46 +161,44 @@ class _Calibration:
             first = self._ratios[1]
 
 
-CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-REPEATS = 0.6  # share of its copied tokens that a text keeps which repeats itself
-PROBING = 0.005  # share of the time that the drafter may take while its gate is closed
-WAKING = 8.0  # times what drafting usually takes: a probe that took more met something else
-CHOICE_SHARE = 0.005  # of the time, for choices where none is needed
+CLEARLY = 1.02  # factor by which drafts must beat plain decoding
+REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
+PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
+WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
+CHOICE_SHARE = 0.005  # fraction of time for choices that are not needed
 MAX_REST = 63  # rounds without a choice
 
-Expected = tuple[Proposal, list[float]]  # and how many of its first 0, 1, .. tokens are accepted
+Expected = tuple[Proposal, list[float]]  # with expected accepted tokens of its first 0, 1, ..
 
 
 class Policy:
-    """Chooses before each round, and is told of each row after it. This one learns nothing."""
+    """Interface of policies: `choose` before each round, outcomes afterwards. Learns nothing."""
 
     def __init__(self, draft_tokens: int) -> None:
-        """draft_tokens: how many the drafter is asked for at most, and after a prompt."""
+        """Set the draft tokens requested of the drafter at most, and after a prompt."""
         self.draft_tokens = draft_tokens
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        """context: tokens of a row, on average; feed: whether the drafter has to run."""
+        """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
         raise NotImplementedError
 
     def prefill(self, n: int, sampled: bool) -> bool:
-        """Whether the drafter should run after a prompt's chunk; n: sequences there will be."""
+        """Return whether the drafter should run after a prompt chunk; n: sequences then active."""
         return self.draft_tokens > 0
 
     def holds(self, budget: int) -> bool:
-        """Whether the drafter may have use for a sequence that has so many tokens to come."""
+        """Return whether drafts may still pay for a sequence with `budget` tokens left."""
         return self.draft_tokens > 0
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """How many draft tokens of a verified proposal were kept."""
+        """Record how many drafts of a verified proposal were accepted."""
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """Seconds of a round as it was chosen last: of the drafter (0: it did not run), and of all
-        the rest; and of the choice itself. Of plain rounds that follow a choice it is told the
-        last."""
+        """Record seconds of the last round: the drafter (0: not run), the rest, and the choice."""
 
 
 class Fixed(Policy):
-    """Always a chain of so many draft tokens, or plain decoding with 0 of them."""
+    """Policy that always verifies a chain of `draft_tokens`; 0: plain decoding."""
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         most = self.draft_tokens
@@ -206,28 +207,28 @@ class Fixed(Policy):
 
 
 class Adaptive(Policy):
-    """The width and the proposals that promise the most tokens in a time.
+    """Policy that maximizes expected tokens per unit of time.
 
-    A round of n rows commits n tokens and the drafts that are accepted. Whether the drafter runs
-    afterwards is its gate's matter: one for each batch-size bucket, sampled or not.
+    A round of n rows commits n tokens and the accepted drafts. A gate per batch-size bucket,
+    sampled or not, decides whether the drafter runs afterwards.
     """
 
     def __init__(self, profile: StepCosts, draft_tokens: int, max_drafts: int) -> None:
-        """max_drafts: of a row in a round."""
+        """Set up from a profile; max_drafts: per row in a round."""
         super().__init__(draft_tokens)
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
         self._gates = Gates()
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._drafted = False  # whether the drafter ran after the last round
-        self._streak = 0  # rounds before the last one, in a row, after which it ran
-        self._probing = False  # whether it ran only to see whether it pays again
+        self._streak = 0  # consecutive rounds before the last one after which the drafter ran
+        self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
-        self._idle = 0  # rounds since it ran
-        self._rest = 0  # see `StepPlan`, of the last one
+        self._idle = 0  # rounds since the drafter ran
+        self._rest = 0  # `StepPlan.rest` of the last choice
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        """See `Policy`."""
+        """Choose the width and proposals that maximize expected tokens per time."""
         n = len(rows)
         drafted, self._drafted = self._drafted, False
         self._streak = self._streak + 1 if drafted else 0
@@ -241,13 +242,13 @@ class Adaptive(Policy):
             cost = steps[width] + draft
             gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
             if self._probing and not width:
-                width = 1  # otherwise what is believed of drafts could never be found wrong
+                width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)
         chosen = [_take(row, 0 if needs_plain else width) for row in expected]
         runs = feed or self._drafts_next(gate, rows, chosen, (steps, draft))
-        runs = runs and self.draft_tokens > 0  # otherwise nothing drafts but what the text repeats
+        runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
         if needs_plain and drafted:
-            runs = feed  # a plain step after the drafter takes longer
+            runs = feed  # a plain step right after the drafter is slower
         if runs:
             self._drafted, self._idle = True, -1
         width = max((len(each.tokens) for each in chosen if each), default=0)
@@ -257,23 +258,22 @@ class Adaptive(Policy):
         return StepPlan(chosen, self.draft_tokens if runs else 0, self._rest)
 
     def prefill(self, n: int, sampled: bool) -> bool:
-        """See `Policy`."""
+        """Return whether the gate is open."""
         return self.draft_tokens > 0 and self._gates.at(n, sampled).open
 
     def holds(self, budget: int) -> bool:
-        """See `Policy`. Not where the gate is closed, and the sequence will have ended before the
-        drafter is tried again."""
+        """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False
         opens = self._gates.any_open(self._last[0])
         return opens or self._idle + budget >= self._probe_cost / PROBING
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """See `Policy`."""
+        """Update the estimator."""
         self._estimator.observe(proposal, accepted)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """See `Policy`."""
+        """Update the cost model."""
         n, width, context = self._last
         self._costs.add(n, width, context, verify, draft, self._streak)
         self._costs.add_choice(n, choosing)
@@ -287,7 +287,7 @@ class Adaptive(Policy):
         chosen: Sequence[Proposal | None],
         costs: tuple[Sequence[float], float],
     ) -> bool:
-        """Whether the drafter should run after this round."""
+        """Return whether the drafter should run after this round."""
         self._probing = False
         if any(row.out_of_sync for row in rows):
             return False
@@ -300,13 +300,13 @@ class Adaptive(Policy):
         return self._probing
 
     def _repeats(self, proposal: Proposal | None) -> bool:
-        """Whether a row repeats itself: there is more to be looked up afterwards."""
+        """Return whether a text repeats itself, so that lookup will serve the next round too."""
         if proposal is None or proposal.source != "lookup":
             return False
         return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
 
     def _next_rest(self, choosing: float, plain: bool) -> int:
-        """Twice as many rounds each time, up to where choosing takes its share of the time."""
+        """Return plain rounds without a choice, doubling until choosing takes its share of time."""
         if not plain:
             return 0
         longest = min(int(choosing / CHOICE_SHARE), MAX_REST) if choosing > CHOICE_SHARE else 0
@@ -316,9 +316,9 @@ class Adaptive(Policy):
 def _best(
     rows: Sequence[Sequence[Expected]], steps: Sequence[float], draft: float
 ) -> tuple[int, list[float]]:
-    """The number of drafts with the most tokens in a time, and the tokens with each number.
+    """Return the width with the most tokens per time, and the tokens at each width.
 
-    steps: costs by drafts; draft: what else a round costs.
+    steps: cost of each width; draft: further cost of the round.
     """
     lines = [[line for _, line in row] for row in rows if row]
     longest = max((len(line) for row in lines for line in row), default=1)
@@ -332,7 +332,7 @@ def _best(
 
 
 def _take(row: Sequence[Expected], width: int) -> Proposal | None:
-    """The better one at this width."""
+    """Return the proposal with the most expected tokens at this width, cut to it."""
     if not width or not row:
         return None
     proposal, line = max(row, key=lambda x: x[1][min(width, len(x[1]) - 1)])

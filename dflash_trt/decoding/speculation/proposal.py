@@ -1,4 +1,4 @@
-"""What may be verified in a round, a chain or a tree of drafts, and what is."""
+"""Proposals: chains or trees of drafts, and the plan of a round."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -12,18 +12,18 @@ from dflash_trt.decoding.messages import Float32, Int64
 
 
 class Tree(NamedTuple):
-    """Drafts in the order of what they are worth."""
+    """Drafts in order of decreasing value."""
 
     tokens: list[int]
     parents: Sequence[int]
-    values: list[float]  # that the target takes the node, according to the drafter; never rising
+    values: list[float]  # the drafter's probability that a node is accepted; never increasing
 
 
 def best_chain(ids: Int64, probs: Float32) -> Tree:
-    """The likeliest candidate at each place, after the one taken before.
+    """Return the likeliest candidate at each position, given the one before.
 
-    ids `[D, k]`; probs `[D, k, k]`: of candidate j if candidate i was taken before, at the first
-    place all i alike; or `[D, 1, k]` where none depends on the one before.
+    ids `[D, k]`; probs `[D, k, k]`: probability of candidate j after candidate i, rows equal at the
+    first position; `[D, 1, k]` if independent of the one before.
     """
     tree, taken, value = Tree([], range(len(ids)), []), 0, 1.0
     rows = zip(ids.tolist(), probs.argmax(-1).tolist(), probs.max(-1).tolist(), strict=True)
@@ -36,19 +36,19 @@ def best_chain(ids: Int64, probs: Float32) -> Tree:
 
 
 def best_tree(ids: Int64, probs: Float32, size: int) -> Tree:
-    """The `size` drafts of which most are expected to be accepted, the sum of `values`.
+    """Return the tree of `size` drafts with the most expected accepted tokens, the sum of `values`.
 
-    A node's value is the product of the probabilities along its path; the best are taken, whose
-    paths then are too (DDTree, arXiv 2604.12989). Trees are nested: the first nodes are the best
-    tree of their number. Arguments as of `best_chain`, a place's candidates all different; fewer
-    nodes come back where the others have no chance.
+    A node's value is the product of probabilities along its path; the best nodes form a tree
+    (DDTree, arXiv 2604.12989). Trees are nested: any first nodes are the best tree of that size.
+    Arguments as in `best_chain`, with distinct candidates per position. Nodes of probability 0 are
+    left out.
     """
     tokens: list[int] = []
     parents: list[int] = []
     values: list[float] = []
     lines, orders, candidates = probs.tolist(), (-probs).argsort(-1).tolist(), ids.tolist()
-    # -value of a node that may be next, where it is, its parent and the parent's value, and which
-    # line its probability is of; the first four differ, so that no two are compared further
+    # negative value, depth, rank and parent of a possible next node; the parent's value; the row of
+    # probabilities. The first four differ, so comparison never goes further
     heap: list[tuple[float, int, int, int, float, int]] = []
 
     def offer(depth: int, rank: int, parent: int, above: float, line: int) -> None:
@@ -75,11 +75,10 @@ def best_tree(ids: Int64, probs: Float32, size: int) -> Tree:
 def walk(
     tokens: Sequence[int], parents: Sequence[int], own: Callable[[list[int]], int | None]
 ) -> tuple[list[int], int | None]:
-    """The accepted drafts, as numbers among the row's tokens, and the target's token after them.
+    """Return the accepted nodes and the target's token after them.
 
-    `own` is given the path so far and says the target's own token there, once for each node that
-    is reached; None if that is not known yet, which ends the walk. Whatever the tree holds, the
-    text is the target's: sample and match.
+    `own` returns the target's token after a path, None if unknown, which ends the walk. It is
+    called once per node reached. The text is the target's whatever the tree holds.
     """
     children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
     path: list[int] = []
@@ -95,42 +94,42 @@ def walk(
 
 @lru_cache(maxsize=1024)
 def ancestors(parents: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """`[S, S]`, S = 1 + len(parents): whether a row's token i sees token j, itself or above it."""
+    """Return whether token i attends to token j: `[S, S]`, S = 1 + len(parents)."""
     seen = np.eye(1 + len(parents), dtype=bool)
     for node, parent in enumerate(parents, 1):
         seen[node, :node] = seen[parent, :node]
-    seen.flags.writeable = False  # it is shared
+    seen.flags.writeable = False  # shared by the cache
     return seen
 
 
 @lru_cache(maxsize=1024)
 def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
-    """`[S]`: how far each of a row's tokens is from the anchor, whose depth is 0."""
+    """Return `[S]` distances from the anchor, whose depth is 0."""
     found = [0]
     for parent in parents:
         found.append(found[parent] + 1)
     return tuple(found)
 
 
-SOURCES = ("target", "drafter", "lookup", "prompt", "grammar")  # who wrote a token
-# of a row in a round: no drafts, or which kind
+SOURCES = ("target", "drafter", "lookup", "prompt", "grammar")  # origin of a token
+# what a round verified for a row
 VERIFIED = ("plain", "chain", "tree", "lookup", "grammar")
 
 
 class Proposal(NamedTuple):
-    """Draft tokens for one sequence; the first ones of them are a proposal, too."""
+    """Draft tokens for one sequence; any prefix of them is a proposal too."""
 
     source: Literal["drafter", "lookup", "grammar"]
     tokens: Sequence[int]
-    parents: Sequence[int]  # as in `tree.Tree`
-    values: Sequence[float] = ()  # that each is accepted, according to the drafter
-    sampled: bool = False  # for a request that has a temperature
-    match: int = 0  # tokens alike before what was looked up
-    contradicted: bool = False  # whether the drafter's first token is another
-    forced: Sequence[bool] = ()  # which of them the grammar forces; empty without a grammar
+    parents: Sequence[int]  # as in `Tree`
+    values: Sequence[float] = ()  # the drafter's probability that each is accepted
+    sampled: bool = False  # the request has a temperature
+    match: int = 0  # length of the n-gram match
+    contradicted: bool = False  # the drafter's first token differs
+    forced: Sequence[bool] = ()  # which tokens the grammar forces; empty without one
 
     def cut(self, length: int) -> "Proposal":
-        """The first `length` draft tokens of it."""
+        """Return the first `length` drafts."""
         return self._replace(
             tokens=self.tokens[:length],
             parents=self.parents[:length],
@@ -139,13 +138,13 @@ class Proposal(NamedTuple):
         )
 
     def sources(self, nodes: Iterable[int]) -> list[int]:
-        """Who proposed these of its drafts (1: the first), by place in `SOURCES`."""
+        """Return the source of these drafts (1: the first), as indices in `SOURCES`."""
         own, grammar = SOURCES.index(self.source), SOURCES.index("grammar")
         return [grammar if self.forced and self.forced[node - 1] else own for node in nodes]
 
     @property
     def kind(self) -> str:
-        """One of `VERIFIED`."""
+        """The kind of proposal, one of `VERIFIED`."""
         if self.source != "drafter":
             return self.source
         return "chain" if self.is_chain else "tree"
@@ -156,21 +155,21 @@ class Proposal(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What there is to choose from for one sequence."""
+    """Proposals for one sequence."""
 
     proposals: Sequence[Proposal]
     sampled: bool  # whether its request has a temperature
-    out_of_sync: bool = False  # whether the drafter lacks features of it, and drafts no more
+    out_of_sync: bool = False  # whether the drafter lacks features of it and drafts no more
 
 
 class StepPlan(NamedTuple):
-    """What a round does."""
+    """The plan of a round."""
 
-    chosen: Sequence[Proposal | None]  # what is verified of each row
-    draft_tokens: int  # how many the drafter is asked for afterwards; 0: it does not run
-    rest: int = 0  # rounds to follow that are plain decoding, without another plan
+    chosen: Sequence[Proposal | None]  # proposal to verify for each row
+    draft_tokens: int  # requested of the drafter afterwards; 0: it does not run
+    rest: int = 0  # plain rounds to follow without a new plan
 
     @property
     def width(self) -> int:
-        """Draft tokens of a row at most."""
+        """The largest number of drafts in a row."""
         return max((len(each.tokens) for each in self.chosen if each), default=0)

@@ -1,4 +1,4 @@
-"""What may be verified next: what the drafter says of a sequence, and what its text repeats."""
+"""Proposer: drafts from the drafter's candidates, from n-gram lookup and from a grammar."""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -19,21 +19,21 @@ from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposal import Proposal, Row, best_chain, best_tree
 from dflash_trt.engines import EngineInfo
 
-MAX_MATCH = 16  # tokens of a match that are looked at: a long one promises much
+MAX_MATCH = 16  # longest match that is measured
 
 
 class NgramIndex:
-    """A text, and where each run of one, two and three of its tokens was last followed by another.
+    """Index of where each 1-, 2- and 3-gram of a text was last followed by a token.
 
-    As in transformers' prompt_lookup, three is the longest: five found nothing better (a replay of
-    the demo pair's texts, 3.36 tokens a round by either).
+    Three is the longest, as in transformers' prompt_lookup: five gained nothing in a replay of the
+    demo pair's texts (3.36 tokens a round with either).
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._text: list[int] = []
-        # by run, which is one number: so many tuples would be work for the garbage collector
+        # keys are integers: that many tuples would burden the garbage collector
         self._after: tuple[dict[int, int], dict[int, int], dict[int, int]] = ({}, {}, {})
-        self._end = (-1, -1, -1)  # the runs of the last one, two and three tokens
+        self._end = (-1, -1, -1)  # the last n-grams of one, two and three tokens
         self.extend(tokens)
 
     def __len__(self) -> int:
@@ -50,12 +50,11 @@ class NgramIndex:
         self._end = one, two, three
 
     def find(self, count: int) -> tuple[int, list[int]]:
-        """The length of a match and the `count` tokens that followed it.
+        """Return the length of a match with the text's end and the `count` tokens after it.
 
-        Of the earlier copies of the text's end, those of its last three tokens count if there are
-        any, otherwise of two, otherwise of one; of these the latest. How far it is alike is
-        measured up to `MAX_MATCH`. What runs into the end of the text goes on with its own copy, as
-        a loop does. (0, []) if even the last token is new.
+        Takes the latest match of the longest n-gram, three tokens at most, then measures its length
+        up to `MAX_MATCH`. A match that runs into the end of the text continues with its own copy,
+        as a loop does. Returns (0, []) if the last token is new.
         """
         text = self._text
         places = [after.get(run) for after, run in zip(self._after, self._end, strict=True)]
@@ -72,18 +71,18 @@ class NgramIndex:
         return length, found
 
 
-LOOKED_AT = 16  # candidates of a place, best first
+LOOKED_AT = 16  # candidates per position, best first
 
 
 class _Draft(NamedTuple):
     token: int
-    value: float  # that the target takes it and all before it
-    line: int  # of the probabilities of the candidates after it
-    forced: tuple[int, ...] | None  # what the grammar forces after it; None: it was a candidate
+    value: float  # the probability that it and all before it are accepted
+    line: int  # the row of probabilities for candidates after it
+    forced: tuple[int, ...] | None  # tokens the grammar forces after it; None: it was a candidate
 
 
 def forced_drafts(matcher: Matcher, size: int, sampled: bool) -> list[Proposal]:
-    """What the grammar forces after the text, if anything: drafts that no drafter is needed for."""
+    """Return a chain of the tokens that the grammar forces after the text, if any."""
     tokens = matcher.forced(())[:size]
     n = len(tokens)
     forced = Proposal("grammar", tokens, range(n), [1.0] * n, sampled, forced=[True] * n)
@@ -93,8 +92,7 @@ def forced_drafts(matcher: Matcher, size: int, sampled: bool) -> list[Proposal]:
 def best_drafts(
     matcher: Matcher, ids: Int64, probs: Float32, size: int, max_depth: int, sampled: bool
 ) -> Proposal:
-    """As `tree.best_tree` and, with a max_depth of 0, `tree.best_chain`: but for what the grammar
-    forbids, and where it forces tokens, with them in place of candidates."""
+    """Return `best_tree`, or `best_chain` if max_depth is 0, as the grammar allows."""
     lines, orders, candidates = probs.tolist(), (-probs).argsort(-1).tolist(), ids.tolist()
 
     def after(path: list[int], draft: _Draft) -> Iterator[_Draft]:
@@ -107,7 +105,7 @@ def best_drafts(
             line = min(draft.line, len(lines[depth]) - 1)
             order, chances = orders[depth][line][:LOOKED_AT], lines[depth][line]
             found = [i for i in order if matcher.allowed(path, [there[i]])]
-            mass = sum(chances[i] for i in found) or 1.0  # all that the target's choice is of, too
+            mass = sum(chances[i] for i in found) or 1.0  # renormalized, as the target's choice is
             yield from (_Draft(there[i], draft.value * chances[i] / mass, i, None) for i in found)
 
     tokens: list[int] = []
@@ -141,11 +139,11 @@ def best_drafts(
 if TYPE_CHECKING:
     from dflash_trt.decoding.sequence import Sequence
 
-ALL = 64  # candidates of each draft: all that the drafter's graph picks out
-CANDIDATES = 8  # of each draft, for trees and sampled chains
-HOST_SECONDS = 1e-4  # what these cost a row in Python
-HOST_SHARE = 0.05  # of a plain step, that they may cost
-SHARPNESS = 0.6  # how far the best noisy candidate is trusted: found by replaying the demo pair
+ALL = 64  # candidates per draft: all that the drafter's graph returns
+CANDIDATES = 8  # per draft, for trees and sampled chains
+HOST_SECONDS = 1e-4  # seconds of Python that these cost per row
+HOST_SHARE = 0.05  # limit of that cost, as a fraction of a plain step
+SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the demo pair
 
 
 class Proposer:
@@ -159,14 +157,13 @@ class Proposer:
         lookup: bool = False,
         candidates: int = ALL,
     ) -> None:
-        """max_drafts: of a row in a round; max_depth: of trees, 0 for chains; candidates: of each
-        draft, that the drafter is asked for."""
+        """Set limits: drafts per row, depth of trees (0: chains), candidates of a draft."""
         self.candidates = candidates
         self._max_drafts, self._max_depth, self._lookup = max_drafts, max_depth, lookup
         self._texts: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
     def rows(self, sequences: "Seq[Sequence]") -> list[Row]:
-        """Of each sequence all that may be verified in this round."""
+        """Return all proposals of each sequence for this round."""
         rows = []
         for sequence in sequences:
             count = sequence.budget - 1
@@ -189,7 +186,7 @@ class Proposer:
         assert sequence.candidates is not None
         ids, probs = sequence.candidates
         ids, probs = ids[:count], probs[:count]
-        probs = probs.reshape(len(ids), -1, ids.shape[1])  # one line, or one by candidate before
+        probs = probs.reshape(len(ids), -1, ids.shape[1])  # one row, or one per candidate before
         sampled = _is_sampled(sequence)
         if sampled:
             probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
@@ -202,7 +199,7 @@ class Proposer:
         return Proposal("drafter", tree.tokens, tree.parents, tree.values, sampled)
 
     def _looked_up(self, sequence: "Sequence", count: int, first: Seq[int]) -> list[Proposal]:
-        """first: the drafter's first token, if there is one."""
+        """Return the n-gram proposal, if any; first: the drafter's first token, if any."""
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
         if text is None:
@@ -221,7 +218,7 @@ class Proposer:
 def strategy(
     speculation: Speculation, target: EngineInfo, costs: StepCosts | None
 ) -> tuple[Policy, Proposer]:
-    """What a `Scheduler` needs to decode as the config says; costs: for the policy adaptive."""
+    """Return the policy and proposer of a config; costs: for the adaptive policy."""
     if speculation.method == "none":
         return Fixed(0), Proposer()
     max_drafts = target.most_verified - 1
@@ -235,8 +232,8 @@ def strategy(
     if speculation.policy == "fixed" or costs is None:
         return Fixed(draft_tokens), Proposer()
     refined = HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
-    # a tree's tokens lie elsewhere in the cache than a chain's, so that attention adds up in
-    # another order: quantized layers make much of that, see `engines/onnxruntime.py`
+    # a tree's tokens are at other cache positions than a chain's, so attention sums in another
+    # order; quantized layers amplify that, see `engines/onnxruntime.py`
     trees = speculation.tree and refined and not target.quantized
     proposer = Proposer(
         max_drafts,
@@ -252,9 +249,9 @@ def _is_sampled(sequence: "Sequence") -> bool:
 
 
 def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, place: int) -> Float32:
-    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will sample.
+    """Return the drafter's probabilities `[D, 1 or k, k]` given the target's sampling noise.
 
-    place: of the first draft in the text.
+    place: position of the first draft in the text.
     """
     logits = np.log(np.maximum(probs, 1e-9)) / sampling.temperature
     weights = truncate(np.exp(logits - logits.max(-1, keepdims=True)), sampling)

@@ -1,6 +1,6 @@
-"""The `onnxruntime` engine on an NVIDIA GPU: the graph by the CUDA provider, its caches there.
+"""The `onnxruntime` engine on an NVIDIA GPU: graph and caches in the CUDA provider.
 
-Tests run it with the CPU provider over this process's memory; on a GPU `tests/gpu` ran once.
+Tests run it with the CPU provider; on a GPU `tests/gpu` ran once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Engine(GpuEngine):
             gpu.wait()
 
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
-        # the binding knows addresses alone: the step holds the memory
+        # keeps the memory alive: the binding has only addresses
         return Step(arrays, Outputs(gpu, outputs, logits), partial(run, given, taken))
 
 
@@ -88,8 +88,8 @@ def check_machine() -> None:
 
 
 def _provider(gpu: Gpu) -> tuple[str, dict[str, str]]:
-    """The provider, on the stream of the copies, so that they and a step keep their order.
+    """Return the provider on the stream of the copies, which keeps them in order with steps.
 
-    Without TF32, whose products would be of 10 bits.
+    TF32 is off, because its products have only 10 bits.
     """
     return PROVIDER, {"use_tf32": "0", "user_compute_stream": str(gpu.stream)}

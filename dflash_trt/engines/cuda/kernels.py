@@ -1,7 +1,7 @@
-"""Which nodes of a graph the CUDA provider takes; the others would run on the CPU.
+"""Check that every node of a graph has a kernel in the CUDA provider.
 
-ONNX Runtime itself keeps on the CPU what only computes sizes, so that its own option against that,
-`session.disable_cpu_ep_fallback`, refuses every graph of ours (shown with 1.31.1).
+ONNX Runtime keeps size computations on the CPU by design, so its own option,
+`session.disable_cpu_ep_fallback`, refuses every graph of ours (seen with 1.31.1).
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def check_graph(path: Path) -> None:
 def check_placement(session: ort.InferenceSession, path: Path) -> None:
     """Raise EngineError unless a session of this graph file runs on the GPU.
 
-    Sizes are computed on the CPU. The session must have been told to record where its nodes are.
+    Sizes may be computed on the CPU. The session must record its node assignment.
     """
     if PROVIDER not in session.get_providers():
         raise EngineError("ONNX Runtime cannot load its CUDA provider here", INSTALL)
@@ -55,9 +55,9 @@ def check_placement(session: ort.InferenceSession, path: Path) -> None:
 
 
 def _nodes(path: Path) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """The nodes of a graph file, each with its inputs' types as the table writes them.
+    """Yield the nodes of a graph file, each with its input types as the table writes them.
 
-    But for those that weights alone go into: ONNX Runtime computes these once, as it loads.
+    Nodes with only weights as inputs are skipped: ONNX Runtime computes them when loading.
     """
     graph = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
     values = (*graph.input, *graph.output, *graph.value_info)

@@ -1,7 +1,7 @@
 """The `tensorrt` engine: loads a plan and steps it on an NVIDIA GPU.
 
-Written after TensorRT's documentation and checked against its types; tests run it over a stand-in
-of TensorRT's runtime. It has never run on a GPU.
+Written from TensorRT's documentation and checked against its types; tests use a stand-in of its
+runtime. It has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 class Engine(GpuEngine):
     """A loaded plan with its KV caches.
 
-    A step of a round is recorded as a CUDA graph when it comes for the second time.
+    A round's step is recorded as a CUDA graph on its second run.
     """
 
     visible_step = 256
@@ -42,11 +42,11 @@ class Engine(GpuEngine):
         self._engine = self._load(directory / PLAN_FILE)
         self._check_tensors()
         self._config = self._engine.create_runtime_config()
-        # steps run one after the other, so that one piece of memory serves all their contexts
+        # steps run one at a time, so all contexts share one memory
         self._config.set_execution_context_allocation_strategy(
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
-        if self._plan.library == "tensorrt_rtx":  # which compiles kernels as it meets new shapes
+        if self._plan.library == "tensorrt_rtx":  # it compiles kernels for new shapes at run time
             self._config.set_runtime_cache(self._config.create_runtime_cache())
         self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
         self._make_caches()
@@ -56,7 +56,7 @@ class Engine(GpuEngine):
         return self._gpu.memory(shape, self._plan.dtype)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
-        """A step of these shapes, in its own execution context: a CUDA graph belongs to one."""
+        """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
         inputs, outputs = self._tensors(n, width, visible, scored, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
@@ -79,7 +79,7 @@ class Engine(GpuEngine):
         return Step(arrays, Outputs(gpu, outputs, large), run)
 
     def _context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
-        """A context whose tensors are `bound`."""
+        """Return an execution context with the tensors `bound`."""
         shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
         execution = self._engine.create_execution_context(self._config)
         execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
@@ -119,7 +119,7 @@ class Engine(GpuEngine):
 
 
 class _Run:
-    """A step's work, which becomes a CUDA graph when it runs again."""
+    """A step's work, which becomes a CUDA graph on its second run."""
 
     def __init__(
         self,
@@ -138,13 +138,13 @@ class _Run:
             self._execution = self._make()
             self._go = partial(self._work, self._execution)
         elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
-            # not the first run: then TensorRT prepares for the shapes, which cannot be recorded
+            # not the first run, in which TensorRT prepares for the shapes, which cannot be recorded
             self._go, self._recorded = self._gpu.record(self._go), False
         self._go()
         self._gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
-    """Whether a CUDA graph can be recorded: not while TensorRT-RTX still compiles kernels."""
+    """Return whether a CUDA graph can be recorded; not while TensorRT-RTX compiles kernels."""
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))

@@ -1,7 +1,7 @@
-"""TensorRT or TensorRT-RTX: `use` chooses the library, the other modules say `trt`.
+"""Choice of TensorRT or TensorRT-RTX: `use` selects it, other modules import `trt`.
 
-`tensorrt` 11 and `tensorrt_rtx` 1.7 have the same Python API, but for what only one of them does.
-Neither is imported before it is used: both are NVIDIA's, and large.
+`tensorrt` 11 and `tensorrt_rtx` 1.7 share one Python API, apart from features of only one. Both are
+large NVIDIA packages, imported on first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 def use(library: str) -> None:
-    """Choose the library of this process; EngineError where it cannot be imported."""
+    """Select this process's library; EngineError if it cannot be imported."""
     global _chosen
     try:
         _chosen = importlib.import_module(MODULES[library])
@@ -41,7 +41,7 @@ def use(library: str) -> None:
 
 
 def make_log() -> tuple[trt.ILogger, list[str]]:
-    """A logger, and the list of the last warnings and errors that it was told."""
+    """Return a logger, and the list of its last warnings and errors."""
     messages: list[str] = []
 
     class Log(trt.ILogger):  # type: ignore[misc]
@@ -57,5 +57,5 @@ def make_log() -> tuple[trt.ILogger, list[str]]:
 
 
 def sizes(shape: trt.Dims) -> tuple[int, ...]:
-    """A shape, with -1 where it is dynamic."""
+    """Return a shape as a tuple, with -1 for dynamic sizes."""
     return tuple(shape[axis] for axis in range(len(shape)))

@@ -1,4 +1,4 @@
-"""Whether this machine can run a plan."""
+"""Checks that this machine can run a plan."""
 
 import ctypes
 from importlib.util import find_spec
@@ -11,9 +11,9 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* of cuda.h
 
 
 def compute_capabilities() -> list[str]:
-    """The compute capability of each GPU, as "8.9"; [] where there is no driver.
+    """Return the compute capability of each GPU, such as "8.9"; [] without a driver.
 
-    Asked of NVIDIA's driver itself, because nothing else need be installed.
+    Asks NVIDIA's driver directly, because nothing else need be installed.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -32,7 +32,7 @@ def compute_capabilities() -> list[str]:
 
 
 def check_machine(info: EngineInfo) -> PlanInfo:
-    """Raise EngineError for what a plan needs and this machine lacks; returns the plan's info."""
+    """Raise EngineError for what a plan needs and this machine lacks; return the plan's info."""
     plan = info.plan
     assert plan is not None
     wanted = " or ".join(plan.compute_capabilities)

@@ -1,8 +1,8 @@
-"""A graph as TensorRT's parser understood it, and whether that is what the graph says.
+"""Check that TensorRT's parser understood a graph completely.
 
-The parser drops some of what it does not know without a word (measured with TensorRT-RTX 1.7:
-`nonpad_kv_seqlen` and windows of Attention). So a graph may only say what is known to arrive, and
-everything that it says must be there after parsing.
+The parser silently drops some attributes (measured with TensorRT-RTX 1.7: `nonpad_kv_seqlen` and
+windows of Attention). So a graph may use only known forms, and each must be found in the parsed
+network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx_ir as ir
 from dflash_trt.engines.tensorrt.library import sizes, trt
 from dflash_trt.errors import EngineError
 
-# the parser makes one layer of each of these; any other form would be slower
+# the parser maps each of these to one layer; any other form would be slower
 LAYERS = {
     "Attention": "ATTENTION_OUTPUT",
     "DistCollective": "DIST_COLLECTIVE",
@@ -33,7 +33,7 @@ FUSED_HEAD_DIM = 256  # the largest for which TensorRT has an attention kernel
 def parse(
     builder: trt.Builder, log: trt.ILogger, model: ir.Model, path: Path
 ) -> trt.INetworkDefinition:
-    """The network of a model whose weights lie beside `path`; EngineError naming the node."""
+    """Parse a model whose weights are beside `path`; EngineError naming the failing node."""
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, log)
     if not parser.parse(ir.to_proto(model).SerializeToString(), str(path)):
@@ -43,10 +43,10 @@ def parse(
 
 
 def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
-    """Compare a parsed network with its graph; EngineError naming the first node that differs.
+    """Compare a parsed network with its graph; EngineError naming the first difference.
 
-    Returns the names of attention nodes that are left to the compiler to take apart, because there
-    is no kernel for their heads; all others have to become one kernel each, or building fails.
+    Returns attention nodes that the compiler must decompose, because no kernel supports their
+    heads; all others must become one kernel each, or building fails.
     """
     layers: dict[str, list[trt.ILayer]] = defaultdict(list)
     attentions: dict[str, trt.IAttention] = {}
@@ -81,7 +81,7 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
 
 
 def check_form(graph: ir.Graph) -> None:
-    """Raise EngineError where a graph says what the parser is known to ignore."""
+    """Raise EngineError for attributes and inputs that the parser is known to ignore."""
     known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
     for node in graph:
         if node.op_type not in known:
@@ -105,7 +105,7 @@ def _check_types(layer: trt.ILayer) -> None:
 
 
 def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
-    """A cache is written in place only between an input and an output of the network."""
+    """Raise EngineError unless a cache update connects a network input and output."""
     cache, new = layer.get_input(0), layer.get_output(0)
     given, taken = node.inputs[0], node.outputs[0]
     assert given is not None
@@ -154,7 +154,7 @@ def _check_ends(network: trt.INetworkDefinition, graph: ir.Graph) -> None:
 
 
 def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
-    """Dtype, by its name in torch and numpy, and shape, with -1 where it is dynamic."""
+    """Return a tensor's dtype, by its torch and numpy name, and shape, with -1 if dynamic."""
     names = {
         trt.DataType.BF16: "bfloat16",
         trt.DataType.BOOL: "bool",

@@ -1,4 +1,4 @@
-"""From a graph to a plan: casts to 16 bits, parsed, checked, compiled."""
+"""Compilation of a graph to a plan: cast to 16 bits, parse, check, build."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def build_plans(engines: Path, engine: TensorRT, prefill_chunk: int, report: Rep
 def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
     """Turn an engine directory of kind onnxruntime into one of kind tensorrt.
 
-    The graph's files are gone then: a plan has the weights. prefill_chunk: the most tokens of a
-    sequence in one step. Raises EngineError where the library, a GPU that it needs, or something of
-    the graph is missing.
+    Deletes the graph's files: the plan includes the weights. prefill_chunk: the most tokens of a
+    sequence in one step. Raises EngineError if the library, a required GPU or part of the graph is
+    missing.
     """
     targets = capabilities(engine)
     info, path = read_info(directory, SOURCE_KIND), directory / GRAPH_FILE
@@ -96,9 +96,9 @@ def describe(
     targets: tuple[str, ...],
     prefill_chunk: int,
 ) -> PlanInfo:
-    """What `engine.json` says of this graph's plan; at `path` the graph lies without its casts."""
+    """Return the plan's entry for `engine.json`; `path` has the graph before casts."""
     prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
-    if info.role == "drafter":  # a chunk's features come with those that were held back
+    if info.role == "drafter":  # a chunk's features come with buffered ones
         prefill_chunk += HELD
     return PlanInfo(
         library=engine.library,
@@ -119,10 +119,10 @@ def describe(
 
 
 def make_profiles(info: EngineInfo, chunk: int) -> tuple[Profile, Profile]:
-    """Sizes of a round, and of a prompt chunk: least, usual, most.
+    """Return minimum, optimum and maximum sizes of a round and of a prompt chunk.
 
-    A chunk has one sequence, features that were held back may have more: both allow all slots,
-    which costs nothing.
+    A chunk has one sequence, but taking in buffered features may have more: both profiles allow all
+    slots, which costs nothing.
     """
     slots, block, round_ = info.slots, info.block_size, info.most_verified
     context = (1, min(USUAL_CONTEXT, info.cache_len), info.cache_len)
@@ -155,7 +155,7 @@ def _profile(
 
 
 def capabilities(engine: TensorRT) -> tuple[str, ...]:
-    """Compute capabilities to build for; EngineError if the library or its GPU is missing."""
+    """Return the compute capabilities to build for; EngineError without the library or GPU."""
     use(engine.library)
     if engine.library == "tensorrt_rtx":
         return tuple(engine.compute_capabilities or CAPABILITIES)
@@ -169,20 +169,20 @@ def capabilities(engine: TensorRT) -> tuple[str, ...]:
 
 
 def timing_cache(plan: PlanInfo) -> Path:
-    """Where kernel timings are kept between builds: a file for each library version and GPU."""
+    """Return the file that keeps kernel timings between builds, per library version and GPU."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     capability = plan.compute_capabilities[0]
     return Path(base) / "dflash-trt" / f"{plan.library}-{plan.version}-{capability}.timing"
 
 
 def load_timings(config: trt.IBuilderConfig, file: Path) -> None:
-    """Give a build what earlier ones measured."""
+    """Load earlier builds' timings into a build."""
     stored = file.read_bytes() if file.is_file() else b""
     config.set_timing_cache(config.create_timing_cache(stored), False)
 
 
 def save_timings(config: trt.IBuilderConfig, file: Path) -> None:
-    """Keep what a build measured."""
+    """Save a build's timings."""
     serialized: Any = config.get_timing_cache().serialize()  # a buffer, which its type hides
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"{file.name}.{os.getpid()}")

@@ -8,12 +8,12 @@ from pydantic import TypeAdapter
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
 
-LISTENING = "listening"  # what the process prints when it serves
+LISTENING = "listening"  # printed by the process when it serves
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `serve` writes to the standard input of the application's process."""
+    """Settings that `serve` writes to the application's standard input."""
 
     listener: int  # file descriptor of the listening socket
     directory: Path  # the build

@@ -1,7 +1,7 @@
-"""`python -m dflash_trt.serving.app`: the process of the application, which `serve` starts.
+"""Process of the HTTP application (`python -m dflash_trt.serving.app`), started by `serve`.
 
-Its standard input: the settings, then a line for each change of state: `ready`, `unready`, or
-`drain SECONDS`.
+Standard input: the settings, then a line for each change of state: `ready`, `unready`, or `drain
+SECONDS`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ GRACE = 2  # seconds for answers that are about to end
 
 
 async def run() -> None:
-    """Serve until the standard input ends or all is drained."""
+    """Serve until the standard input ends or draining is done."""
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
     commands = asyncio.StreamReader()
@@ -73,7 +73,7 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
         await (proxy if is_triton else app)(scope, receive, send)
 
     guarded: ASGIApp = Guard(by_path, state, security.key)
-    if origins := security.allow_origin:  # a browser asks first, without a key
+    if origins := security.allow_origin:  # a browser's preflight request has no key
         guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
     return uvicorn.Server(
         uvicorn.Config(
@@ -83,7 +83,7 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # a client is its connection's address
+            proxy_headers=False,  # a client is identified by its connection's address
             server_header=False,
             limit_concurrency=connection_limit(),
             timeout_keep_alive=KEEP_ALIVE,
@@ -93,7 +93,7 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
 
 
 async def _read_commands(commands: asyncio.StreamReader, state: State) -> None:
-    """Follow `serve` until it closes the pipe or has died."""
+    """Follow commands of `serve`; drain when the pipe closes."""
     while words := (await commands.readline()).split():
         if words[0] == b"drain":
             state.drain(float(words[1]))

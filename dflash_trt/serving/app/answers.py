@@ -1,4 +1,4 @@
-"""Our client's results in the shapes of OpenAI's API."""
+"""Answers of our client in the formats of OpenAI's API."""
 
 import codecs
 import json
@@ -12,11 +12,11 @@ from dflash_trt.serving.client import Chunk, Summary
 
 Json = dict[str, Any]
 UTF8 = codecs.getincrementaldecoder("utf-8")
-LEAST = -9999.0  # OpenAI's word for minus infinity, which JSON cannot say
+LEAST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 
 def usage(summaries: Sequence[Summary], each_n: int) -> Json:
-    """Token counts as OpenAI has them, and how drafting went; each_n: choices of a prompt."""
+    """Return token counts as in OpenAI's API and drafting totals; each_n: choices per prompt."""
     completion, rounds, drafted, accepted = (
         sum(getattr(each, name) for each in summaries)
         for name in ("completion_tokens", "rounds", "drafted", "accepted")
@@ -39,17 +39,17 @@ def usage(summaries: Sequence[Summary], each_n: int) -> Json:
 
 
 def usage_so_far(chunk: Chunk) -> Json:
-    """Token counts of a choice up to this chunk."""
+    """Return the token counts of a choice up to this chunk."""
     return _tokens(chunk.prompt_tokens, chunk.completion_tokens)
 
 
 def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int) -> Json:
-    """The figures of one choice as vLLM's `--per-request-spec-decode-metrics` gives them.
+    """Return one choice's figures as in vLLM's `--per-request-spec-decode-metrics`.
 
     AIPerf reads them and drops them unless they add up.
     """
-    accepted = [count - 1 for count in round_tokens]  # a round's own token is no draft
-    if accepted:  # an answer may end with a draft, before the own token of its last round
+    accepted = [count - 1 for count in round_tokens]  # the target's own token is no draft
+    if accepted:  # an answer may end with a draft, before the last round's own token
         accepted[-1] += summary.accepted - sum(accepted)
     steps = len(accepted)
     histogram = [accepted.count(count) for count in range(max_draft_tokens + 1)]
@@ -69,12 +69,12 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
 
 @dataclass
 class ChoiceWriter:
-    """Writes one choice, whole or piece by piece.
+    """Writes one choice, whole or in pieces.
 
-    answer: separates reasoning, calls and content of a chat, given whether it begins with the
-    first; one_call: only the first is given out; enforced: the answer is calls, so that what was
-    cut off is no content; echo: the prompt comes first; drafting: rounds are told; stop_ids: token
-    ids that the request stops at.
+    answer: makes the parser of a chat's reasoning, calls and content, given whether it begins with
+    reasoning; one_call: return only the first call; enforced: the answer is calls, so truncated
+    text is no content; echo: return the prompt first; drafting: report rounds; stop_ids: token ids
+    that the request stops at.
     """
 
     spell: Spell
@@ -88,14 +88,14 @@ class ChoiceWriter:
     _answer: Answer | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
-    _given: int = field(default=0, init=False)  # characters of the tokens given before
+    _given: int = field(default=0, init=False)  # characters of earlier tokens
     _utf8: codecs.IncrementalDecoder = field(default_factory=partial(UTF8, "replace"), init=False)
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or in a stream its pieces.
 
-        A piece has one kind of news: the role, a thought, text, a call, or why the choice ended.
-        Clients read them as either-or, and take the last for the end.
+        A piece has one kind of news, because clients handle only one: the role, a thought, text, a
+        call, or the finish reason, which clients take for the end.
         """
         chat = self.answer is not None
         news = self._news(chunk) if chat else [{"text": chunk.text}]
@@ -121,7 +121,7 @@ class ChoiceWriter:
         return [{**place, **piece} for piece in pieces]
 
     def _end(self, chunk: Chunk) -> Json:
-        """Return why the choice ended, and as vLLM has it the word or token it stopped at."""
+        """Return why the choice ended and, as in vLLM, the word or token it stopped at."""
         if chunk.final is None:
             return {}
         reason: str = chunk.final.finish_reason
@@ -182,10 +182,10 @@ class ChoiceWriter:
         values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
         tops: list[Json | None] = []
         for text, value, top in zip(texts, values, chunk.top_logprobs, strict=True):
-            # the better of two that read alike, and as OpenAI has it always the token itself
+            # the better of two with equal text; as in OpenAI's API always the token itself
             best = {self._text(token): max(each, LEAST) for token, each in reversed(top.items())}
             tops.append({text: value, **best})
-        if self.echo and self._first:  # nothing comes before it that would predict it
+        if self.echo and self._first:  # nothing before it predicts it
             values[0] = tops[0] = None
         return {
             "tokens": texts,
@@ -195,13 +195,13 @@ class ChoiceWriter:
         }
 
     def _offset(self, token: int) -> int:
-        """Return where a token begins in the text, or the character that it is a part of."""
+        """Return the text offset where a token, or the character it is part of, begins."""
         offset = self._given
         self._given += len(self._utf8.decode(self.spell(token)))
         return offset
 
     def _text(self, token: int) -> str:
-        """A token as text, with U+FFFD for the bytes of a character that it splits."""
+        """Return a token's text, with U+FFFD for bytes of a partial character."""
         return self.spell(token).decode(errors="replace")
 
 

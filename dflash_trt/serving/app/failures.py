@@ -15,7 +15,7 @@ from dflash_trt.errors import DeadlineError, DflashError, RequestError, Unavaila
 from dflash_trt.request_schema import first_fault
 
 log = logging.getLogger(__name__)
-# what every refusal of too long a request names, in OpenAI's words: LiteLLM looks for them
+# part of every refusal of too long a request, in OpenAI's words, which LiteLLM looks for
 TOO_LONG = re.compile(
     r"This model's maximum context length is (?P<room>\d+) tokens: the prompt's (?P<prompt>\d+)"
     r"(?P<asked> and the \d+ asked for)?"
@@ -24,7 +24,7 @@ TOO_LONG = re.compile(
 
 @dataclass(eq=False)  # hashable, as exceptions are
 class Failure(Exception):
-    """What a client is told."""
+    """An error response."""
 
     status: int
     message: str
@@ -50,7 +50,7 @@ class Failure(Exception):
 
 
 def to_failure(error: Exception) -> Failure:
-    """Only a refused request is told why: other messages name the inside of the server."""
+    """Convert an error; only refusals keep their message, others could reveal internals."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, RequestError):
@@ -66,9 +66,9 @@ def to_failure(error: Exception) -> Failure:
 
 
 def refused(error: RequestError, names: Mapping[str, str], prompt: str) -> Failure:
-    """A request that the server refused, in OpenAI's words.
+    """Translate a server's refusal into OpenAI's words.
 
-    names: what inputs of the model are called here; prompt: the field that holds the prompt.
+    names: the API's names of model inputs; prompt: the field that holds the prompt.
     """
     words = re.split("([a-z_]+)", str(error))
     known = [names[word] for word in words if word in names]
@@ -85,7 +85,7 @@ def refused(error: RequestError, names: Mapping[str, str], prompt: str) -> Failu
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of `app` one of OpenAI's."""
+    """Make every error of `app` one in OpenAI's format."""
 
     async def failed(_: Request, error: Exception) -> JSONResponse:
         return to_failure(error).response()
@@ -97,7 +97,7 @@ def install(app: FastAPI) -> None:
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         response = Failure(error.status_code, str(error.detail)).response()
-        response.headers.update(error.headers or {})  # of 405: what is allowed
+        response.headers.update(error.headers or {})  # of 405: the allowed methods
         return response
 
     for kind in (Failure, DflashError, Exception):
@@ -107,7 +107,7 @@ def install(app: FastAPI) -> None:
 
 
 def _first(error: RequestValidationError) -> Failure:
-    """Return the first of the faults, as OpenAI words it."""
+    """Return the first validation error in OpenAI's words."""
     fault = {**error.errors()[0]}
     fault["loc"] = fault["loc"][1:]  # "body"
     if fault["type"] == "json_invalid" or not fault["loc"]:

@@ -1,7 +1,7 @@
-"""What may be sent to `/v1/chat/completions` and `/v1/completions`.
+"""Request fields of `/v1/chat/completions` and `/v1/completions`.
 
-Beside OpenAI's fields, the extensions that vLLM's users know. A field that would have no effect is
-refused unless its value asks for nothing; so is an unknown one.
+Includes vLLM's extensions to OpenAI's fields. An unknown field is refused; so is one without
+effect, unless its value is neutral.
 """
 
 import json
@@ -26,14 +26,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _best_of(value: int, info: ValidationInfo) -> int:
-    """Only the one that picks none: as many as are given back."""
+    """Accept only a value that selects none: 1 or n."""
     if value not in (1, info.data.get("n")):
         raise ValueError("is not supported by this server, unless it is n")
     return value
 
 
 def _prompts(prompt: Any) -> list[AnyPrompt]:
-    """Return a text, token ids, or a list of either, as a list; ValueError."""
+    """Return a text, token ids, or a list of either, as a list; ValueError if invalid."""
     several = isinstance(prompt, list) and not _are_ids(prompt)
     prompts = prompt if several else [prompt]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
@@ -49,13 +49,13 @@ def _are_ids(prompt: Any) -> bool:
 
 class StreamOptions(Schema):
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # with include_usage: in every chunk, so far
-    include_drafting: bool = False  # who wrote each token, and what rounds proposed
+    continuous_usage_stats: bool = False  # usage so far in every chunk, with include_usage
+    include_drafting: bool = False  # report who wrote each token and what rounds proposed
     include_obfuscation: Any = None  # accepted, without effect
 
 
 class Fields(Sampling):
-    """What both kinds of request share."""
+    """Fields of both kinds of request."""
 
     kind: ClassVar[str]
     prompt_field: ClassVar[str]
@@ -91,7 +91,7 @@ class Fields(Sampling):
 
     @model_validator(mode="after")
     def _with_what_they_need(self) -> Self:
-        """Refuse fields that say nothing without another: something else was meant."""
+        """Refuse a field without the one it depends on."""
         sent = self.model_fields_set
         for name, needed in NEEDS.items():
             asks = name in sent and getattr(self, name) not in (0, "none", StreamOptions())
@@ -100,17 +100,17 @@ class Fields(Sampling):
         return self
 
     def names(self) -> dict[str, str]:
-        """Return what fields of `GenerateRequest` are called here."""
+        """Return this API's names of `GenerateRequest` fields."""
         same = {name: name for name in type(self).model_fields}
         same |= {f"guided_{name}": "structured_outputs" for name in self.structured_outputs}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
-        """Return what the server said of it, in these words."""
+        """Return the server's refusal with this API's field names."""
         return refused(error, self.names(), self.prompt_field)
 
     def options(self) -> Options:
-        """Return the fields that mean the same to our client, and those that it calls otherwise."""
+        """Return the fields as options of our client."""
         known = {*GenerateRequest.model_fields, "timeout"} - {"messages", "stream", "logprobs"}
         options = {name: getattr(self, name) for name in self.model_fields_set & known}
         options["temperature"] = self.temperature
@@ -125,7 +125,7 @@ class Fields(Sampling):
         return {**options, **self._structured()}
 
     def _structured(self) -> dict[str, Any]:
-        """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
+        """Return vLLM's grammar fields; an empty schema counts as one."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
         given = {k: v for k, v in self.structured_outputs.items() if v not in (None, False)}
         kinds = [
@@ -153,14 +153,14 @@ class Fields(Sampling):
 
 
 class Message(BaseModel):
-    """Handed to the model with all its fields."""
+    """A chat message, passed to the model with all its fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str
 
 
 class ChatFields(ChatTemplate, Fields):
-    """`/v1/chat/completions`."""
+    """Fields of `/v1/chat/completions`."""
 
     kind = "chat"
     prompt_field = "messages"
@@ -175,7 +175,7 @@ class ChatFields(ChatTemplate, Fields):
         return super().names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """Return the prompts, and how each of them is to be answered."""
+        """Return the prompts and the options for each."""
         options = self.options()
         if self.max_completion_tokens is not None:
             if self.max_tokens not in (None, self.max_completion_tokens):
@@ -189,7 +189,7 @@ class ChatFields(ChatTemplate, Fields):
 
 
 class TextFields(Fields):
-    """`/v1/completions`."""
+    """Fields of `/v1/completions`."""
 
     kind = "text"
     prompt_field = "prompt"
@@ -201,7 +201,7 @@ class TextFields(Fields):
         return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """Return the prompts, and how each of them is to be answered."""
+        """Return the prompts and the options for each."""
         options = {**self.options(), "max_tokens": self.max_tokens, "logprobs": self.logprobs}
         options["exclude_input_in_output"] = not self.echo
         return self.prompt, options

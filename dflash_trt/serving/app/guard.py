@@ -1,4 +1,4 @@
-"""ASGI middleware: keys, limits of bodies, clients that leave, draining, the access log."""
+"""ASGI middleware: keys, body limits, disconnects, draining, the access log."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ from dflash_trt.serving.request_id import HEADER, current, request_id
 from dflash_trt.serving.security import KEY_HEADER
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
-BODY_TIME = 10.0  # seconds in which a body must be here
-BUFFER_LIMIT = 256_000_000  # bytes of all bodies at the same time
-RESERVED_FILES = 128  # file descriptors for other things than connections
+BODY_TIME = 10.0  # seconds in which a body must arrive
+BUFFER_LIMIT = 256_000_000  # bytes of all bodies at once
+RESERVED_FILES = 128  # file descriptors kept for other uses than connections
 MAX_CONNECTIONS = 4000
 
 NOT_READY = "The server is not ready. Try again later."
@@ -39,22 +39,22 @@ HEADERS = {  # of refusals, as RFC 9110 has them
 }
 HEALTH = ("/health", "/v2/health/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
-PROBES = ("/health", "/live", "/ready", "/metrics")  # asked every few seconds: logged if they fail
-GONE = 499  # in the log: the client left before its answer was complete
+PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only failures are logged
+GONE = 499  # logged if the client left before its answer was complete
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("dflash_trt.access")
 
 
 def connection_limit() -> int:
-    """Return how many connections may be open; each may take a file descriptor to Triton, too."""
+    """Return the limit of connections; each may need a file descriptor to Triton too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_CONNECTIONS, (soft - RESERVED_FILES) // 2))
 
 
 @dataclass
 class State:
-    """Whether requests are taken, and those that are running."""
+    """State of the server: whether it accepts requests, and the running ones."""
 
     ready: bool = False
     draining: bool = False
@@ -64,7 +64,7 @@ class State:
 
     @property
     def refusal(self) -> str:
-        """Why no request is taken now; empty when they are."""
+        """Why requests are refused now; empty if they are accepted."""
         return STOPPING if self.draining else "" if self.ready else NOT_READY
 
     def drain(self, seconds: float) -> None:
@@ -90,7 +90,7 @@ class State:
 
 @dataclass(frozen=True)
 class Guard:
-    """Reads whole bodies, and cancels a request whose client has gone. key: None: no key."""
+    """Reads whole bodies and cancels requests of disconnected clients. key: None: no key."""
 
     app: ASGIApp
     state: State
@@ -111,7 +111,7 @@ class Guard:
             _log_access(scope, answer, time.monotonic() - began)
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
-        """A response that refuses a request before its body is read."""
+        """Return a refusal of the request before its body is read, if any."""
         path, method = request.scope["path"], request.scope["method"]
         if path in HEALTH and self.state.refusal:
             status = 503 if path == "/health" else 400  # as Triton does
@@ -151,12 +151,12 @@ class Guard:
             self.state.buffered -= len(body)
 
     async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
-        """Fill `body`; return status and message if something is wrong with it."""
+        """Fill `body`; return status and message of an error."""
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return 400, "The client has gone."  # nobody reads it
+                return 400, "The client has gone."  # nobody reads the response
             body += message["body"]
             self.state.buffered += len(message["body"])
             if len(body) > BODY_LIMIT:
@@ -169,7 +169,7 @@ class Guard:
     async def _run(
         self, scope: Scope, receive: Receive, body: bytes, answer: "_Answer"
     ) -> tuple[int, str] | None:
-        """Run the application until it ends, the client has gone or the process stops."""
+        """Run the application until it ends, the client disconnects or the process stops."""
         given = [{"type": "http.request", "body": body, "more_body": False}]
         task = asyncio.current_task()
         assert task is not None
@@ -177,7 +177,7 @@ class Guard:
         async def replay() -> Message:
             if given:
                 return given.pop()
-            await asyncio.Event().wait()  # `watch` sees when the client has gone
+            await asyncio.Event().wait()  # `watch` notices a disconnect
             raise AssertionError
 
         async def watch() -> None:
@@ -202,7 +202,7 @@ class Guard:
 
 
 class _Answer:
-    """How far an answer has come."""
+    """The progress of an answer."""
 
     def __init__(self, send: Send, state: State) -> None:
         self._send = send
@@ -227,18 +227,18 @@ class _Answer:
 async def _fail(scope: Scope, receive: Receive, answer: _Answer, status: int, message: str) -> None:
     if not answer.started:
         response = _refuse(scope["path"], status, message)
-        if status == 408:  # the rest would be waited for
+        if status == 408:  # do not wait for the rest of the body
             response.headers["Connection"] = "close"
         await response(scope, receive, answer.send)
     elif answer.streams and not answer.complete:
         event = f"data: {json.dumps(_body(scope['path'], status, message))}\n\n"
         event += "" if scope["path"].startswith("/v2") else "data: [DONE]\n\n"
         await answer.send({"type": "http.response.body", "body": event.encode()})
-    # the connection is closed where an answer is not complete
+    # an incomplete answer closes the connection
 
 
 def _body(path: str, status: int, message: str) -> dict[str, object]:
-    """An error as the API at this path words it: Triton's or OpenAI's."""
+    """Return an error in the words of the API at this path: Triton's or OpenAI's."""
     return {"error": message} if path.startswith("/v2") else Failure(status, message).body()
 
 

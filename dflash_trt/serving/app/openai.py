@@ -55,17 +55,17 @@ UNTOLD = [
 
 @dataclass(frozen=True)
 class Served:
-    """What the application must know about a build and the server that serves it."""
+    """A build and its server, as the application needs them."""
 
     models: tuple[str, ...]  # the names a request may give
     max_model_len: int  # tokens of a prompt and its answer
     spell: Spell
-    max_draft_tokens: int  # of a round
+    max_draft_tokens: int  # per round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
     fingerprint: str = ""  # of the build
     dialect: Dialect = field(default_factory=Dialect)
-    page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
+    page: dict[str, Any] | None = None  # facts for the page; None: no page
     sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
 
 
@@ -140,7 +140,7 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @v1.get("/models")
     async def models() -> Response:
-        # `dflash` is taken, too; one name for clients that pick a model from the list
+        # `dflash` is accepted too; one name for clients that pick a model from the list
         return JSONResponse({"object": "list", "data": [entry(served.models[0])]})
 
     @v1.get("/models/{name}")
@@ -182,7 +182,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         "system_fingerprint": served.fingerprint,
     }
     if stream:
-        first = await anext(chunks)  # what is wrong before it still gets its own status code
+        first = await anext(chunks)  # errors before the first chunk get their own status code
         return _streamed(_events(served, head, writer, first, chunks, fields))
     found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
     summaries = [_checked(chunk.final) for chunk in found if chunk.final]
@@ -225,7 +225,7 @@ def _streamed(events: AsyncIterator[bytes]) -> Response:
 def _ask(
     served: Served, fields: ChatFields | TextFields, request: Request, *, pieces: bool
 ) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
-    """Return the answer as it comes, and what makes writers of its choices; pieces: in such."""
+    """Return the answer's chunks and a factory of choice writers; pieces: write in pieces."""
     _check_model(served, fields.model)
     prompts, options = fields.request()
     for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
@@ -253,9 +253,9 @@ def _ask(
 
 
 def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
-    """Return what makes a reader of an answer, given whether that begins within a thought.
+    """Return a factory of answer parsers, given whether the answer begins with reasoning.
 
-    The second value: whether the answer has to be calls.
+    The second value: whether the answer must be calls.
     """
     try:
         tools = parse_tools(fields.tools)
@@ -278,11 +278,11 @@ async def _events(
     rest: AsyncGenerator[Chunk, None],
     fields: ChatFields | TextFields,
 ) -> AsyncIterator[bytes]:
-    """The server-sent events of a stream; closing it closes `rest`, which cancels the request."""
+    """Yield a stream's events; closing it closes `rest`, which cancels the request."""
     writers = defaultdict[int, ChoiceWriter](writer)
     rounds, ended = list[int](), list[Summary]()
     options = fields.stream_options
-    # OpenAI has it in every chunk then
+    # OpenAI then sends it in every chunk
     usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
     chunk: Chunk | None = first
     try:
@@ -310,7 +310,7 @@ def _totals(
     ended: Sequence[Summary],
     round_tokens: Sequence[int],
 ) -> dict[str, Any]:
-    """round_tokens: of the only choice; of several, no figures are given."""
+    """Return usage and metrics; round_tokens: of the only choice, no metrics for several."""
     metrics = None
     if len(ended) == 1:
         metrics = answers.metrics(ended[0], round_tokens, served.max_draft_tokens)
@@ -331,8 +331,7 @@ async def _merged(
     options: Options,
     fields: ChatFields | TextFields,
 ) -> AsyncGenerator[Chunk, None]:
-    """What comes for any of several prompts, pieces or whole choices; choices of the next prompt
-    follow those of the last."""
+    """Yield chunks or choices of all prompts as they come, choices numbered across prompts."""
     came: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
 
     async def read(number: int, prompt: AnyPrompt) -> None:
@@ -370,7 +369,7 @@ async def _merged(
 
 
 def _checked(summary: Summary) -> Summary:
-    """OpenAI has no finish_reason for an answer that was broken off: it is an error."""
+    """Raise an error for an aborted answer: OpenAI has no finish_reason for it."""
     if summary.finish_reason == "cancelled":
         raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
     if summary.finish_reason == "error":

@@ -1,4 +1,4 @@
-"""The chat page: its files, and what it asks of the server beside OpenAI's API."""
+"""The chat page: its files, and its route for facts beside OpenAI's API."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -28,13 +28,13 @@ HEADERS = {
 _LIE_THERE = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
 FILES = {f"/page/{file.name}": file for file in sorted(_LIE_THERE)}
 FILES["/"] = FILES["/page/index.html"]
-OPEN = frozenset(FILES)  # nobody needs a key for these
+OPEN = frozenset(FILES)  # no key needed
 COST = re.compile(r"^dflash_cost_seconds\{(.*)\} (\S+)$", re.M)
 LABEL = re.compile(r'(rows|step|tokens)="(\w*)"')
 
 
 def router(facts: Json, metrics: Callable[[], Awaitable[str]]) -> APIRouter:
-    """Return the page's routes. facts: of the build, as `GET /page/server` has them."""
+    """Return the page's routes; facts: of the build, for `GET /page/server`."""
     routes = APIRouter()
 
     @routes.get("/page/server")
@@ -50,7 +50,7 @@ def router(facts: Json, metrics: Callable[[], Awaitable[str]]) -> APIRouter:
 
 
 def costs(metrics: str) -> list[Json]:
-    """Return the measured time of steps on this machine; none where the engine does not tell."""
+    """Return the measured step times on this machine; empty if the engine reports none."""
     found = []
     for labels, seconds in COST.findall(metrics):
         said = dict(LABEL.findall(labels))
@@ -58,7 +58,7 @@ def costs(metrics: str) -> list[Json]:
             {
                 "step": said["step"],  # "verify" or "draft"
                 "sequences": int(said["rows"]),
-                "tokens": int(said.get("tokens") or 0),  # that are verified of each
+                "tokens": int(said.get("tokens") or 0),  # verified per sequence
                 "seconds": float(seconds),
             }
         )

@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/responses` as a chat: other names for its fields, typed events for its answer.
+"""OpenAI's `/v1/responses` as a chat: renamed fields, and typed events for the answer.
 
-Nothing is stored: who goes on sends the conversation so far.
+Nothing is stored: each request sends the whole conversation.
 """
 
 import re
@@ -18,18 +18,18 @@ from dflash_trt.serving.app.fields import ChatFields, Effort
 from dflash_trt.serving.client import Summary
 
 STORED = {"previous_response_id", "conversation"}
-# names of a chat's fields that this API has not
+# chat fields that this API lacks
 NOT_HERE = {"messages", "max_tokens", "max_completion_tokens", "response_format", "n"}
 NOT_HERE |= {"reasoning_effort", "logprobs", "sent", "origins"}
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-# what an answer repeats of its request, and what that is by default
+# request fields that a response repeats, and their defaults
 REPEATED: Json = {
     **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "user")),
     **{"metadata": {}, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": []},
     **{"reasoning": {"effort": None, "summary": None}, "top_logprobs": 0},
 }
 STATELESS = {"store": False, "background": False, "previous_response_id": None}
-# the places of text in items, and the names of its parts and events
+# where items hold text, and the names of its parts and events
 TEXTS = {
     "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text"),
     "message": ("content", "content_part", "output_text"),
@@ -42,7 +42,7 @@ ORDER = ("role", "reasoning_content", "content", "tool_calls")  # in one message
 
 
 class ResponseFields(ChatFields):
-    """`/v1/responses`: `sent` are the fields as they came, `origins` what messages were made of."""
+    """Fields of `/v1/responses`; `sent`: as received, `origins`: source of each message."""
 
     kind = "responses"
     prompt_field = "input"
@@ -95,7 +95,7 @@ class ResponseFields(ChatFields):
         return {**super().names(), **renamed, "messages": "input"}
 
     def refused(self, error: RequestError) -> Failure:
-        """Return what the server said of it; a message is called by what it was made of."""
+        """Return the server's refusal, with messages named by the items they came from."""
 
         def origin(found: re.Match[str]) -> str:
             return self.origins[int(found[1])] if int(found[1]) < len(self.origins) else found[0]
@@ -114,9 +114,9 @@ def _tool(at: int, tool: Any) -> Json:
 
 
 def _messages(sent: Json) -> tuple[list[Json], list[str]]:
-    """Return the messages of `instructions` and `input`, and what each was made of.
+    """Return the messages of `instructions` and `input`, and the origin of each.
 
-    Thoughts, text and calls that follow one another are one message of the assistant.
+    Consecutive reasoning, text and calls form one assistant message.
     """
     items = sent.get("input")
     if isinstance(items, str):
@@ -142,7 +142,7 @@ def _messages(sent: Json) -> tuple[list[Json], list[str]]:
 
 
 def _message(place: str, item: Any) -> Json:
-    """Return the message that an item is, or is a part of."""
+    """Return the message, or message part, of an item."""
     item = item if isinstance(item, dict) else {"type": None}
     kind = item.get("type", "message")
     if kind == "message" and isinstance(item.get("role"), str):
@@ -168,7 +168,7 @@ def _message(place: str, item: Any) -> Json:
 
 
 class ResponseWriter:
-    """Makes a response of the pieces of a choice (`ChoiceWriter`), and its events on the way."""
+    """Builds a response and its events from a choice's pieces (`ChoiceWriter`)."""
 
     def __init__(self, fields: ResponseFields) -> None:
         self.response: Json = {
@@ -180,7 +180,7 @@ class ResponseWriter:
             **{name: fields.sent.get(name, default) for name, default in REPEATED.items()},
         }
         self._events = 0
-        self._item: Json | None = None  # under way
+        self._item: Json | None = None  # being written
 
     def begin(self) -> Iterator[bytes]:
         """Yield the first events."""
@@ -188,7 +188,7 @@ class ResponseWriter:
         yield self._event("in_progress", response=self.response)
 
     def push(self, pieces: Iterable[Json], final: Summary | None) -> Iterator[bytes]:
-        """Yield the events of some pieces; final: they are the last."""
+        """Yield the events of some pieces; final: set for the last ones."""
         for piece in pieces:
             delta, logprobs = piece["delta"], (piece["logprobs"] or {}).get("content", [])
             if "reasoning_content" in delta:
@@ -209,7 +209,7 @@ class ResponseWriter:
         yield self._event(self.response["status"], response=self.response)
 
     def fail(self, failure: Failure) -> Iterator[bytes]:
-        """Yield what ends a response that cannot go on."""
+        """Yield the events of a failed response."""
         yield from self._end("incomplete")
         error = {"code": failure.code or "server_error", "message": failure.message}
         self.response |= {"status": "failed", "error": error}
@@ -231,7 +231,7 @@ class ResponseWriter:
             yield self._event("function_call_arguments.delta", delta=function["arguments"])
 
     def _say(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[bytes]:
-        """Yield text of an item of that kind, the one under way if it is."""
+        """Yield events that add text to an item of this kind, the current one if possible."""
         place, name, event = TEXTS[kind]
         number = {f"{place}_index": 0}
         if self._item is None or self._item["type"] != kind:
@@ -248,7 +248,7 @@ class ResponseWriter:
             yield self._event(f"{event}.delta", **number, delta=text, **more)
 
     def _end(self, status: str) -> Iterator[bytes]:
-        """Yield what ends the item under way."""
+        """Yield the events that end the current item."""
         if (item := self._item) is None:
             return
         item["status"] = status
@@ -266,7 +266,7 @@ class ResponseWriter:
         self._item = None
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        """Return an event of the response, or of the item under way."""
+        """Return an event of the response or the current item."""
         if self._item is not None:
             values["output_index"] = len(self.response["output"]) - 1
             if "item" not in values:
@@ -282,7 +282,7 @@ def _usage(summary: Summary) -> Json:
         "input_tokens": summary.prompt_tokens,
         "input_tokens_details": cached,
         "output_tokens": summary.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},  # thoughts are not counted apart
+        "output_tokens_details": {"reasoning_tokens": 0},  # reasoning is not counted separately
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,
     }
 

@@ -1,7 +1,7 @@
-"""Triton's own HTTP, which listens on loopback: public models, health, metadata and metrics.
+"""Proxy to Triton's HTTP on loopback: public models, health, metadata and metrics.
 
-A body is sent on as it came, in one piece, after a look at what Triton 2.51 would not survive:
-deep nesting, and shapes of more elements than the body can hold.
+A body is forwarded unchanged in one piece, after a check for what crashes Triton 2.51: deep
+nesting, and shapes with more elements than the body can hold.
 """
 
 import json
@@ -36,7 +36,7 @@ UNPARSED = b'{"error":"Unable to parse '
 
 
 class TritonProxy:
-    """An ASGI application; an async context manager while its connections are open."""
+    """ASGI application; an async context manager that holds its connections open."""
 
     def __init__(self, triton: Ports, security: Security) -> None:
         self._url = f"http://{LOOPBACK}:{triton.http}"
@@ -59,7 +59,7 @@ class TritonProxy:
         return response is not None and response.status == 200
 
     async def metrics(self) -> str | None:
-        """Return the metrics page; None when Triton does not answer."""
+        """Return the metrics page; None if Triton does not answer."""
         response = await self._get(self._metrics_url)
         return response.content.decode() if response and response.status == 200 else None
 
@@ -96,18 +96,18 @@ class TritonProxy:
                 begun = True
                 await _pass_back(answer, send)
         except UNREACHABLE:
-            if begun:  # the connection of an answer that has begun is closed
+            if begun:  # an answer that has begun ends with its connection
                 raise
             response = JSONResponse({"error": "The server does not answer. Try again later."}, 503)
             await response(scope, receive, send)
 
     def _caller(self, scope: Scope) -> dict[str, str]:
-        """Who asks: request parameters, which Triton 2.51 makes of the headers of `infer` alone."""
+        """Return the client's parameters, which Triton 2.51 reads from headers for `infer` only."""
         host = scope["client"][0] if scope["client"] else ""
         return {HEADER: current.get(), **client_parameters(host, self._client_key)}
 
     def _checked(self, request: Request, path: str, body: bytes) -> bytes:
-        """Return the body to send; RequestError for one that Triton should not see."""
+        """Return the body to forward; RequestError for one that Triton must not see."""
         given = request.headers.get(JSON_SIZE) or str(len(body))
         size = int(given) if re.fullmatch("[0-9]{1,9}", given) else len(body) + 1
         if size > len(body):
@@ -122,15 +122,15 @@ class TritonProxy:
             check_json(name, document[name])
         added: dict[str, Any] = {**self._caller(request.scope)}
         if type(end := document.get("end_id")) is int and "stop_token_ids" not in document:
-            added["stop_token_ids"] = end  # as tensorrtllm_backend has it
+            added["stop_token_ids"] = end  # as in tensorrtllm_backend
         begin = json.dumps(added).encode()[:-1]
         return begin + (b"," if document else b"") + body.lstrip()[1:]
 
 
 def _with_flat_inputs(document: dict[str, Any], body: bytes, size: int) -> bytes:
-    """Return the body with inputs of `[1, n]` as `[n]`: so tensorrtllm_backend's clients have them.
+    """Flatten inputs of `[1, n]`, which clients of tensorrtllm_backend send, to `[n]`.
 
-    document: the first `size` bytes of the body. Over gRPC Triton itself refuses such shapes.
+    document: the first `size` bytes of the body. Over gRPC Triton refuses such shapes.
     """
     inputs, changed = document.get("inputs"), False
     for each in inputs if isinstance(inputs, list) else []:
@@ -156,8 +156,10 @@ async def _pass_back(answer: httpcore.Response, send: Send) -> None:
 
 
 def parse_checked(text: bytes, most: int) -> dict[str, Any]:
-    """Return the JSON object; RequestError for one that is none, too deep, or whose shapes ask for
-    more than `most` elements (Triton 2.51 allocates them before it looks at the data)."""
+    """Return the JSON object; RequestError if invalid, or a shape exceeds `most` elements.
+
+    Triton 2.51 allocates a shape before it looks at the data.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         for name, value in found:

@@ -1,4 +1,4 @@
-"""What `serve` asks and tells the request handler, over a Unix socket: a JSON line each way."""
+"""Control of the request handler by `serve` over a Unix socket, with a JSON line each way."""
 
 import json
 import socket
@@ -17,8 +17,8 @@ Command = Literal[
     "status",
     "drain",  # refuse new requests
     "end",  # refuse new requests, end the others with an error
-    "hold",  # another drafter is about to be loaded: what is kept is of no use to it
-    "release",  # it is there
+    "hold",  # a new drafter is about to load: hold the prefix cache, which it has not seen
+    "release",  # it is loaded
 ]
 
 
@@ -31,7 +31,7 @@ class Status(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """The supervisor's end; `path`: of the socket."""
+    """The supervisor's end of the socket at `path`."""
 
     path: Path
 
@@ -47,11 +47,11 @@ class Control:
 
 
 class ControlServer:
-    """The request handler's end; `answer`: does a command and returns the state after it."""
+    """The request handler's end; `answer` runs a command and returns the state after it."""
 
     def __init__(self, answer: Callable[[Command], Status]) -> None:
         self._answer = answer
-        self._path = Path(given(RUNTIME)) / SOCKET  # in a directory that this user alone may enter
+        self._path = Path(given(RUNTIME)) / SOCKET  # in a directory that only this user can enter
         self._socket = socket.socket(socket.AF_UNIX)
         self._path.unlink(missing_ok=True)  # left by a process that was killed
         self._socket.bind(str(self._path))

@@ -32,7 +32,7 @@ from dflash_trt.serving.front.request_handler import INTERNAL, NO_NUMBER, UNAVAI
 
 log = logging.getLogger(__name__)
 
-WAIT_LOADED = 0.2  # seconds before each look at whether the models are there
+WAIT_LOADED = 0.2  # seconds between checks that the models are loaded
 IDLE = 0.5  # seconds after which an idle thread looks again
 TWO_GROUPS_FROM = 8  # active sequences from which two groups are faster than one
 ROUND_FAILED = "A decoding round failed. The server's log says why."
@@ -50,7 +50,7 @@ class _SlotGroup:
     first: int
     slots: int
     scheduler: Scheduler
-    outdated: bool = False  # its sequences have drafts of a drafter that is no more
+    outdated: bool = False  # its drafts are from a drafter that has been replaced
     thread: threading.Thread = field(init=False)
 
 
@@ -65,7 +65,7 @@ class EngineLoop:
         metrics: Metrics,
         tokenizer: Tokenizer,
     ) -> None:
-        """engines: the directory with those of both models."""
+        """Set up; engines: the directory that holds both models' engines."""
         self._engines = engines
         self._target = read_info(engines / "target", engine_kind(engines / "target"))
         self._settings = settings
@@ -81,7 +81,7 @@ class EngineLoop:
         self._changed = threading.Condition()  # guards _closing; notified of new work
 
     def new_sequence(self, request: Request) -> Sequence:
-        """See `Decoder`. Its grammar is compiled here, in the thread that reads requests."""
+        """Return a sequence with its grammar compiled, in the thread that parses requests."""
         grammar = request.grammar
         if grammar and grammar.kind != "lark" and self._channels:
             raise RequestError(
@@ -105,7 +105,7 @@ class EngineLoop:
             self._changed.notify_all()
 
     def change_drafter(self, *, done: bool) -> None:
-        """See `Decoder`. Sequences that have a slot go on without drafts, to their end."""
+        """Pause the prefix cache or mark groups outdated: their sequences go on without drafts."""
         if not done and self._prefix_cache is not None:
             self._prefix_cache.hold(True)
         for group in self._groups:
@@ -158,7 +158,7 @@ class EngineLoop:
         return bool(scheduler.active or waits or group.outdated)
 
     def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
-        """A scheduler's step; sequences that had slots in it are added to `sequences`."""
+        """Run one scheduler step; add sequences that joined to `sequences`."""
         scheduler = group.scheduler
         if group.outdated:
             self._leave_drafter(group)
@@ -170,7 +170,7 @@ class EngineLoop:
         before, start = scheduler.active, time.perf_counter()
         advanced = scheduler.step(take=self._may_take(group), beside=beside)
         seconds = time.perf_counter() - start
-        sequences += advanced  # one may have come and ended in this very step
+        sequences += advanced  # one may have joined and ended in this step
         for sequence in advanced:
             self._deliver(sequence, message=sequence.failure or NO_NUMBER)
         self._count(scheduler, seconds)
@@ -185,7 +185,7 @@ class EngineLoop:
             self._prefix_cache.hold(False)
 
     def _count(self, scheduler: Scheduler, seconds: float) -> None:
-        """Tell the metrics of a step that took `seconds`, and of what holds after it."""
+        """Report a step that took `seconds` to the metrics, and the state after it."""
         report = scheduler.report
         if report is not None and report.prompt_tokens:
             self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
@@ -207,9 +207,9 @@ class EngineLoop:
         )
 
     def _may_take(self, group: _SlotGroup) -> bool:
-        """Whether the next waiting sequence goes to this group.
+        """Return whether the next waiting sequence goes to this group.
 
-        The first group fills up alone until there are enough for two; then the smaller one grows.
+        The first group fills alone up to half of TWO_GROUPS_FROM; then the smaller one grows.
         """
         if not len(self._queue):
             return False
@@ -221,7 +221,7 @@ class EngineLoop:
         return first >= TWO_GROUPS_FROM // 2 and second < first
 
     def _prepare(self, group: _SlotGroup) -> None:
-        """Measures what rounds cost before any is run, in the first group's thread."""
+        """Measure the costs of rounds in the first group's thread; the others wait for it."""
         if group is self._groups[0]:
             if self._settings.speculation.policy == "adaptive":
                 self._measure_costs()
@@ -230,10 +230,10 @@ class EngineLoop:
         group.scheduler = self._new_scheduler(group.first, group.slots)
 
     def _measure_costs(self) -> None:
-        """As soon as the models that run rounds are loaded."""
+        """Measure as soon as the models that run rounds are loaded."""
         if self._settings.mode == "ensemble":
-            # a call of another model while this one is still being loaded crashes the server, whose
-            # threads for it are made last (python_be.cc, LaunchStubProcess)
+            # calling another model while this one loads crashes the server, whose threads for it
+            # are made last (python_be.cc, LaunchStubProcess)
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
@@ -247,9 +247,9 @@ class EngineLoop:
                 return
 
     def _fail(self, group: _SlotGroup, sequences: list[Sequence], error: Exception) -> None:
-        """After a failed step: its sequences end with an error, the group starts anew.
+        """End a failed step's sequences with an error and give the group a new scheduler.
 
-        sequences: those that had slots; some may have ended in the step, undelivered.
+        sequences: had slots before the step; some may have ended in it without delivery.
         """
         log.error("a round failed", exc_info=error)
         failed = dict.fromkeys([*sequences, *group.scheduler.sequences])
@@ -264,7 +264,7 @@ class EngineLoop:
 
 
 def _slot_groups(settings: Settings) -> list[tuple[int, int]]:
-    """First slot and number of slots of each group."""
+    """Return (first slot, number of slots) of each group."""
     if settings.mode == "in_process" or settings.slots < TWO_GROUPS_FROM:
         return [(0, settings.slots)]
     half = (settings.slots + 1) // 2

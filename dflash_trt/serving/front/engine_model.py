@@ -1,6 +1,6 @@
-"""What the Triton models `verify` and `draft` share: an engine, and one step of it per request.
+"""The base of the Triton models `verify` and `draft`: an engine, and one step per request.
 
-They serve the request handler alone: any client may call them, but only it has the server's key.
+They serve the request handler alone: any client may call them, but only it has the key.
 """
 
 import json
@@ -29,7 +29,7 @@ class EngineModel:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        given(KEY)  # fails now where there is none
+        given(KEY)  # fails now if there is none
         end_with_server()
         hide_shared_memory()
         configure()

@@ -1,7 +1,7 @@
-"""The decoder over TensorRT-LLM: one `tensorrt_llm.LLM`, from whose process all ranks are driven.
+"""The decoder over TensorRT-LLM: one `tensorrt_llm.LLM`, whose process drives all ranks.
 
-It gets as many sequences as it decodes together, each as a request of its own; others stay in our
-waiting queue. Only its LLM API is used (`tests/fakes/standins` says which version).
+It gets at most as many sequences as it decodes together, one request per sequence; others stay in
+our waiting queue. Only the LLM API is used (`tests/fakes/standins` gives the version).
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from dflash_trt.tensorrt_llm import ARGS_FILE, with_local_target
 log = logging.getLogger(__name__)
 
 GUIDES = {"json_schema": "json", "regex": "regex", "lark": "grammar"}  # `GuidedDecodingParams`
-FINAL = "<|start|>assistant<|channel|>final<|message|>"  # what gpt-oss says its answer after
+FINAL = "<|start|>assistant<|channel|>final<|message|>"  # begins gpt-oss's final answer
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-# variables of the MPI job that this process was started in, not its settings: TensorRT-LLM starts
-# ranks of its own. Its Triton model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same.
+# variables of the MPI job that started this process; TensorRT-LLM starts its own ranks. Its Triton
+# model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same
 MPI_JOB = re.compile(
     r"OMPI_(COMM_WORLD_|UNIVERSE_SIZE|FIRST_RANKS|APP_CTX_NUM_PROCS|MCA_orte_)|ORTE_"
     r"|PMIX_(?!MCA_)|PMI_(RANK|SIZE|FD|SPAWNED|APPNUM)$"
@@ -41,7 +41,7 @@ MPI_JOB = re.compile(
 
 
 def limits(args: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of `Settings` that follow from the arguments of `LLM(...)`."""
+    """Return the parameters of `Settings` that follow from the arguments of `LLM(...)`."""
     for name in ("max_batch_size", "max_seq_len"):
         if not args.get(name):
             raise BuildError(f"{ARGS_FILE} states no {name}", "Give engine.args one, build again")
@@ -51,18 +51,18 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "slots": str(args["max_batch_size"] * ranks),
         "max_seq_len": str(args["max_seq_len"]),
         "block_size": str(1 + ((args.get("speculative_config") or {}).get("max_draft_len") or 0)),
-        "prefill_chunk": "0",  # TensorRT-LLM decides this and the next
+        "prefill_chunk": "0",  # TensorRT-LLM decides this and speculation
         "speculation": "{}",
     }
 
 
 def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str, Any]:
-    """The arguments of `tensorrt_llm.GuidedDecodingParams`.
+    """Return the arguments of `tensorrt_llm.GuidedDecodingParams`.
 
-    backend: `guided_decoding_backend` of the build. channels: the model writes in channels, and
-    the grammar is for what it says in the last of them, as `trtllm-serve` does it
+    backend: `guided_decoding_backend` of the build. channels: the model writes in channels, and the
+    grammar applies to the final one, as in `trtllm-serve`
     (`_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`).
-    Raises RequestError for what the backend cannot follow.
+    Raises RequestError for what the backend does not support.
     """
     if backend is None:
         raise RequestError(
@@ -75,7 +75,7 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
             "Send a JSON schema or a regular expression, or build with "
             "engine.args.guided_decoding_backend: llguidance.",
         )
-    if not channels or grammar.kind == "lark":  # such a grammar has the channels in it
+    if not channels or grammar.kind == "lark":  # a Lark grammar includes the channels
         return {GUIDES[grammar.kind]: grammar.text}
     if backend != "xgrammar":
         raise RequestError(
@@ -91,11 +91,11 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
 
 
 class RefusedError(Exception):
-    """TensorRT-LLM refuses the request; the message is for its client."""
+    """A refusal by TensorRT-LLM; the message is for the client."""
 
 
 class TensorRTLLM:
-    """A `request_handler.Decoder`; making it loads the LLM, which takes minutes."""
+    """A `request_handler.Decoder`; the constructor loads the LLM, which takes minutes."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class TensorRTLLM:
         *,
         channels: bool = False,
     ) -> None:
-        """channels: the model writes in them (`chat.has_channels`)."""
+        """Load the LLM; channels: whether the model writes in them (`chat.has_channels`)."""
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
         # Triton's embedded interpreter ignores the variable
@@ -126,12 +126,12 @@ class TensorRTLLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
     def new_sequence(self, request: Request) -> Sequence:
-        """See `Decoder`."""
+        """Return a sequence for a request that passes `check`."""
         self.check(request)
         return Sequence(request)
 
     def check(self, request: Request) -> None:
-        """RequestError for what TensorRT-LLM refuses or ignores with a drafter, or cannot hold."""
+        """Raise RequestError for what TensorRT-LLM with a drafter refuses, ignores or cannot do."""
         if not request.drafting and self._drafts:
             raise RequestError(
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
@@ -179,14 +179,14 @@ class TensorRTLLM:
     # --- in the loop's thread ---------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Cancels dropped sequences and starts waiting ones."""
+        """Cancel dropped sequences and start waiting ones."""
         for sequence, task in self._running.items():
             if sequence.dropped:
                 task.cancel()
         while len(self._running) < self._slots and (waiting := self._queue.take()) is not None:
             waiting.started = time.monotonic()
             task = self._running[waiting] = self._loop.create_task(self._decode(waiting))
-            # a callback, since a task that is cancelled early never runs
+            # a callback, because a task cancelled early never runs
             task.add_done_callback(partial(self._ended, waiting))
         self._metrics.state(active=len(self._running), waiting=len(self._queue))
 
@@ -227,7 +227,7 @@ class TensorRTLLM:
                     result.abort()
 
     def _params(self, request: Request) -> Any:
-        """TensorRT-LLM's `SamplingParams`; stop words are our own, found in the text."""
+        """Return TensorRT-LLM's `SamplingParams`; stop words are found by our detokenizer."""
         sampling, neutral = request.sampling, type(request.sampling)()
         given = {
             name: getattr(sampling, name)
@@ -248,14 +248,14 @@ class TensorRTLLM:
         )
 
     def _guide(self, request: Request) -> Any:
-        """Its `GuidedDecodingParams`; RequestError where the build has none for its grammar."""
+        """Return `GuidedDecodingParams`; RequestError if the build does not support the grammar."""
         if request.grammar is None:
             return None
         backend = self._args.get("guided_decoding_backend")
         return self._guided(**guide(request.grammar, backend, channels=self._channels))
 
     def _take(self, sequence: Sequence, result: Any) -> None:
-        """Commits a response: the tokens of one iteration, or of several (`stream_interval`)."""
+        """Commit a response: tokens of one or more iterations (`stream_interval`)."""
         output = result.outputs[0]
         first = not sequence.tokens
         if first:
@@ -264,26 +264,26 @@ class TensorRTLLM:
         taken = sequence.commit(output.token_ids_diff)
         if sequence.finish_reason is None and output.finish_reason is not None:
             sequence.finish_reason = REASONS[output.finish_reason]
-        # the mean over all iterations, the first one is the prompt's; None: not known
+        # mean over all iterations including prefill; None: unknown
         average = result.avg_decoded_tokens_per_iter
         rounds = round(output.length / average) - 1 if average else sequence.rounds + (not first)
         counts = _spread(taken - first, rounds - sequence.rounds)
         sequence.committed_per_round += counts
         sequence.accepted += sum(counts) - len(counts)
-        sequence.drafted += len(counts) * self._drafts  # at most
+        sequence.drafted += len(counts) * self._drafts  # an upper bound
         if sequence.finish_reason is not None:
             self._measure(sequence, output.request_perf_metrics)
 
     def _measure(self, sequence: Sequence, measured: Any) -> None:
-        """Counts drafts: TensorRT-LLM's own numbers, where it gives them."""
+        """Count drafts, by TensorRT-LLM's own numbers if it reports them."""
         if measured is not None and measured.speculative_decoding.total_draft_tokens:
             sequence.drafted = measured.speculative_decoding.total_draft_tokens
             sequence.accepted = measured.speculative_decoding.total_accepted_draft_tokens
         accepted = [count - 1 for count in sequence.committed_per_round]
-        if accepted:  # a text may end with a draft, before the own token of its last round
+        if accepted:  # a text may end with a draft, before the last round's own token
             accepted[-1] += sequence.accepted - sum(accepted)
         left, rounds = sequence.drafted, []
-        for count in accepted:  # all rounds draft equally, but for the last
+        for count in accepted:  # all rounds draft equally, except the last
             rounds.append((min(self._drafts, left),) * 2 + (count,))
             left -= rounds[-1][0]
         self._metrics.drafted(rounds)
@@ -300,18 +300,18 @@ class TensorRTLLM:
         elif error:
             log.error("a generation failed", exc_info=error)
             sequence.finish_reason = "error"
-            if _is(error, "EngineDeadError"):  # each later request would fail, too
+            if _is(error, "EngineDeadError"):  # every later request would fail too
                 end_process()
         self._deliver(sequence, code, said)
         self._look()
 
 
 def _is(error: BaseException, name: str) -> bool:
-    """Whether it is of a class that not every version has."""
+    """Return whether the error is of a class that not every version has."""
     return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def _spread(tokens: int, rounds: int) -> list[int]:
-    """Tokens of each round, as even as can be: TensorRT-LLM does not say where they came."""
+    """Spread tokens evenly over rounds: TensorRT-LLM does not report tokens per round."""
     rounds = max(rounds, tokens > 0)
     return [tokens * (i + 1) // rounds - tokens * i // rounds for i in range(rounds)]

@@ -1,8 +1,8 @@
-"""Prometheus metrics of the public model, on Triton's own endpoint; docs/serving.md lists them.
+"""Prometheus metrics of the public model, on Triton's endpoint; docs/serving.md lists them.
 
-Three properties of `pb.Metric` shape this file: a call costs tens of microseconds in two processes,
-so values are added up here and sent once an interval; calls from two threads at once crash the
-server, so one thread makes them all; and a call the server refuses may crash it, so none is made.
+`pb.Metric` shapes this file: a call costs tens of microseconds in two processes, so values are
+added up here and sent once an interval; concurrent calls crash the server, so one thread makes them
+all; and a call that the server refuses may crash it, so values are checked first.
 """
 
 import logging
@@ -22,7 +22,7 @@ INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-TALLY = "histogram as counters"  # for values by the thousand a second: see docs/serving.md
+TALLY = "histogram as counters"  # for thousands of values a second: see docs/serving.md
 
 PHASES = ("verify", "draft", "hop", "scheduler")
 REASONS = ("stop", "length", "cancelled", "error", "refused")
@@ -50,20 +50,20 @@ CACHED_TOKENS = "dflash_cached_prompt_tokens_total"
 CACHE_BYTES = "dflash_prefix_cache_bytes"
 COST_SECONDS = "dflash_cost_seconds"
 PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
-# only who runs the rounds knows these
+# known only if this server runs the rounds
 OF_ROUNDS = (
     *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS, CACHE_BYTES),
 )
 
 # bucket bounds, in seconds below
-MEANS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)  # tokens: texts differ most in the first
+MEANS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)  # tokens; texts differ most at the start
 GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
 WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A metric, with the values of its first label or its bucket bounds."""
+    """A metric, with its first label's values or its bucket bounds."""
 
     name: str
     kind: str
@@ -71,14 +71,14 @@ class Family:
     description: str
     label: str = ""
     values: tuple[str, ...] = ("",)
-    more: tuple[str, ...] = ()  # labels of series that are made when their values are known
+    more: tuple[str, ...] = ()  # labels of series that are made later, when their values are known
     buckets: tuple[float, ...] = ()
 
 
 def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
-    """All metrics of a server; max_drafts: of a sequence in a round.
+    """Return all metrics of a server; max_drafts: per sequence in a round.
 
-    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are not known.
+    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are left out.
     """
     positions = ("token_position", tuple(map(str, range(max_drafts))))
     committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
@@ -116,12 +116,12 @@ def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
 
 
 def bounds(buckets: Sequence[float]) -> tuple[str, ...]:
-    """Bucket bounds as Prometheus writes them."""
+    """Return bucket bounds as Prometheus writes them."""
     return (*(f"{bound:g}" for bound in buckets), "+Inf")
 
 
 class _Tally:
-    """A histogram added up here: how many values fell into each bucket, and their sum."""
+    """A histogram added up locally: counts per bucket and the sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -147,24 +147,24 @@ class _Pending:
 
 
 class Metrics:
-    """Takes numbers from any thread and sends them from its own; times in seconds.
+    """Collects numbers from any thread and sends them from its own; times in seconds.
 
-    No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
+    No method waits for Triton. If sending fails, metrics stop with a log entry.
     """
 
     def __init__(self, sink: Any, max_drafts: int, rounds: bool = True) -> None:
-        """sink: the module `triton_python_backend_utils`; the rest: see `families`."""
+        """Start the thread; sink: `triton_python_backend_utils`; for the rest see `families`."""
         self._sink = sink
         self._families = families(max_drafts, rounds)
-        self.progress = 0  # tokens processed since the start, of prompts and generated
+        self.progress = 0  # prompt and generated tokens processed since the start
         self._pending = _Pending()
-        self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
+        self._lock = threading.Lock()  # of _pending; held for additions only, never while sending
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
     def _add(self, *amounts: tuple[str, str, float]) -> None:
-        """Name, label value and amount of each."""
+        """Add amounts, each with name and label value."""
         with self._lock:
             for name, label, amount in amounts:
                 self._pending.counts[name, label] += amount
@@ -181,7 +181,7 @@ class Metrics:
         sequences: Sequence[tuple[int, int, int]],
         choices: Sequence[str],
     ) -> None:
-        """One round; sequences: see `drafted`; choices: what was verified of each."""
+        """Count one round; sequences: see `drafted`; choices: kind verified for each."""
         self.drafted(sequences)
         phases = zip(PHASES, (verify, draft, hop, scheduler), strict=True)
         self._add(
@@ -191,30 +191,30 @@ class Metrics:
         )
 
     def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
-        """Of each sequence in a round: drafts, depth of their tree, drafts accepted."""
+        """Count (drafts, depth of their tree, accepted drafts) of each sequence in a round."""
         with self._lock:
             self._pending.acceptance.update(sequences)
 
     def prefill(self, *, tokens: int, seconds: float) -> None:
-        """One prompt chunk."""
+        """Count one prompt chunk."""
         self.prompt(tokens)
         self._add((PREFILL_SECONDS, "", seconds))
 
     def prompt(self, tokens: int) -> None:
-        """Prompt tokens that were processed."""
+        """Count processed prompt tokens."""
         self._add((PROMPT_TOKENS, "", tokens))
 
     def started(self, *, queued: float, cached: int = 0) -> None:
-        """A request has its first token.
+        """Record a request's first token.
 
-        queued: the time it waited for a slot; cached: tokens of its prompt that were reused.
+        queued: seconds it waited for a slot; cached: prompt tokens from the prefix cache.
         """
         self._add((GENERATION_TOKENS, "", 1))
         self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
         self._observe(QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
-        """From a request to its first token; in a stream, until Triton has taken it."""
+        """Record the time to first token; in a stream, until Triton has taken it."""
         self._observe(FIRST_TOKEN, seconds)
 
     def _observe(self, name: str, value: float) -> None:
@@ -222,16 +222,16 @@ class Metrics:
             self._pending.observed.append((name, value))
 
     def tokens(self, count: int, seconds: float) -> None:
-        """`count` tokens of one request, `seconds` after its previous ones."""
+        """Count tokens of one request that came `seconds` after its previous ones."""
         if count:
             self._add((GENERATION_TOKENS, "", count))
             with self._lock:
                 self._pending.gaps.add(seconds / count, count)
 
     def finished(self, reason: str, acceptance_length: float = 0.0) -> None:
-        """A request ended; `reason` is one of REASONS.
+        """Count an ended request; `reason` is one of REASONS.
 
-        acceptance_length: of its text; 0: it had no rounds that drafted.
+        acceptance_length: of its text; 0: no rounds with drafts.
         """
         self._add((REQUESTS, reason, 1))
         if acceptance_length:
@@ -240,21 +240,21 @@ class Metrics:
     def state(
         self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
     ) -> None:
-        """What holds until the next call.
+        """Set the gauges.
 
-        kv_rows: slots in use, where they are known, and bytes of the prefix cache with them.
+        kv_rows: slots in use, None if unknown; kept: bytes of the prefix cache.
         """
         rows = {} if kv_rows is None else {KV_ROWS: kv_rows, CACHE_BYTES: kept}
         with self._lock:
             self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
     def costs(self, costs: CostProfile) -> None:
-        """What steps cost; called once, when it is known."""
+        """Set the measured costs of rounds; called once."""
         with self._lock:
             self._pending.costs = costs
 
     def close(self) -> None:
-        """Sends what is pending and ends the thread; Triton then drops the metrics."""
+        """Send what is pending and end the thread; Triton then drops the metrics."""
         self._closing.set()
         self._thread.join(CLOSE_TIMEOUT)
 
@@ -267,7 +267,7 @@ class Metrics:
         except Exception:
             log.exception("metrics are given up; requests are not affected")
         while not self._closing.wait(INTERVAL):
-            self._take()  # given up: keep what is pending small
+            self._take()  # after a failure: keep pending data small
 
     def _take(self) -> _Pending:
         with self._lock:
@@ -276,11 +276,11 @@ class Metrics:
 
 
 class _Series:
-    """Triton's objects for the table; made, used and dropped by one thread."""
+    """Triton's metric objects; made, used and dropped by one thread."""
 
     def __init__(self, sink: Any, table: Sequence[Family]) -> None:
         self._sink = sink
-        self._families: dict[str, Any] = {}  # a metric goes away with its family
+        self._families: dict[str, Any] = {}  # keeps metrics alive, which end with their family
         self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
         self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
         self._gauges: dict[str, float] = {}
@@ -308,7 +308,7 @@ class _Series:
             self._metrics[name, value] = family.Metric(labels=labels, **buckets)
 
     def send(self, pending: _Pending) -> None:
-        """Hands everything over: as many calls as series have changed, and three per request."""
+        """Send everything: one call per changed series, three per request."""
         lengths = _Tally(self._lengths)
         for (drafted, depth, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
@@ -334,12 +334,12 @@ class _Series:
         totals = list(accumulate(tally.counts))
         self._increment(f"{name}_sum", "", tally.sum)
         self._increment(f"{name}_count", "", totals[-1])
-        # from the widest on: a scrape in between never sees a bucket above a wider one
+        # widest first: a scrape in between never sees a bucket above a wider one
         for label, total in zip(reversed(bounds(tally.bounds)), reversed(totals), strict=True):
             self._increment(f"{name}_bucket", label, total)
 
     def _send_costs(self, costs: CostProfile) -> None:
-        """Those of the shortest context."""
+        """Set the costs of the shortest context."""
         seconds: dict[tuple[str, int, str], float] = {}
         for i, n in enumerate(costs.rows):
             seconds["draft", n, ""] = costs.draft_seconds[0][i]
@@ -353,5 +353,5 @@ class _Series:
             self._metrics[key].set(value)
 
     def _increment(self, name: str, label: str, amount: float) -> None:
-        if amount > 0:  # a difference of two clocks may be negative, and that is refused
+        if amount > 0:  # a difference of two clocks may be negative, which Triton refuses
             self._metrics[name, label].increment(amount)

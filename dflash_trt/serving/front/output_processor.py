@@ -1,4 +1,4 @@
-"""From a sequence's tokens to what its client gets: text, up to a stop word, and figures."""
+"""Output of a sequence: text up to a stop word, and statistics."""
 
 import json
 import math
@@ -20,24 +20,25 @@ _speller = lru_cache(maxsize=1)(speller)
 
 
 class DraftingReport:
-    """How one choice was drafted, for requests that ask: who wrote each token, what was proposed.
+    """Report of how one choice was drafted: who wrote each token and what was proposed.
 
-    Round 0 is the prefill, which brings the first token."""
+    Round 0 is the prefill, which yields the first token.
+    """
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self._sequence = sequence
         self._spell: Spell = _speller(tokenizer)
         self._texts: list[str] = []  # of all tokens
-        self._rounds = self._tokens = 0  # told of
+        self._rounds = self._tokens = 0  # already reported
 
     def add(self, pieces: list[str], rest: str) -> None:
-        """The text of each new token, and at the end what is left of an unfinished character."""
+        """Append the text of each new token, and at the end that of an unfinished character."""
         self._texts += pieces
         if rest and self._texts:
             self._texts[-1] += rest
 
     def news(self) -> list[str]:
-        """The rounds since the last call, each as JSON."""
+        """Return the rounds since the last call, each as JSON."""
         if not self._texts:
             return []
         prefill = [] if self._rounds else [1]
@@ -53,13 +54,13 @@ class DraftingReport:
     def _written(self, count: int) -> list[dict[str, Any]]:
         part = slice(self._tokens, self._tokens + count)
         known = [SOURCES[source] for source in self._sequence.sources[part]]
-        sources: list[str | None] = [*known] or [None] * count  # TensorRT-LLM does not tell
+        sources: list[str | None] = [*known] or [None] * count  # TensorRT-LLM reports none
         pairs = zip(self._texts[part], sources, strict=True)
         return [{"text": text, "source": source} for text, source in pairs]
 
     def _proposal(self) -> list[dict[str, Any]]:
         waiting = self._sequence.proposals
-        if not (self._rounds and waiting):  # the prefill, or an engine that does not tell
+        if not (self._rounds and waiting):  # prefill, or TensorRT-LLM
             return []
         return [self._draft(draft) for draft in waiting.pop(0)]
 
@@ -75,7 +76,7 @@ class DraftingReport:
 
 
 class OutputProcessor:
-    """One choice of a request; used by the thread that decodes its sequence."""
+    """The output of one choice, used by the thread that decodes its sequence."""
 
     def __init__(
         self,
@@ -89,37 +90,38 @@ class OutputProcessor:
         *,
         thinking: bool = False,
     ) -> None:
-        """received: `time.monotonic()` of the request; prefix: the text starts with it.
+        """Set up.
 
-        hidden: special tokens to leave out; thinking: see `RequestOutput`.
+        received: `time.monotonic()` of the request; prefix: begins the text; hidden: special tokens
+        to leave out; thinking: see `RequestOutput`.
         """
         self.index = index
         self.sequence = sequence
         self._received = received
         self.first_token: float | None = None  # when it came; in a stream, when it was sent
         self._sent = False
-        self.last_token = 0.0  # when the last ones came
-        self._counted = 0  # tokens that the metrics know of
+        self.last_token = 0.0  # time of the last tokens
+        self._counted = 0  # tokens already counted in the metrics
         self._thinking = thinking
         asked = sequence.request.sampling.include_drafting
         self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
         self._report = DraftingReport(sequence, tokenizer) if asked else None
         self._stop_words = StopWords(stop_words) if stop_words else None
-        self._stop_word = ""  # that ended the text
-        self._text = prefix  # not yet given out
+        self._stop_word = ""  # the one that ended the text
+        self._text = prefix  # not yet returned
         self._detokenized = 0  # tokens
-        request = sequence.request  # with its log-probabilities the prompt is given out, too
+        request = sequence.request  # with its log-probabilities the prompt is returned too
         self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
         self._tokens_given = 0
         self._rounds_given = 0
-        self._error: Exception | None = None  # why its text cannot be given out
-        if stop_words:  # looked at token by token: the text may end within a round
+        self._error: Exception | None = None  # why its text cannot be returned
+        if stop_words:  # checked token by token: the text may end within a round
             sequence.ends = self._ends
 
     def _ends(self, token: int) -> bool:
         try:
             return self._stops(token)
-        except Exception as error:  # raised by `output`: it concerns this sequence alone
+        except Exception as error:  # raised again by `output`: only this sequence fails
             self._error = error
             return True
 
@@ -137,7 +139,7 @@ class OutputProcessor:
         return bool(self._stop_word)
 
     def _push(self, tokens: list[int], *, last: bool = False) -> str:
-        """The new text with `tokens`; of each of them where they are reported."""
+        """Return the new text; token by token if drafting is reported."""
         if self._report is None:
             return self._detokenizer.push(tokens, last=last)
         pieces = [self._detokenizer.push([token]) for token in tokens]
@@ -146,9 +148,9 @@ class OutputProcessor:
         return "".join(pieces) + rest
 
     def count(self, metrics: Metrics, *, streaming: bool) -> None:
-        """Tell the metrics of the tokens since the last call.
+        """Report the tokens since the last call to the metrics.
 
-        streaming: the time to the first token is that of `sent`.
+        streaming: `sent` reports the time to first token instead.
         """
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
@@ -164,14 +166,14 @@ class OutputProcessor:
         self._counted, self.last_token = self._counted + new, now
 
     def sent(self, metrics: Metrics) -> None:
-        """An output of a stream was sent; the first one ends the wait for the first token."""
+        """Record that a stream's output was sent; the first ends the time to first token."""
         if not self._sent:
             self._sent = True
             self.first_token = time.monotonic()
             metrics.first_token(self.first_token - self._received)
 
     def output(self, *, final_only: bool) -> RequestOutput | None:
-        """What is new since the last call; None if there is nothing to give out yet."""
+        """Return what is new since the last call, None if there is nothing yet."""
         if self._error is not None:
             raise self._error
         sequence = self.sequence

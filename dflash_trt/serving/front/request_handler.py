@@ -1,9 +1,9 @@
-"""Requests in, responses out: the public model's logic.
+"""The public model's logic: requests in, responses out.
 
-Triton's threads `submit` requests; the preprocessor's thread reads them and puts their sequences
-into the waiting queue; a decoder takes them from there, with threads of its own (`engine_loop.py`
-over our engines, `llm.py` over TensorRT-LLM); the response sender's thread sends what they give.
-Free of Triton's types: `model_repository/dflash` adapts them.
+Triton's threads `submit` requests; the preprocessor's thread parses them and queues their
+sequences; a decoder takes them from the queue in its own threads (`engine_loop.py` over our
+engines, `llm.py` over TensorRT-LLM); the response sender's thread sends the output. Free of
+Triton's types: `model_repository/dflash` adapts them.
 """
 
 import logging
@@ -43,30 +43,30 @@ FULL = f"The request queue is full. {LATER}"
 
 
 class Deliver(Protocol):
-    """Called by a decoder when a sequence has new tokens or has ended.
+    """Callback of a decoder for a sequence with new tokens or an end.
 
-    code, message: the error for its client when its finish_reason is "error".
+    code, message: the client's error if its finish_reason is "error".
     """
 
     def __call__(self, sequence: Sequence, code: str = ..., message: str = ...) -> None: ...
 
 
 class Decoder(Protocol):
-    """Generates the tokens of the sequences in the waiting queue, in threads of its own."""
+    """Generates tokens of queued sequences in its own threads."""
 
     def new_sequence(self, request: Request) -> Sequence:
-        """To be put into the queue. RequestError for a request that it cannot do."""
+        """Return a sequence to queue; RequestError for a request that it cannot run."""
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
 
     def wake(self) -> None:
-        """The queue has more, or a sequence was `dropped`: it must end as "cancelled"."""
+        """Look at the queue and at `dropped` sequences, which must end as "cancelled"."""
 
     def change_drafter(self, *, done: bool) -> None:
-        """Another drafter is about to be loaded, or there: it has seen nothing of any text."""
+        """Prepare for a new drafter, or with `done` use it; it has seen no tokens yet."""
 
     def close(self, timeout: float) -> None:
-        """timeout: seconds."""
+        """Stop the threads, within `timeout` seconds."""
 
 
 class RequestHandler:
@@ -89,7 +89,7 @@ class RequestHandler:
         self._open: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
         self._limit = settings.slots + settings.max_queue
         self._client_limit = min(self._limit, settings.max_per_client or self._limit)
-        self._admitted: Counter[str] = Counter()  # sequences that run or wait, by client
+        self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
         self._closing = False
         self._lock = threading.Lock()  # of _admitted and _closing
         self._sender = ResponseSender(self._drop, self._release, metrics)
@@ -107,19 +107,19 @@ class RequestHandler:
         client: str = "",
         request_id: str = "",
     ) -> None:
-        """Take a request, or refuse it at once when the queue is full.
+        """Accept a request, or refuse it at once if the queue is full.
 
         timeout: seconds after which the request ends with what it has; client: who asks.
         """
         received = time.monotonic()
-        if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
+        if not inputs:  # `serve` checks liveness this way: see `Health.answers`
             return reply.fail(INVALID, NO_INPUTS)
         try:
             count = number_of_choices(inputs, self._client_limit)
-            count *= client != PROOF  # which takes nobody's place
+            count *= client != PROOF  # takes no place in the queue
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
-        with self._lock:  # before the prompt is looked at: it may be long
+        with self._lock:  # before parsing, because the prompt may be long
             refusal = self._refusal(client, count)
             if not refusal:
                 self._admitted[client] += count
@@ -130,7 +130,7 @@ class RequestHandler:
         self._jobs.put(partial(self._preprocess, state, inputs, received))
 
     def control(self, command: Command) -> Status:
-        """Do what `serve` commands; return the state after it."""
+        """Run a command of `serve`; return the state after it."""
         if command in ("hold", "release"):
             self._decoder.change_drafter(done=command == "release")
         elif command != "status":
@@ -141,14 +141,14 @@ class RequestHandler:
         return Status(self._admitted.total(), self._metrics.progress)
 
     def close(self) -> None:
-        """End the threads; requests that are still open fail with UNAVAILABLE."""
+        """End the threads; open requests fail with UNAVAILABLE."""
         self.control("end")
         self._jobs.put(None)
         self._preprocessor.join(CLOSE_TIMEOUT)
         self._decoder.close(CLOSE_TIMEOUT)
 
     def _refusal(self, client: str, count: int) -> str:
-        """Why a request is not admitted, or ""."""
+        """Return why the request is rejected, or ""."""
         if self._closing:
             return STOPPING
         if self._admitted.total() + count > self._limit:
@@ -168,16 +168,13 @@ class RequestHandler:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:  # such as an answer that cannot be sent
+            except Exception:  # for example a response that cannot be sent
                 log.exception("a request could not be read")
 
     def _preprocess(
         self, state: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
     ) -> None:
-        """Puts a request's sequences into the queue, or refuses it.
-
-        received: `time.monotonic()`.
-        """
+        """Queue a request's sequences, or refuse it; received: `time.monotonic()`."""
         if self._sender.stopping:
             return self._turn_away(state, UNAVAILABLE, STOPPING)
         try:
@@ -204,13 +201,13 @@ class RequestHandler:
         except Exception:
             log.exception("a request could not be read", extra=state.log_fields)
             return self._turn_away(state, INTERNAL, NOT_READ)
-        if not self._sender.open(state):  # closed since we looked
+        if not self._sender.open(state):  # closed meanwhile
             return self._turn_away(state, UNAVAILABLE, STOPPING)
         for choice in state.choices:
             self._open[choice.sequence] = state, choice
             self._queue.add(choice.sequence, choice.sequence.request.priority)
         late = state.deadline is not None and time.monotonic() >= state.deadline
-        if late or any(sequence.dropped for sequence in sequences):  # before it was in the queue
+        if late or any(sequence.dropped for sequence in sequences):  # before it was queued
             self._drop(state)
         self._decoder.wake()
 
@@ -221,8 +218,8 @@ class RequestHandler:
     # --- called by the decoder --------------------------------------------------------------------
 
     def _deliver(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
-        """Hands a sequence's output to the sender. An error in here is its request's alone."""
-        if sequence not in self._open:  # its end was delivered before
+        """Pass a sequence's output to the sender; an error here fails only its request."""
+        if sequence not in self._open:  # its end was already delivered
             return
         state, choice = self._open[sequence]
         failure = (code, message) if sequence.finish_reason == "error" else None
@@ -238,16 +235,16 @@ class RequestHandler:
             output, failure = None, (INTERNAL, NO_TEXT)
         if output is not None or failure is not None:
             self._sender.put(state, output, failure)
-        if failure is not None:  # its other choices are of no use any more
+        if failure is not None:  # its other choices are useless now
             self._drop(state)
 
     # --- called by the sender, or after errors ----------------------------------------------------
 
     def _drop(self, state: RequestState) -> None:
-        """Ends a request's sequences: waiting ones now, others when the decoder looks."""
+        """End a request's sequences: waiting ones now, others at the decoder's next look."""
         for choice in state.choices:
             sequence = choice.sequence
-            sequence.dropped = True  # first: it may be about to be put into the queue
+            sequence.dropped = True  # first, because it may be about to be queued
             if self._queue.remove(sequence):
                 sequence.finish_reason = "cancelled"
                 self._deliver(sequence)

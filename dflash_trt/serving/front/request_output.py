@@ -1,6 +1,6 @@
-"""What goes back to a client: the output tensors of the public models.
+"""Output tensors of the public models.
 
-`scripts/public_tensors.py` writes them into the models' config.pbtxt.
+`scripts/public_tensors.py` writes them into config.pbtxt.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 
 STRINGS = ("text_output", "finish_reason", "stop_word", "drafting_rounds")
-NEW = (  # new tokens and rounds; the other fields are totals so far
+NEW = (  # new tokens and rounds; other fields are totals
     "token_ids",
     "token_sources",
     "round_tokens",
@@ -25,8 +25,8 @@ NEW = (  # new tokens and rounds; the other fields are totals so far
 class RequestOutput:
     """New text and tokens of some choices, and their totals so far.
 
-    Lists have an element for each choice in it (one, in a stream); those of tokens and rounds have
-    the choices one after the other.
+    Lists have one element per choice (one in a stream); those of tokens and rounds concatenate the
+    choices.
     """
 
     # first: clients of Triton's `infer` read the first output
@@ -80,14 +80,14 @@ DTYPES = {
 
 
 def append(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs of one choice, one after the other, as one."""
+    """Return two successive outputs of one choice as one."""
     values = {name: getattr(first, name) + getattr(second, name) for name in NEW}
     text = [first.text_output[0] + second.text_output[0]]
     return RequestOutput(**{**vars(second), **values, "text_output": text})
 
 
 def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """The whole outputs of several choices as one."""
+    """Join the complete outputs of several choices."""
     joined: dict[str, Any] = {
         name: [element for output in outputs for element in getattr(output, name)]
         if isinstance(value, list)
@@ -98,9 +98,9 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
 
 
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
-    """The output tensors: strings as bytes, numbers as int32 or float32, `[k]` or `[tokens]`.
+    """Return the output tensors: strings as bytes, numbers as int32 or float32.
 
-    The best alternatives are `[tokens, K]`.
+    Shapes are `[k]` or `[tokens]`; `top_token_ids` and `top_logprobs` are `[tokens, K]`.
     """
     result: dict[str, np.ndarray[Any, Any]] = {}
     for each in fields(output):

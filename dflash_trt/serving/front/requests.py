@@ -1,4 +1,4 @@
-"""A client's request, read from the input tensors of the public model."""
+"""Parsing of client requests from the public model's input tensors."""
 
 import re
 import secrets
@@ -19,12 +19,12 @@ from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
 from dflash_trt.serving.front.structured import chat_grammar, grammar_of
 from dflash_trt.serving.internal import PROOF
 
-MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
+MAX_TOKENS = 128  # if the client does not say and the prompt leaves room
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
 GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
-MAX_GRAMMAR_BYTES = 2**16  # of each of those
-# the plain values: lists and objects mean something else there, such as token ids
+MAX_PROMPT_BYTES = 2**22  # in all: JSON of this size takes 0.5 s to parse at worst
+MAX_GRAMMAR_BYTES = 2**16  # per grammar
+# plain values only: lists and objects, such as token ids, mean something else there
 SAMPLING = [
     each.name
     for each in fields(SamplingParams)
@@ -35,20 +35,20 @@ Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A client's request: a decoding request for each of its n choices."""
+    """A parsed request: one decoding request for each of its n choices."""
 
     choices: list[Request]
     streaming: bool
-    prefix: str  # the text starts with it: the prompt, or nothing
+    prefix: str  # begins the text: the prompt, or nothing
     stop_words: tuple[str, ...]
-    hidden: frozenset[int]  # special tokens that are no text
+    hidden: frozenset[int]  # special tokens to leave out of the text
     thinking: bool  # see `RequestOutput`
 
 
 def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:
-    """Return n; RequestError when there cannot be so many.
+    """Return n; RequestError if it is out of range.
 
-    most: sequences that one client can have at all.
+    most: limit of sequences per client.
     """
     n, most = int(tensors["n"].ravel()[0]) if "n" in tensors else 1, min(most, MAX_CHOICES)
     if not 1 <= n <= most:
@@ -63,7 +63,7 @@ def parse_request(
     settings: Settings,
     client: str = "",
 ) -> ParsedRequest:
-    """Raise `RequestError` for what cannot be run, before it takes long or much memory.
+    """Parse a request; RequestError, before it costs much time or memory, if it cannot run.
 
     client: who asks.
     """
@@ -130,7 +130,7 @@ def parse_request(
 def _sampling_params(
     asked: GenerateRequest, tokenizer: Tokenizer, prompt_logprobs: bool
 ) -> SamplingParams:
-    """A random seed where one matters and none was sent."""
+    """Return the sampling parameters, with a random seed if one matters and none was sent."""
     given = {name: getattr(asked, name) for name in SAMPLING}
     if asked.seed is None:
         given["seed"] = secrets.randbits(62) if asked.temperature else 0
@@ -143,9 +143,9 @@ def _sampling_params(
 
 
 def _check_size(tensors: Tensors, max_chars: int) -> None:
-    """Before it is parsed: whether a prompt of so many characters can be in there.
+    """Raise RequestError for oversized inputs before parsing them.
 
-    JSON has up to six bytes for a character, and names beside them.
+    JSON takes up to six bytes per character, plus names.
     """
 
     def size(name: str) -> int:
@@ -164,14 +164,14 @@ def _check_size(tensors: Tensors, max_chars: int) -> None:
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Token ids of each. As a batch, since only that leaves other threads the interpreter."""
+    """Return the token ids of each text; a batch call releases the GIL."""
     with panics_as_errors():
         found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     return [each.ids for each in found]
 
 
 def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
-    """The prompt, and that of messages if there are some; "" where it is token ids."""
+    """Return the prompt text, "" if it is token ids; and the ChatPrompt if there are messages."""
     sent = asked.model_fields_set
     given = ["text_input"] if asked.text_input else []
     given += ["messages"] if asked.messages else []
@@ -196,7 +196,7 @@ def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, Ch
 
 
 def _token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Token ids of the vocabulary; RequestError names one that is not."""
+    """Return the ids; RequestError for one outside the vocabulary."""
     last = _last_token(tokenizer)
     if ids and not 0 <= min(ids) <= max(ids) <= last:
         wrong = next(token for token in ids if not 0 <= token <= last)
@@ -205,7 +205,7 @@ def _token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
 
 def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
-    """By token id, as OpenAI's API has it."""
+    """Return biases by token id, as in OpenAI's API."""
     last = _last_token(tokenizer)
     for token in given:
         if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
@@ -222,12 +222,12 @@ def _last_token(tokenizer: Tokenizer) -> int:
 
 @lru_cache(maxsize=1)
 def _longest_token(tokenizer: Tokenizer) -> int:
-    """Characters of the longest token: longer texts are refused without tokenizing them."""
+    """Return the longest token's characters, to refuse long texts without tokenizing."""
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Their token ids, at the start of a text and after a space, as vLLM reads them."""
+    """Return token ids of words, at a text's start and after a space, as vLLM does."""
     found: dict[tuple[int, ...], None] = {}
     texts = [space + word.lstrip() for word in words for space in ("", " ")]
     ids = [tuple(each) for each in _encode(tokenizer, texts, add_special_tokens=False)]

@@ -1,7 +1,7 @@
-"""The thread that talks to Triton: it sends outputs and asks which clients have gone.
+"""The thread that talks to Triton: sends outputs and checks for cancelled requests.
 
-Sending takes 0.1 to 0.4 ms a response, too long for the decoding threads. While it is busy, outputs
-of one choice are merged.
+Sending takes 0.1 to 0.4 ms a response, too long for decoding threads. While the thread is busy,
+outputs of one choice are merged.
 """
 
 import logging
@@ -17,14 +17,14 @@ from dflash_trt.serving.front.request_output import RequestOutput, append, join_
 
 log = logging.getLogger(__name__)
 
-POLL = 0.005  # seconds, at least, between two looks at who has gone ...
-SHARE = 0.1  # ... and the most of the time that they take: asking Triton takes 0.04 ms a request
-WAITING_EVERY = 8  # one look in so many includes requests that hold no slot yet
+POLL = 0.005  # minimum seconds between two checks for cancellation
+SHARE = 0.1  # their maximum fraction of time: asking Triton takes 0.04 ms a request
+WAITING_EVERY = 8  # every n-th check includes requests without a slot
 IDLE = 0.5  # seconds
 
 
 class Reply(Protocol):
-    """Where the responses to one request go."""
+    """The destination of a request's responses."""
 
     def send(self, output: RequestOutput, *, last: bool) -> None: ...
     def fail(self, code: str, message: str) -> None: ...
@@ -42,7 +42,7 @@ class RequestState:
     admitted: int  # sequences: see `RequestHandler`
     streaming: bool = False
     choices: list[OutputProcessor] = field(default_factory=list)
-    gone: bool = False  # the client is no longer there
+    gone: bool = False  # the client disconnected
     ended: dict[int, RequestOutput] = field(default_factory=dict)  # last output of each choice
     failure: tuple[str, str] | None = None  # code and message
 
@@ -57,9 +57,9 @@ class RequestState:
 
 
 class ResponseSender:
-    """Calls `drop` for a request whose client has gone or whose deadline has passed.
+    """Sends responses; calls `drop` for a cancelled or timed-out request.
 
-    `closed` is called once for each request, when it has been answered.
+    `closed` is called once per request, when it has been answered.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ResponseSender:
         self._thread.start()
 
     def open(self, state: RequestState) -> bool:
-        """Takes a request; False after `close`, when nothing would ever answer it."""
+        """Register a request; return False after `close`, when nothing would answer it."""
         with self._changed:
             if not self.stopping:
                 self._live[state] = None
@@ -92,7 +92,7 @@ class ResponseSender:
         output: RequestOutput | None,
         failure: tuple[str, str] | None = None,
     ) -> None:
-        """Queue an output of one choice; failure: code and message that then end the request."""
+        """Queue an output of one choice; failure: code and message that end the request."""
         with self._changed:
             if output is not None:
                 key = (state, output.index[0])
@@ -102,7 +102,7 @@ class ResponseSender:
             self._changed.notify()
 
     def close(self, timeout: float, code: str, message: str) -> None:
-        """Ends all requests with an error, then the thread; timeout: seconds."""
+        """End all requests with an error, then the thread; timeout: seconds."""
         with self._changed:
             self.stopping = True
             for state in self._live:
@@ -121,7 +121,7 @@ class ResponseSender:
                 pending, self._pending = self._pending, {}
                 live = list(self._live)
                 failed = [state for state in live if state.failure is not None]
-            # first tokens first: they are waited for most
+            # first tokens first: clients wait for them most
             for (state, _), output in sorted(pending.items(), key=lambda item: _has_more(item[1])):
                 self._guarded(state, self._send, output)
             for state in failed:
@@ -140,7 +140,7 @@ class ResponseSender:
     def _guarded(
         self, state: RequestState, do: Callable[..., None], *output: RequestOutput
     ) -> None:
-        """An error with one request does not concern the others."""
+        """Call `do`; an error ends this request only."""
         try:
             do(state, *output)
         except Exception:
@@ -154,7 +154,7 @@ class ResponseSender:
         if output.finish_reason[0]:
             state.ended[output.index[0]] = output
         complete = len(state.ended) == len(state.choices) and state.failure is None
-        if complete:  # released before its client knows, who may ask again at once
+        if complete:  # released before its client, which may ask again at once, gets the answer
             self._close(state)
         if state.streaming:
             state.reply.send(output, last=complete)
@@ -186,5 +186,5 @@ class ResponseSender:
 
 
 def _has_more(output: RequestOutput) -> bool:
-    """Whether its choice has given out tokens before."""
+    """Return whether the choice has returned tokens before."""
     return output.completion_tokens[0] > len(output.token_ids)

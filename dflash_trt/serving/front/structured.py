@@ -1,4 +1,4 @@
-"""What a request's text has to follow: OpenAI's `response_format`, or one of vLLM's `guided_*`."""
+"""Grammars of requests: OpenAI's `response_format`, or vLLM's `guided_*`."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from dflash_trt.errors import RequestError
 from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import GenerateRequest
 
-MAX_GBNF = 2**13  # bytes: llguidance reads 1,000 rules in 2 s
+MAX_GBNF = 2**13  # bytes: llguidance takes 2 s to read 1,000 rules
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
 ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_of(asked: GenerateRequest) -> Grammar | None:
-    """Return what the text follows; None: it is free.
+    """Return the grammar that the output must follow; None: free text.
 
-    Raises RequestError for two of them, and for what cannot be read.
+    Raises RequestError for more than one grammar, or an invalid one.
     """
     sent = asked.model_fields_set
     found = [
@@ -33,22 +33,22 @@ def grammar_of(asked: GenerateRequest) -> Grammar | None:
 
 
 def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
-    """Return what a chat's answer follows: calls that have to come, or those that may and `asked`.
+    """Return the grammar of a chat's answer: required calls, or optional calls and `asked`.
 
-    asked: what the text has to be. RequestError for what cannot be joined.
+    asked: the answer's grammar. Raises RequestError if both cannot be combined.
     """
-    of_answer = asked and asked.name == "response_format"  # the rest is for all of the text
+    of_answer = asked and asked.name == "response_format"  # other grammars apply to the whole text
     if prompt.grammar and asked and not of_answer:
         raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
     if prompt.grammar:
-        return Grammar("lark", prompt.grammar, "tools")  # an error is of a schema in them
+        return Grammar("lark", prompt.grammar, "tools")  # errors name a tool's schema
     if asked is None or not of_answer or not (prompt.tools or prompt.thinking):
         return asked
     return Grammar("lark", model.grammar(prompt, json.loads(asked.text)), asked.name)
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
-    """Also with the schema in the format itself, as others write it."""
+    """Return the grammar; the schema may also be in the format itself, as other servers accept."""
     value = {name: each for name, each in value.items() if each is not None}
     kind = value.pop("type", None)
     wrapped = kind == "json_schema" and isinstance(value.get("json_schema"), dict)
@@ -91,7 +91,7 @@ def _lark(name: str, text: str) -> Grammar:
         )
     try:
         return Grammar("lark", any_to_lark(text), name)
-    except Exception as error:  # its parser raises what it likes
+    except Exception as error:  # the parser raises any type
         raise RequestError(
             f"{name} is no GBNF: {str(error)[:200]}", "Correct it, or send llguidance's Lark."
         ) from error

@@ -1,4 +1,4 @@
-"""Named tuples of arrays to Triton tensors and back; a field is the tensor of its name.
+"""Conversion of named tuples of arrays to Triton tensors and back; fields are tensor names.
 
 Imports `triton_python_backend_utils`, which exists only inside Triton's Python backend.
 """
@@ -17,27 +17,27 @@ from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.request_id import CONTEXT, HEADER, request_id
 
 T = TypeVar("T")
-# request parameters: Triton's own, its clients' and ours
+# request parameters of Triton, its clients and this project
 KNOWN = {
     *("id", "timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"),
     *("sequence_id", "sequence_start", "sequence_end", "headers"),
     *(HEADER, CLIENT, CLIENT_KEY, CODED_ERRORS, *CONTEXT),
 }
-MAX_STRINGS, MAX_STRING = 4096, 2**23  # of a BYTES tensor, and bytes of one: above all limits
+MAX_STRINGS, MAX_STRING = 4096, 2**23  # strings, bytes of each: above all limits
 
 
 class _Truncated(np.ndarray[Any, Any]):
-    """The first strings of a tensor; Triton would give them the shape of all."""
+    """The first strings of a tensor; ignores the full shape that Triton applies."""
 
     def reshape(self, *_: Any, **__: Any) -> "_Truncated":
         return self
 
 
 def _first_strings(encoded: Any) -> np.ndarray[Any, Any]:
-    """The strings of a BYTES tensor, at most `MAX_STRINGS`.
+    """Return the strings of a BYTES tensor, at most `MAX_STRINGS`.
 
     Triton 2.51 makes Python objects of all strings before a model sees the request: 10 million of
-    them stopped the server for 7 s. An exception in here would end the process.
+    them blocked the server for 7 s. An exception in here would end the process.
     """
     data, strings, at = memoryview(encoded), list[bytes](), 0
     while at < len(data) and len(strings) < MAX_STRINGS:
@@ -52,18 +52,18 @@ pb.deserialize_bytes_tensor = _first_strings
 
 
 def to_tensors(values: Mapping[str, Any]) -> list[Any]:
-    """Arrays and floats by name as `pb.Tensor`s."""
+    """Convert arrays and floats by name to `pb.Tensor`s."""
     return [pb.Tensor(name, np.ascontiguousarray(value)) for name, value in values.items()]
 
 
 def from_request(cls: type[T], request: Any) -> T:
-    """A named tuple of arrays from the input tensors of a request."""
+    """Read a named tuple of arrays from a request's input tensors."""
     names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
     return cls(*(pb.get_input_tensor_by_name(request, name).as_numpy() for name in names))
 
 
 def from_response(cls: type[T], response: Any) -> T:
-    """A named tuple from the output tensors of a response; the arrays are copies."""
+    """Read a named tuple from a response's output tensors; arrays are copies."""
     values = []
     for name, kind in cls.__annotations__.items():
         array = pb.get_output_tensor_by_name(response, name).as_numpy()
@@ -72,23 +72,23 @@ def from_response(cls: type[T], response: Any) -> T:
 
 
 def parameters(request: Any) -> dict[str, Any]:
-    """The parameters of a request by name."""
+    """Return the parameters of a request by name."""
     found: dict[str, Any] = json.loads(request.parameters() or "{}")
     return found
 
 
 def named(request: Any) -> str:
-    """The request's id: its header's, otherwise Triton's, otherwise a new one."""
+    """Return the request id: from the header, else Triton's, else a new one."""
     return request_id(parameters(request).get(HEADER), request.request_id())
 
 
 def check_parameters(request: Any) -> None:
-    """RequestError for a parameter that Triton made of a field unknown to it."""
+    """Raise RequestError for a parameter that Triton made from an unknown field."""
     check_names({k: v for k, v in parameters(request).items() if k.lower() not in KNOWN})
 
 
 def timeout(request: Any) -> float | None:
-    """Seconds that a request may take, or None.
+    """Return the seconds that a request may take, or None.
 
     From Triton's timeout in microseconds, or the parameter that `generate` makes of it.
     """
@@ -98,8 +98,5 @@ def timeout(request: Any) -> float | None:
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """All input tensors of a request by name; optional ones that were not sent are absent.
-
-    Copies: Triton takes their memory back after `execute`.
-    """
+    """Return copies of a request's input tensors by name; Triton frees them after `execute`."""
     return {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}

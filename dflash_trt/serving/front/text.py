@@ -1,4 +1,4 @@
-"""From tokens to text, piece by piece: never half a character, nothing from a stop word on."""
+"""Incremental detokenization: no partial characters, nothing from a stop word on."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,22 +11,22 @@ HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a char
 
 
 class Detokenizer:
-    """Turns tokens into text as they come; the pieces add up to the text of all.
+    """Turns tokens into text piece by piece; the pieces add up to the whole text.
 
-    Only a window of the last tokens is decoded. It begins one piece back, since some decoders drop
-    the leading space of a text's first token.
+    Only a window of the last tokens is decoded. It begins one piece back, because some decoders
+    drop the leading space of a text's first token.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        """hidden: tokens to leave out, special or not."""
+        """Start an empty text; hidden: tokens to leave out, special or not."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._window: list[int] = []
-        self._context = 0  # tokens that the window begins with, whose text was given out
-        self._given = 0  # characters of the window's text, given out
+        self._context = 0  # tokens at the window's start whose text was returned
+        self._given = 0  # characters of the window's text already returned
 
     def push(self, tokens: list[int], *, last: bool = False) -> str:
-        """The new text with `tokens`; an unfinished character is withheld until `last`."""
+        """Return the new text; an unfinished character is withheld until `last`."""
         self._window += tokens
         text = self._decode(self._window)
         complete = text if last else text.rstrip(HOLE)
@@ -45,7 +45,7 @@ class Detokenizer:
 
 
 class StopWords:
-    """Withholds what may become a stop word; what it gives out is the text before the first."""
+    """Withholds a possible stop word; returns only text before the first one."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -53,7 +53,7 @@ class StopWords:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """What may be given out now, and the stop word that has appeared; "": none has."""
+        """Return the text that is certain, and the stop word found or ""."""
         self._held += text
         places = [(place, word) for word in self._words if (place := self._held.find(word)) >= 0]
         if places:
@@ -67,15 +67,15 @@ class StopWords:
         return given, ""
 
     def rest(self) -> str:
-        """What was withheld, when the text has ended without a stop word."""
+        """Return the withheld text, when the text ended without a stop word."""
         given, self._held = self._held, ""
         return given
 
 
 def _advance(word: str, matched: int, text: str) -> int:
-    """How many of the word's first characters the text ends with, after `text`.
+    """Return how many leading characters of the word end the text, by Knuth-Morris-Pratt.
 
-    By Knuth, Morris and Pratt, who look at each character once. The word is not in the text.
+    The word itself must not be in the text.
     """
     shorter = _borders(word)
     for character in text:
@@ -87,7 +87,7 @@ def _advance(word: str, matched: int, text: str) -> int:
 
 @lru_cache(maxsize=256)
 def _borders(word: str) -> tuple[int, ...]:
-    """For each prefix of the word: the length of the longest shorter prefix that it ends with."""
+    """Return, for each prefix, the length of its longest proper border."""
     found, matched = [0], 0
     for character in word[1:]:
         while matched and word[matched] != character:

@@ -1,7 +1,7 @@
-"""`dflash` for clients of plain infer: a small gRPC client of it, in the process of `dflash_infer`.
+"""Client of `dflash` for plain infer, over gRPC, in the process of `dflash_infer`.
 
-A call of one Triton model by another will not do: it cannot be cancelled, loses error codes, and
-in Triton 2.51 one with a decoupled answer crashes the calling process now and then.
+A call between Triton models cannot be cancelled, loses error codes, and in Triton 2.51 a decoupled
+one sometimes crashes the calling process.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from dflash_trt.serving.internal import GRPC
 log = logging.getLogger(__name__)
 
 DEFAULT = '{"address": "127.0.0.1:8001", "headers": {}, "tls": null}'  # under a bare Triton
-LOOK = 0.02  # seconds between two looks at whether a client has gone
+LOOK = 0.02  # seconds between checks for cancellation
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and message
 
 
 class UnaryClient:
-    """Asks `dflash`, over its server's own gRPC port, for any number of requests at a time."""
+    """Sends requests to `dflash` over the server's own gRPC port, any number at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -45,7 +45,7 @@ class UnaryClient:
         cancelled: Any,
         respond: Any,
     ) -> None:
-        """Call `respond` with the answer, in another thread; the request ends once `cancelled`."""
+        """Call `respond` with the answer in another thread; stops once `cancelled`."""
         request = service_pb2.ModelInferRequest(model_name=MODEL)
         for name, array in inputs.items():
             kind = tensors()[name].datatype

@@ -1,4 +1,4 @@
-"""The HTTP application's process as `serve` sees it."""
+"""The HTTP application's process, controlled by `serve`."""
 
 import importlib.util
 import os
@@ -19,20 +19,20 @@ from dflash_trt.serving.server.process import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
 START_CRASHES = 2
-EXIT_TIME = 1.0  # seconds from the end of its output to that of the process
+EXIT_TIME = 1.0  # seconds from the end of its output to its exit
 STOP_TIMEOUT = 10.0  # seconds
 
 
 class Application:
-    """Listens on the HTTP port from the start on; `start` starts its process, anew if it died.
+    """Holds the HTTP port from the start; `start` starts the process, again if it died.
 
-    Raises ServerError when the port is taken, BuildError when `directory` is no build.
+    Raises ServerError if the port is taken, BuildError if `directory` is no build.
     """
 
     def __init__(
         self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
     ) -> None:
-        """triton: where Triton listens; page: whether there is one at /."""
+        """Open the port; triton: Triton's ports; page: whether to serve the page at /."""
         if importlib.util.find_spec("fastapi") is None:  # found, not imported
             raise ServerError(
                 "`serve` needs the Python packages fastapi and uvicorn",
@@ -45,10 +45,10 @@ class Application:
         self._settings = Settings(self._listener.fileno(), directory, triton, security, page)
 
     def start(self, log: Log) -> None:
-        """Return when it answers; it is ready once it is, or was, told so.
+        """Start the process and wait until it listens; it takes the last state of `tell`.
 
-        It is started again when it is killed before that, twice at most. Raises ServerError when it
-        does not start, with its last line, which is in `log`.
+        A process that is killed before that is started again, twice at most. Raises ServerError
+        with its last log line if it does not start.
         """
         for _ in range(1 + START_CRASHES):
             start = log.size()
@@ -64,36 +64,36 @@ class Application:
     def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dflash_trt.serving.app"],
-            env=os.environ | {"PYTHONSAFEPATH": "1", FORM: log.form},  # nothing from where we are
+            env=os.environ | {"PYTHONSAFEPATH": "1", FORM: log.form},  # no local modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),
             bufsize=0,
             pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # Ctrl-C reaches us; we tell it
+            start_new_session=True,  # Ctrl-C reaches only us
             preexec_fn=die_with_parent,
         )
-        self._write(codec.dump_json(self._settings).decode())  # keys: never among the arguments
+        self._write(codec.dump_json(self._settings).decode())  # arguments would reveal keys
         return self._process
 
     def poll(self) -> int | None:
-        """Return the exit code of the process when it has ended."""
+        """Return the exit code, None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def tell(self, words: str) -> None:
-        """`ready`, `unready`, `drain SECONDS`: takes requests, or none, or ends when none runs."""
+        """Send a state: `ready` or `unready` for requests, or `drain SECONDS`, then exit."""
         self._state = words
         self._write(words)
 
     def wait(self, timeout: float) -> bool:
-        """Return whether the process has ended within `timeout` seconds."""
+        """Return whether the process ended within `timeout` seconds."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the process, running requests too, and give the port back; bounded."""
+        """End the process and running requests, and free the port; takes bounded time."""
         if self._process is not None:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -108,7 +108,7 @@ class Application:
     def _write(self, words: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with suppress(OSError):  # `poll` says it
+        with suppress(OSError):  # `poll` reports it
             self._process.stdin.write(f"{words}\n".encode())
 
     def _listens(self, process: "subprocess.Popen[bytes]") -> bool:

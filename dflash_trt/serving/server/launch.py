@@ -1,7 +1,7 @@
 """How tritonserver is started: the binary, the directories and the environment it needs.
 
-The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend wants the stub of
-this Python beside the backend library: a runtime directory of symbolic links gives it that.
+The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend needs this Python's
+stub beside the backend library: a runtime directory of symbolic links provides that.
 """
 
 import importlib.util
@@ -19,13 +19,13 @@ from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import CONTEXT, HEADER
 from dflash_trt.serving.security import Security, server_version
 
-TRACES_FROM = (2, 58)  # older ones free a lock that they hold: triton-inference-server/server#8144
-EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
+TRACES_FROM = (2, 58)  # older ones unlock a mutex twice: triton-inference-server/server#8144
+EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it stops
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A tritonserver, and the options it needs beyond the defaults of its container image."""
+    """A tritonserver, and the options it needs beyond its container's defaults."""
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Binary:
 
 
 def find_binary(runtime: Path) -> Binary:
-    """The tritonserver of the wheel, or the one on PATH; `runtime`: a directory for links."""
+    """Return the wheel's tritonserver, or the one on PATH; `runtime`: a directory for links."""
     package = importlib.util.find_spec("pytriton")  # found, not imported
     if package is not None and package.submodule_search_locations:
         root = Path(package.submodule_search_locations[0]) / "tritonserver"
@@ -76,7 +76,7 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
 def command(
     binary: Binary, repository: Path, ports: Ports, shm_prefix: str, security: Security
 ) -> list[str]:
-    """The command line; `shm_prefix` starts the names of this server's shared memory regions."""
+    """Return the command line; `shm_prefix`: begins the names of shared memory regions."""
     return [
         str(binary.path),
         f"--model-repository={repository}",
@@ -100,7 +100,7 @@ def command(
 
 
 def _trace_arguments(binary: Path) -> list[str]:
-    """For Triton's own spans, of requests that come with a trace."""
+    """Return the options for Triton's own spans, for requests with a trace context."""
     url = tracing.endpoint()
     if url is None or server_version(binary) < TRACES_FROM:
         return []
@@ -111,11 +111,11 @@ def _trace_arguments(binary: Path) -> list[str]:
 
 
 def environment(binary: Binary) -> dict[str, str]:
-    """This process's environment, such that the models run in this very Python installation."""
+    """Return this process's environment with the paths of this Python installation first."""
     first = {
         # the embedded interpreter takes its prefix from the first `python3` on PATH
         "PATH": [Path(sys.prefix) / "bin"],
-        # where libpython3.x.so is
+        # the directory of libpython3.x.so
         "LD_LIBRARY_PATH": [*binary.libraries, sysconfig.get_config_var("LIBDIR")],
     }
     return os.environ | {
@@ -125,10 +125,10 @@ def environment(binary: Binary) -> dict[str, str]:
 
 
 def working_directory(runtime: Path) -> Path:
-    """A directory with links to what the models import beside this Python installation's packages.
+    """Make a directory with links to packages that the models import from elsewhere.
 
-    The embedded interpreter ignores PYTHONPATH, but its path starts with the working directory:
-    it holds this `dflash_trt`, then what is in the directories of PYTHONPATH.
+    The embedded interpreter ignores PYTHONPATH, but its path starts with the working directory: it
+    holds this `dflash_trt`, then the contents of PYTHONPATH's directories.
     """
     package = importlib.util.find_spec("dflash_trt")
     assert package is not None

@@ -1,4 +1,4 @@
-"""A tritonserver process: start it, wait until it is ready, stop it whatever state it is in."""
+"""A tritonserver process: start it, wait until it is ready, and always stop it."""
 
 import os
 import re
@@ -33,22 +33,22 @@ from dflash_trt.serving.server.launch import (
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
-LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds until engines are loaded; bytes of them in one more
-EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
+LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds to load engines; bytes loaded in one more second
+EXIT_AFTER = 10.0  # seconds until Triton ends after a model failed to load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
-FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
-KILL_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment
+FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
+KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
 SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
-KILLED = "is not healthy"  # what Triton says of a model whose process was killed
+KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 
 
 class Server:
-    """A tritonserver over a built directory, with its log and its runtime directory.
+    """A tritonserver over a built directory, with its log and runtime directory.
 
-    As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
-    Both in a thread that lives as long as it: it ends with that. log: a file, whose folder exists;
-    None: in the runtime directory, where it stays if `keep_log`, or if a ServerError names it.
+    As a context manager it runs during the block; `start` restarts it after `kill`. Use both in a
+    thread that lives as long as the server, which ends with it. log: a file in an existing folder;
+    None: one in the runtime directory, kept if `keep_log` or a ServerError names it.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Server:
         self.security = security or Security()
         self.repository = find_repository(directory)
         if any(character.isspace() for character in str(self.repository)):
-            raise ServerError(  # Triton would wait for ever for its model processes
+            raise ServerError(  # Triton would wait forever for its model processes
                 f"Triton cannot serve from a path with a space in it: {self.repository}",
                 "Move the build, or build into another directory",
             )
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         size = sum(map(size_of, roles(self.repository.parent / "engines")))
-        # TensorRT-LLM, which has no engines of ours, tunes what it has loaded
+        # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
@@ -109,11 +109,11 @@ class Server:
                 shutil.rmtree(path, ignore_errors=True)
             elif path != self.log.path or not named:
                 path.unlink()
-        with suppress(OSError):  # the log is in there
+        with suppress(OSError):  # the log may be in there
             self._runtime.rmdir()
 
     def start(self) -> None:
-        """Start the process; its log goes on where the last one's ended."""
+        """Start the process; its log continues the last one."""
         self._stubs = {}
         self._log_start = self.log.size()
         self.process = subprocess.Popen(
@@ -128,22 +128,22 @@ class Server:
                 FORM: self.log.form,
             },
             cwd=self._directory,
-            umask=0o077,  # its shared memory holds prompts
+            umask=0o077,  # shared memory holds prompts
             stdin=subprocess.DEVNULL,
             stdout=self.log.fileno(),
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us; we tell the server
+            start_new_session=True,  # Ctrl-C reaches only us
             preexec_fn=internal.die_with_parent,
         )
 
     def wait_ready(
         self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
     ) -> bool:
-        """Waits until all models are ready and a first request was served.
+        """Wait until all models are ready and a first request was served.
 
-        It is served when the costs of rounds are known, which no user then waits for.
-        A server of which something crashes before that is started again, twice at most. `say` is
-        told. False when `give_up` was set before that; raises `ServerError` when it cannot be.
+        The first request waits for the costs of rounds, so that no user does. A server that crashes
+        before that is restarted, twice at most, and `say` is called. Returns False if `give_up` is
+        set; raises ServerError if the server cannot start.
         """
         give_up = give_up or threading.Event()
         begun = started = time.monotonic()
@@ -159,7 +159,7 @@ class Server:
                 started = time.monotonic()
             elif self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)
-                answered = status in (200, 503)  # served, or others filled the queue already
+                answered = status in (200, 503)  # served, or other requests already fill the queue
                 if answered and self.ended() is None and not self._missing():
                     return True
                 if status is not None and not answered:
@@ -169,28 +169,28 @@ class Server:
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._look())
 
     def ended(self) -> str | None:
-        """What of the server has ended since it was started; None: nothing that was seen running.
+        """Return what has ended since the start; None: everything seen still runs.
 
-        Its own readiness does not change when a model process ends.
+        Triton's own readiness does not change when a model process ends.
         """
         if (code := self.process.poll()) is not None:
             return f"tritonserver ended (exit {code})"
         for pid, model in self._stubs.items():
-            with suppress(OSError):  # a lack of files here ends nothing there
-                # a process id may have a new owner
+            with suppress(OSError):  # running out of files here does not mean that it ended
+                # the process id may have a new owner
                 if not any(self.shm_prefix in word for word in command_line(pid)):
                     return f"the process of {model} ended (pid {pid})"
         return None
 
     def _missing(self) -> set[str]:
-        """The models that have had no process yet."""
+        """Return the models that have had no process yet."""
         missing = self.models - set(self._stubs.values())
         if missing:
             self._stubs |= self.stubs()
         return missing
 
     def _failed_start(self, started: float) -> str | None:
-        """What crashed since `started`; ServerError for what would never start."""
+        """Return what crashed since `started`; ServerError if a restart would not help."""
         missing = self._missing()
         took = time.monotonic() - started
         if missing and took > STUB_TIMEOUT:
@@ -199,7 +199,7 @@ class Server:
             return f"its models were not loaded in {self._load_timeout:.0f} s"
         if (problem := self.ended()) is None:
             return None
-        with suppress(subprocess.TimeoutExpired):  # of a model that does not load both end
+        with suppress(subprocess.TimeoutExpired):  # a model that fails to load ends both
             self.process.wait(EXIT_AFTER)
         code = self.process.poll()
         if code is None:
@@ -210,7 +210,7 @@ class Server:
         raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._look())
 
     def stubs(self) -> dict[int, str]:
-        """The server's model processes: process id to model."""
+        """Return the server's model processes: process id to model."""
         words = {pid: command_line(pid) for pid in processes_naming(self.shm_prefix)}
         return {
             pid: Path(line[1]).parent.parent.name  # MODEL/1/model.py
@@ -220,13 +220,13 @@ class Server:
 
     @contextmanager
     def reloading(self, model: str) -> Iterator[None]:
-        """Within the block the process of a model may end, because another one takes its place."""
+        """Allow a model's process to be replaced within the block."""
         old = {pid: name for pid, name in self._stubs.items() if name == model}
         self._stubs = {pid: name for pid, name in self._stubs.items() if name != model}
         try:
             yield
         finally:
-            deadline = time.monotonic() + STUB_TIMEOUT  # until the old ones have ended
+            deadline = time.monotonic() + STUB_TIMEOUT  # for the old ones to end
             while len(new := [pid for pid, name in self.stubs().items() if name == model]) > 1:
                 if time.monotonic() > deadline:
                     break
@@ -234,10 +234,10 @@ class Server:
             self._stubs |= dict.fromkeys(new, model) or old
 
     def load_drafter(self, build: Path) -> None:
-        """That of another build in place of the one that runs; ServerError where it stays.
+        """Replace the running drafter by another build's; ServerError if that fails.
 
-        Triton loads it beside the old one, whose process ends when its last round has. What it
-        needs of texts that run or are kept it has not seen: they go on without.
+        Triton loads it beside the old one, whose process ends after its last round. Running
+        sequences go on without drafts, because the new drafter has not seen their tokens.
         """
         config = self.health.config(DRAFTER)
         held = self.control.ask("hold")
@@ -253,7 +253,7 @@ class Server:
             self.control.ask("release")
 
     def stop(self) -> None:
-        """Stops the server and its model processes; bounded, whatever they are doing."""
+        """Stop the server and its model processes; takes bounded time."""
         self.health.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -262,9 +262,9 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """Ends everything at once; clients see their connections close."""
+        """End everything at once; clients' connections close."""
         self.process.kill()
-        with suppress(subprocess.TimeoutExpired):  # a driver may hold it
+        with suppress(subprocess.TimeoutExpired):  # a driver may block it
             self.process.wait(KILL_TIMEOUT)
         clean_up(self.shm_prefix)
 
@@ -285,7 +285,7 @@ def clean_up(shm_prefix: str) -> None:
 
 
 def remove_stale_memory() -> None:
-    """Remove what servers left in shared memory whose `serve` was killed."""
+    """Remove shared memory left by servers whose `serve` was killed."""
     for region in SHARED_MEMORY.glob(f"{_memory_prefix()}*"):
         pid = region.name.removeprefix(_memory_prefix()).partition("_")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
@@ -294,25 +294,25 @@ def remove_stale_memory() -> None:
 
 
 def _memory_prefix() -> str:
-    """What names begin with; containers that share memory do not share process ids."""
+    """Return the names' prefix; containers may share memory, but not process ids."""
     namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
     return f"dflash_trt_{namespace}_"
 
 
 def processes_naming(text: str) -> list[int]:
-    """Return living processes with `text` in their command line; Linux only, as the server is."""
+    """Return living processes with `text` in their command line; Linux only."""
     found = []
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-        with suppress(OSError):  # another user's, where those are hidden
+        with suppress(OSError):  # another user's, if those are hidden
             if text in " ".join(command_line(pid)):
                 found.append(pid)
     return found
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words of a process's command line; none when it has ended, as a zombie too.
+    """Return a process's command line as words; empty if it has ended, zombies included.
 
-    OSError when nothing can be said of it, as without a file descriptor left.
+    Raises OSError if that is unknown, for example without a free file descriptor.
     """
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -321,12 +321,12 @@ def command_line(pid: int) -> list[str]:
 
 
 def find_repository(directory: Path) -> Path:
-    """The model repository of a build; ServerError or EngineError when it cannot be served."""
+    """Return a build's model repository; ServerError or EngineError if it cannot be served."""
     for repository in (directory / "model_repository", directory):
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
-                kind = engine_kind(engine)  # what is wrong is said before Triton runs
+                kind = engine_kind(engine)  # report problems before Triton runs
                 info = read_info(engine, kind)
                 if info.plan is not None:
                     check_machine(info)
@@ -338,14 +338,14 @@ def find_repository(directory: Path) -> Path:
 
 
 def _variables(repository: Path) -> dict[str, str]:
-    """What the engine wants in its environment."""
+    """Return the environment variables that the engine needs."""
     engine = repository.parent / "engines" / tensorrt_llm.KIND
     made = (engine / ENGINE_FILE).is_file()
     return tensorrt_llm.read_info(engine).environment if made else {}
 
 
 def _reason(lines: list[str]) -> str:
-    """Those of a server's last lines that say why it ended."""
+    """Return the log lines that say why the server ended."""
     # a Python model's exception: the message, then a traceback on the same line
     load = r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)"
     failed = re.findall(load, "\n".join(lines), re.M)

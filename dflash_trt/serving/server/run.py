@@ -1,4 +1,4 @@
-"""Serve a built directory until told to stop, or for as long as a block of Python lasts."""
+"""Serve a built directory until stopped, or during a block of Python."""
 
 import resource
 import signal
@@ -27,17 +27,17 @@ from dflash_trt.serving.server.process import Server, find_repository
 from dflash_trt.serving.server.supervisor import supervise
 from dflash_trt.serving.server.update_drafter import Updates
 
-FILES = 65536  # open at once, at most, where the machine allows so many
-DRAIN_POLL = 0.1  # seconds between two looks at what is still running
+FILES = 65536  # limit of open files, if the machine allows it
+DRAIN_POLL = 0.1  # seconds between two looks at running requests
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `serve`.
+    """Options of `serve`.
 
-    check: see `check_build`; signer: the public key of who has to have signed the build;
-    drain_seconds: how long running requests may go on when it is told to stop; page: whether there
-    is one at /; log_file: what its processes say is added to it; None: to one in a new directory.
+    check: see `check_build`; signer: public key that must have signed the build; drain_seconds:
+    time for running requests after a stop; page: whether to serve the page at /; log_file: appended
+    to, None for one in a new directory.
     """
 
     http_port: int = 8000
@@ -54,8 +54,8 @@ class Options:
 def serve(directory: Path, options: Options) -> int:
     """Serve a built directory until SIGINT, SIGTERM or SIGHUP; return the exit code 0.
 
-    Raises `ServerError` when a port is taken or a model does not load at first. A second signal
-    ends it without waiting for running requests.
+    Raises ServerError if a port is taken or a model does not load at first. A second signal ends it
+    without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
@@ -69,7 +69,7 @@ def serve(directory: Path, options: Options) -> int:
             show(f"{now} {line}")
 
     def show(line: str) -> None:
-        with suppress(OSError):  # nobody may read it any more
+        with suppress(OSError):  # the reader may be gone
             console.print(line)
 
     build = find_repository(directory).parent
@@ -86,7 +86,7 @@ def serve(directory: Path, options: Options) -> int:
         server, application = prepare(stack, directory, options, keep_log=True)
         stack.enter_context(_until_told(stop, server))
         stack.enter_context(server)
-        # the application ends before Triton, which would wait for its open streams
+        # application first: Triton would wait for its open streams
         stack.callback(application.stop)
         application.start(server.log)
         if options.security.exposed and options.security.old_server_exposed:
@@ -106,7 +106,7 @@ def serve(directory: Path, options: Options) -> int:
 
 
 def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
-    """Refuse new requests, let running ones end; those left after the time get UNAVAILABLE."""
+    """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
     state = server.control.ask("drain")
     if state is not None and state.open:
@@ -121,7 +121,7 @@ def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def running_server(directory: Path, security: Security | None = None) -> Iterator[Ports]:
-    """A ready server on free ports, for as long as the block lasts; nobody supervises it."""
+    """Yield the ports of a ready server during the block; it is not supervised."""
     ports = free_ports()
     options = Options(ports.http, ports.grpc, security or Security())
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
 def prepare(
     stack: ExitStack, directory: Path, options: Options, *, keep_log: bool = False
 ) -> tuple[Server, Application]:
-    """Both, not yet started; the application holds its port until the stack is closed."""
+    """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
     application = Application(directory, options.http_port, triton, security, options.page)
@@ -153,7 +153,7 @@ def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
 
     def handle(_number: int, _frame: object) -> None:
         if stop.is_set():
-            with suppress(AttributeError):  # it was not started yet
+            with suppress(AttributeError):  # not started yet
                 server.process.kill()
         stop.set()
 
@@ -169,9 +169,9 @@ def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
 
 
 def capacity(directory: Path, cores: int) -> str:
-    """Return slots, context length, sizes of caches and weights, and threads of a build, in words.
+    """Describe a build: slots, context length, sizes of caches and weights, threads.
 
-    cores: that its engines may take. EngineError or BuildError where a description is damaged.
+    cores: available to the engines. Raises EngineError or BuildError for damaged files.
     """
     engines = directory / "engines"
     if (engines / tensorrt_llm.KIND).is_dir():

@@ -1,6 +1,6 @@
-"""Keeps a server serving: notices what died or hangs, and restarts it until it is ready again.
+"""Supervisor: detects dead or hanging processes and restarts the server until it is ready.
 
-Triton stays ready when a model process dies, and clients of a dead `dflash` would wait for ever. So
+Triton stays ready when a model process dies, and clients of a dead `dflash` would wait forever. So
 the processes themselves are watched, and whether requests make progress.
 """
 
@@ -14,16 +14,16 @@ from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import Server
 
 POLL = 0.25  # seconds between two looks at the processes
-PROBE_INTERVAL = 10.0  # seconds between two looks at whether requests make progress, and for each
+PROBE_INTERVAL = 10.0  # seconds between checks that requests make progress, and per check
 HANG_TIMEOUT = 60.0  # seconds without a round, or without an answer of a public model
-DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; then 30
-HEALTHY = 120.0  # seconds of service after which restarts are counted anew
+DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before consecutive restarts; then 30
+HEALTHY = 120.0  # seconds of service after which the count of restarts begins again
 
 Say = Callable[[str], None]
 
 
 def supervise(server: Server, application: Application, stop: threading.Event, say: Say) -> None:
-    """Watches a ready server until `stop` is set, and tells the application when readiness changes.
+    """Watch a ready server until `stop` is set; tell the application when readiness changes.
 
     Whatever died, the whole server is restarted: `verify` and `draft` hold the KV caches of all
     requests, and clients of a dead `dflash` or `dflash_infer` would never get an answer.
@@ -42,7 +42,7 @@ def supervise(server: Server, application: Application, stop: threading.Event, s
 
 
 def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
-    """Whether the server is ready again; row: failed restarts just before this one."""
+    """Restart; return whether the server is ready. row: consecutive failed restarts before."""
     delay = DELAYS[min(row, len(DELAYS) - 1)]
     when = f"in {delay:.0f} s" if delay else "now"
     say(f"{problem}; restarting the server {when} (restart {row + 1} in a row)")
@@ -54,7 +54,7 @@ def _restart(server: Server, problem: str, row: int, stop: threading.Event, say:
         server.start()
         if not server.wait_ready(stop, say):
             return False
-    except (ServerError, OSError) as error:  # such as no process or file descriptor left
+    except (ServerError, OSError) as error:  # for example no process or file descriptor left
         say(f"the restart failed: {error}")
         return False
     say(f"the server is ready again after {time.monotonic() - start:.1f} s")
@@ -62,7 +62,7 @@ def _restart(server: Server, problem: str, row: int, stop: threading.Event, say:
 
 
 def _watch(server: Server, application: Application, stop: threading.Event, say: Say) -> str | None:
-    """Waits for a problem; None when `stop` is set."""
+    """Wait for a problem and return it; None if `stop` is set."""
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
     arguments = (server, application, over, hangs)
@@ -88,10 +88,10 @@ def _watch(server: Server, application: Application, stop: threading.Event, say:
 def _watch_requests(
     server: Server, application: Application, over: threading.Event, hangs: "queue.SimpleQueue[str]"
 ) -> None:
-    """Reports when no round succeeds although one is asked for, or a public model does not answer.
+    """Report when no round succeeds although requested, or a public model does not answer.
 
-    A server that has processed tokens since the last look is not asked for a round. A refusal shows
-    nothing: the queue is also full when rounds hang.
+    A server that has processed tokens since the last look is not asked for a round. A refusal
+    proves nothing: the queue is also full when rounds hang.
     """
     health, models = server.health, sorted(server.models & {"dflash", "dflash_infer"})
     alive = dict.fromkeys(["", *models], time.monotonic())

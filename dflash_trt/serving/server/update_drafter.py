@@ -1,9 +1,9 @@
-"""Another drafter in place of the one that is served, under load: `dflash-trt update-drafter`.
+"""Replacement of a served drafter under load: `dflash-trt update-drafter`.
 
-Triton loads the next `draft` beside the old one, which then ends. A drafter decides how fast a text
-comes, not which: so it is measured in place, and the old one is put back if it is worse.
-The command reaches the `serve` of the same user by an abstract Unix socket named after the HTTP
-port, of which nothing is left when `serve` is killed. Either end asks who the other is.
+Triton loads the new `draft` beside the old one, which then ends. A drafter affects only speed, so
+it is measured in place, and the old one restored if it is worse. The command reaches the same
+user's `serve` through an abstract Unix socket named after the HTTP port, which disappears with the
+process. Each end checks the other's user.
 """
 
 import json
@@ -25,7 +25,7 @@ from dflash_trt.machine import free_memory
 from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
 from dflash_trt.serving.server.supervisor import Say
 
-# texts of several kinds: what a drafter is good at differs by them
+# several kinds of text, because drafters differ by kind
 TEXTS = (
     "def main():\n    ",
     "import os\nimport sys\n\n",
@@ -34,32 +34,32 @@ TEXTS = (
     '{"name": "',
     "1, 2, 3, 4, 5, 6, ",
 )
-TOKENS = 32  # of each
-TIMEOUT = 120.0  # seconds for each
-PAUSE = 0.2  # seconds before a server that does not answer is asked again
-CALL_TIME = 5.0  # seconds in which a call is made
-END_TIMEOUT = 5.0  # seconds until an update that is under way has ended, when `serve` stops
+TOKENS = 32  # per text
+TIMEOUT = 120.0  # seconds per text
+PAUSE = 0.2  # seconds between attempts if the server does not answer
+CALL_TIME = 5.0  # seconds to make a call
+END_TIMEOUT = 5.0  # seconds to wait for a running update when `serve` stops
 DRAFTER_FILES = "engines/drafter/model."
 
 
 class Updates:
-    """Takes calls of `update_drafter`, one at a time, for the server of a `serve`."""
+    """Takes calls of `update_drafter` for a running `serve`, one at a time."""
 
     def __init__(
         self, server: Server, http_port: int, say: Say, check: Depth | None, signer: Path | None
     ) -> None:
-        """check, signer: how a build is looked at, see `check_signed`."""
+        """Listen for calls; check, signer: as for `check_signed`."""
         self._server, self._say, self._check, self._signer = server, say, check, signer
         self._busy = threading.Lock()
         self._manifest = read_manifest(server.repository.parent)
         self._socket = socket.socket(socket.AF_UNIX)
-        with suppress(OSError):  # another user took the name: nobody can call, and it serves
+        with suppress(OSError):  # another user has the name: serve without updates
             self._socket.bind(_name(http_port))
             self._socket.listen()
             threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more calls, and wait a moment for the one that runs."""
+        """Refuse new calls and wait briefly for the running one."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._socket.close()
@@ -75,7 +75,7 @@ class Updates:
 
     def _answer(self, connection: socket.socket) -> None:
         def tell(line: str, kind: str = "say") -> None:
-            with suppress(OSError):  # nobody listens any more; the update goes on
+            with suppress(OSError):  # the caller is gone; the update goes on
                 connection.sendall(json.dumps({kind: line}).encode() + b"\n")
 
         def say(line: str) -> None:
@@ -97,7 +97,7 @@ class Updates:
                 self._say(f"update: failed, the old drafter serves on: {error}")
                 kind, last = "error", json.dumps([error.problem, error.fix])
             finally:
-                self._busy.release()  # before the caller hears of it, who may come again at once
+                self._busy.release()  # before the reply, because the caller may return at once
             tell(last, kind)
 
     def _update(self, build: Path, least: float, say: Say) -> None:
@@ -130,17 +130,17 @@ class Updates:
                         f"it commits {after:.2f} tokens a round, the running drafter {before:.2f}",
                         "Serve a better one, or allow the fall with a lower --least-acceptance",
                     )
-                if server.process is not process:  # the old drafter was started again
+                if server.process is not process:  # the old drafter was restarted
                     raise ServerError("the server died meanwhile", "Try it again")
             except ServerError:
                 server.load_drafter(old)
                 raise
         self._manifest = manifest
-        server.repository = build / "model_repository"  # what a restart starts
+        server.repository = build / "model_repository"  # used by a restart
         say(f"update: the drafter of {build} serves")
 
     def _acceptance(self) -> float:
-        """Return tokens a round over `TEXTS`, greedy, one after the other; ServerError without."""
+        """Return tokens per round over `TEXTS`, greedy and sequential; ServerError on failure."""
         server, rounds = self._server, 0
         for text in TEXTS:
             deadline = time.monotonic() + TIMEOUT
@@ -155,7 +155,7 @@ class Updates:
 
 
 def same_but_drafter(old: Manifest, new: Manifest) -> bool:
-    """Return whether two builds differ in the drafter's weights alone, in a model of its own."""
+    """Return whether two ensemble builds differ in the drafter's weights alone."""
 
     def rest(manifest: Manifest) -> Manifest:
         files = manifest["files"].items()
@@ -166,9 +166,9 @@ def same_but_drafter(old: Manifest, new: Manifest) -> bool:
 
 
 def update_drafter(http_port: int, build: Path, least: float) -> Iterator[str]:
-    """Have the `serve` on this port take the drafter of a build; yield what it says of it.
+    """Replace the drafter of the `serve` on this port; yield its messages.
 
-    least: share of the running drafter's tokens a round that is enough. ServerError where it fails.
+    least: sufficient fraction of the running drafter's tokens per round. Raises ServerError.
     """
     nobody = ServerError(
         f"no `dflash-trt serve` of yours has HTTP port {http_port}", "Give its port: --http-port"
@@ -197,7 +197,7 @@ def _name(http_port: int) -> str:
 
 
 def _is_ours(connection: socket.socket) -> Any:
-    """Return whether this user, or root, is at the other end."""
+    """Return whether this user or root is at the other end."""
     size = struct.calcsize("3i")  # process, user, group
     _, user, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
