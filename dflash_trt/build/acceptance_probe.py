@@ -133,7 +133,7 @@ def acceptance(first: float) -> Found:
     return Found(
         False,
         f"{what}; trained drafters keep it in 60 to 85 %",
-        "Check that the drafter was trained for this very target, not for another fine-tune of it",
+        "Check that the drafter was trained for this target, not for another fine-tune of it",
     )
 
 

@@ -64,7 +64,7 @@ def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]
     if not (directory / SIGNATURE).is_file():
         raise BuildError(
             f"{directory} has no signature ({SIGNATURE})",
-            "Sign it with `dflash-trt sign`, or get it from whoever does",
+            "Sign it with `dflash-trt sign`, or get the signature from its signer",
         )
     fix = "Give the key of who signed it; if that is right, do not use these files"
     with _explained(f"the signature of {directory} does not hold", fix):

@@ -61,7 +61,7 @@ def about_chats(target: Path) -> dict[str, Any] | None:
     dialect = model.dialect
     return {
         "calls": dialect.format.name if dialect.format else "in a form that is not known here",
-        "tools": "shown" if dialect.shows_tools else "told in words",
+        "tools": "shown" if dialect.shows_tools else "described in text",
         "thoughts": dialect.thoughts or "left out",
         **model.chats,
     }

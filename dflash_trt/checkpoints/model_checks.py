@@ -60,7 +60,7 @@ def sampling_recommended(pair: Pair) -> Found:
     """Check generation_config.json, whose values are defaults of requests."""
     found, problem = sampling_defaults(pair.target.directory)
     stated = ", ".join(f"{name} {value}" for name, value in found.items()) or "nothing"
-    what = f"{problem}: nothing of it counts" if problem else f"the target recommends {stated}"
+    what = f"{problem}: the file is ignored" if problem else f"the target recommends {stated}"
     return Found(not problem, what, "Correct it")
 
 

@@ -82,7 +82,7 @@ class TensorRT(Section):
     )
     tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
         default=1,
-        description="shards the models over so many GPUs, with a plan for each; `serve` runs those "
+        description="shards the models over this many GPUs, a plan for each; `serve` runs those "
         "of one",
     )
     shard_drafter: bool = Field(
@@ -123,10 +123,10 @@ class Calibration(Section):
     prompts: Path | None = Field(
         default=None,
         description="names a file of prompts as `verify` takes it, absolute or relative to this "
-        "file, of which an eighth is held out to judge by; unset: pages of Python's own "
+        "file, an eighth of which is held out for evaluation; unset: pages of Python's own "
         "documentation",
     )
-    tokens: Count = Field(default=256, description="cuts each text to so many tokens")
+    tokens: Count = Field(default=256, description="cuts each text to this many tokens")
 
 
 Precision = Literal["fp8", "nvfp4"]

@@ -33,5 +33,5 @@ def examine(
         if generate or not wrong:
             yield from run(OF_DECODING, patient)
         else:
-            skipped = "errors stand before it", "Mend them, or give --generate"
+            skipped = "there were errors before", "Fix them, or give --generate"
             yield Finding(decoding.generation.name, "not checked", *skipped)

@@ -45,7 +45,7 @@ def all_checks() -> list[Check[[Context, LlmArgs]]]:
 TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
     "attn_backend": (
         ("TRTLLM", "FLASHINFER", "VANILLA"),
-        "TensorRT-LLM would take another without a word",
+        "TensorRT-LLM would silently use another",
     ),
     "load_format": (("AUTO", "auto"), "no weights would be loaded"),
     "encode_only": ((False,), "an encoder generates no text"),
@@ -62,7 +62,7 @@ TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
     "batched_logits_processor": ((None,), "upstream does not run it with speculation"),
     "speculative_config.advanced_sampling_mode": (
         ("full",),
-        "requests with top_k or top_p would be sampled without them, and not be told",
+        "requests with top_k or top_p would be sampled without them, silently",
     ),
 }
 

@@ -151,8 +151,8 @@ def test_a_machine_without_anything_is_told_what_it_lacks(
     assert checks["generation"] == {
         "name": "generation",
         "result": "not checked",
-        "found": "errors stand before it",
-        "fix": "Mend them, or give --generate",
+        "found": "there were errors before",
+        "fix": "Fix them, or give --generate",
     }
     for name in ("gpu-count", "tensorrt-llm"):
         assert checks[name]["result"] == "error"
