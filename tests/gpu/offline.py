@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import batched
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,7 @@ def main(wheels: Path, pairs: list[str]) -> int:
         return subprocess.run([sys.executable, *words], env=environment, check=False).returncode
 
     codes = [run("-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "--junitxml", "build/gpu.xml")]
-    for config, prompts in batched(pairs, 2):
+    for config, prompts in zip(pairs[::2], pairs[1::2], strict=True):
         built = OUTPUT / Path(config).stem
         bench = ["-m", "dflash_trt", "bench", "engine", built, "--prompts", prompts, *BENCH]
         codes += [run("-m", "dflash_trt", "build", config, "--output", built)]
