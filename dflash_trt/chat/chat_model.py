@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,7 +19,15 @@ from dflash_trt.chat.arrange import (
     specimen_of,
     with_tools,
 )
-from dflash_trt.chat.dialect import CALL, EXTRAS, TOOL, Dialect, dialect_of, for_template
+from dflash_trt.chat.dialect import (
+    CALL,
+    CALLING,
+    EXTRAS,
+    TOOL,
+    Dialect,
+    dialect_of,
+    for_template,
+)
 from dflash_trt.chat.formats import HARMONY, HERMES, Tool, chosen, grammar, parse_tools
 from dflash_trt.chat.messages import Message, completed, read_messages, stated
 from dflash_trt.chat.render import Render
@@ -27,7 +35,6 @@ from dflash_trt.errors import RequestError
 
 MOST_CACHED = 2**14  # characters of a specimen
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # follows a text to be continued; the prompt is cut there
-CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 # chats tried with each template, a letter a message
 CHATS = {
     "system": "su", "developer": "du", "system and developer": "sdu", "system later on": "suasu",
@@ -66,9 +73,17 @@ class ChatModel:
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
         self._cached = lru_cache(256)(self._find)
-        # by kind of chat: rewrites used, or the template's refusal
-        self.chats = {name: self._tried(chat) for name, chat in CHATS.items()} if render else {}
-        self._one_call = one_call_a_message.__name__ in self.chats.get("two calls", "")
+
+    @cached_property
+    def chats(self) -> dict[str, str]:
+        """By kind of chat: the rewrites used, or the template's refusal."""
+        return {name: self._tried(chat) for name, chat in CHATS.items()} if self._render else {}
+
+    @cached_property
+    def _one_call(self) -> bool:
+        """Whether the template shows one call a message."""
+        tried = self._tried(CHATS["two calls"]) if self._render else ""
+        return one_call_a_message.__name__ in tried
 
     @property
     def hidden(self) -> frozenset[int]:

@@ -46,10 +46,8 @@ TOOL = {
     },
 }
 ASKED, SAYS = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
-CALLING: list[Message] = [
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"},
-]
+CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT: Message = {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"}
 REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts printed by Python or JSON
 # arguments that some templates require: an empty list of tools; tools and date as texts
 EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
@@ -104,7 +102,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
         replace(form, text_arguments=as_text, short_ids=short)
         for as_text, short in product((False, True), repeat=2)
     ]
-    texts = [chat(each, *CALLING, tools=[TOOL]) for each in forms_of_calls]
+    texts = [chat(each, CALLING, RESULT, tools=[TOOL]) for each in forms_of_calls]
     formats = [_format_of(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
     format = HARMONY if channels else next(filter(None, formats), None)
@@ -116,8 +114,8 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
     for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
         tried = replace(form, thoughts=field)
-        calling = {**CALLING[0], THOUGHT: THINKS}
-        text = chat(tried, calling, CALLING[1]) + chat(tried, {**SAYS, THOUGHT: THINKS})
+        calling = {**CALLING, THOUGHT: THINKS}
+        text = chat(tried, calling, RESULT) + chat(tried, {**SAYS, THOUGHT: THINKS})
         if THINKS in text and not REPR.search(text):
             return tried
     return form

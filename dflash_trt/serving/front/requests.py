@@ -180,17 +180,16 @@ def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, Ch
         raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
     if "messages" not in sent or (given and "messages" not in given):
         return asked.text_input, None
-    more: dict[str, Any] = {"continue_final_message": True} if asked.continue_final_message else {}
     chat = chat_model.prompt(
         asked.messages,
         asked.tools,
         asked.tool_choice,
         parallel=asked.parallel_tool_calls,
+        continue_final_message=asked.continue_final_message,
         template_values={
             **asked.chat_template_kwargs,
             "add_generation_prompt": asked.add_generation_prompt,
         },
-        **more,
     )
     return chat.text, chat
 
