@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from llama import TAPS, Llama, read, rms_norm, rotated
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "pycode"))
+from blocks import block_mask, position_weights
 
 BLOCK = 8  # the anchor and the drafts after it
 DRAFTS = BLOCK - 1
@@ -22,7 +26,6 @@ HARD = 0.5  # share of the text's own token in the loss; the rest follows the ta
 TOP = 16  # of the likeliest
 ALONE = 0.4  # share of the loss of the drafter without its selector, which only ranks candidates
 AWARE = 0.5  # share of the weights that follow the expected number of rounds
-DECAY = 4.0  # drafts over which the other weights fall by e
 SELECTOR = "candidate_selector."
 Weights = dict[str, Tensor]
 
@@ -113,13 +116,11 @@ def block_states(
     cosines, sines = llama.rotations
     own = cosines[positions][:, None], sines[positions][:, None]
     before = cosines[:length], sines[:length]
-    owner = torch.arange(count, device=device).repeat_interleave(BLOCK)
-    visible = torch.arange(length, device=device) < anchors[:, owner, None]
-    visible = torch.cat([visible, (owner[:, None] == owner).expand(rows, -1, -1)], dim=-1)
+    visible = block_mask(anchors, length, BLOCK)
     width = visible.shape[-1]
     padded = -(-width // 8) * 8  # what the fused kernels ask of a mask's rows
     mask = torch.full((rows, 1, queries, padded), -torch.inf, dtype=dtype, device=device)
-    mask[..., :width].masked_fill_(visible[:, None], 0)
+    mask[..., :width].masked_fill_(visible, 0)
     mask = mask[..., :width].expand(-1, llama.heads, -1, -1)
     group, epsilon = llama.heads // llama.kv_heads, llama.epsilon
 
@@ -164,19 +165,6 @@ def selector_scores(
     return (codes * gate) @ successors.to(dtype).transpose(-1, -2)
 
 
-def position_weights(right: Tensor) -> Tensor:
-    """Weigh drafts by their labels' probabilities, `[blocks, DRAFTS]`; blocks sum to 1 on average.
-
-    A share AWARE follows the gradient of the expected number of rounds, the mean of 1 / tau with
-    tau = 1 + sum over k of p_1 ... p_k; the rest decays.
-    """
-    decay = torch.exp(-torch.arange(right.shape[1], device=right.device) / DECAY)
-    products = right.cumprod(-1)
-    reach = products.flip(-1).cumsum(-1).flip(-1)
-    gain = reach / (1 + products.sum(-1, keepdim=True)) ** 2
-    return (1 - AWARE) * decay / decay.sum() + AWARE * gain / gain.sum(-1).mean()
-
-
 def draft_loss(
     weights: Weights, llama: Llama, vocabulary: Vocabulary, batch: Batch
 ) -> tuple[Tensor, Tensor]:
@@ -216,7 +204,7 @@ def draft_loss(
     together, hard = surprise(both)
     right = torch.where(known, (-hard.detach()).exp(), 0.0)
     each = ALONE * alone + (1 - ALONE) * together
-    loss = (each * position_weights(right) * known).sum() / known.any(-1).sum().clamp_min(1)
+    loss = (each * position_weights(right, AWARE) * known).sum() / known.any(-1).sum().clamp_min(1)
     hit = (both.detach().argmax(-1) == rows) & known
     return loss, hit[inside.all(-1)].float()
 

@@ -26,20 +26,25 @@ SOLVE = (
 )
 
 
+def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The chat template's text before the user's words, and after them up to the answer."""
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "\0"}], tokenize=False, add_generation_prompt=True
+    )
+    before, after = text.split("\0")
+    return before, after
+
+
 def user_turns(tokenizer: PreTrainedTokenizerBase, beginnings: list[str]) -> list[list[int]]:
     """The template up to where the user's words are, then how they begin."""
-    bare = tokenizer.apply_chat_template([{"role": "user", "content": "\0"}], tokenize=False)
-    before = bare.split("\0")[0]
+    before, _ = frame(tokenizer)
     texts = [before + beginning for beginning in beginnings]
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def chats(tokenizer: PreTrainedTokenizerBase, questions: list[str]) -> list[list[int]]:
     """The ids that a server sends for questions as chats."""
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "\0"}], tokenize=False, add_generation_prompt=True
-    )
-    before, after = whole.split("\0")
+    before, after = frame(tokenizer)
     texts = [before + question + after for question in questions]
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 

@@ -15,6 +15,7 @@ from prompts import (
     BEGINNINGS,
     CODE_BEGINNINGS,
     chats,
+    frame,
     library_functions,
     problem_beginnings,
     solve,
@@ -83,11 +84,10 @@ class Sampler:
         self, llama: Llama, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, rows: int
     ) -> None:
         device = llama.embedding.device
-        self.llama, self.prompts, self.rows = llama, prompts, rows
+        self.llama, self.prompts = llama, prompts
         self.end = tokenizer.eos_token_id
         self.generator = torch.Generator().manual_seed(0)
         self.cache = Cache(llama, rows, LENGTH)
-        self.row = torch.arange(rows, device=device)
         counts = {"dtype": torch.long, "device": device}
         self.ids = torch.zeros(rows, LENGTH + 8, **counts)
         self.at = torch.zeros(rows, **counts)  # position of the token that is fed next
@@ -98,11 +98,13 @@ class Sampler:
         self.temperature = torch.zeros(rows, 1, device=device)
         self.answer_temperature = torch.zeros(rows, 1, device=device)
         self.numbers = [-1] * rows
-        turn = tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
-        self.turn = torch.tensor(turn[1:], device=device)
+        _, after = frame(tokenizer)
+        # the first token ends the user's turn, and is sampled
+        turn = tokenizer.encode(after, add_special_tokens=False)[1:]
+        self.turn = torch.tensor(turn, device=device)
         [bare] = user_turns(tokenizer, [""])
         self.shared = len(bare) - 1  # positions whose keys no conversation changes
-        self.fill(self.row.tolist(), 0)
+        self.fill(list(range(rows)), 0)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.sampled = 0
 

@@ -13,44 +13,30 @@ import measure
 import model
 import pytest
 import torch
+from pairs import tiny_tokenizer
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dflash_trt.checkpoints.gguf import LAYER_NAMES
 
 pytestmark = pytest.mark.models
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+NAMES = {name: stored for stored, name in LAYER_NAMES.items()}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random target of SmolLM2's depth, as `target.py` writes one, with float32 for blocks."""
     directory = tmp_path_factory.mktemp("target")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {letter: number for number, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(directory)
+    tokenizer = tiny_tokenizer(258)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
     config = LlamaConfig(
-        vocab_size=len(fast),
+        vocab_size=len(tokenizer),
         hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=30,
@@ -58,7 +44,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=1,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
-        eos_token_id=fast.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
     torch.manual_seed(0)
     written = LlamaForCausalLM(config)
