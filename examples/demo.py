@@ -46,7 +46,7 @@ def run(*arguments: str) -> None:
 
 
 def ask(client: Client, prompt: Prompt, *, drafting: bool) -> tuple[list[int], Summary]:
-    """Stream an answer, each token in the colour of who wrote it; plain decoding is not shown."""
+    """Stream an answer, each token in the color of who wrote it; plain decoding is not shown."""
     ids: list[int] = []
     counts: Counter[str] = Counter()
     for chunk in client.stream(prompt, max_tokens=160, drafting=drafting, include_drafting=True):

@@ -34,7 +34,7 @@ class Task:
     """An entry of `tasks.yaml`, which documents the fields."""
 
     hub: str
-    licence: str
+    license: str
     prompt: str
     config: str | None = None
     split: str = "test"
@@ -116,7 +116,7 @@ def task_texts(name: str) -> Iterator[str]:
     """
     task, wheel = TASKS[name], _installed(name)
     url = f"https://huggingface.co/datasets/{task.hub}"
-    print(f"{name}: {wheel or url}, licence: {task.licence}", file=sys.stderr)
+    print(f"{name}: {wheel or url}, license: {task.license}", file=sys.stderr)
     template = Environment(undefined=StrictUndefined).from_string(task.prompt)
     try:
         rows = [*(fetch(task) if wheel is None else _read(wheel))]

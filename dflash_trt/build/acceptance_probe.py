@@ -24,7 +24,7 @@ PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
     "Write a Python function that returns the n-th Fibonacci number.",
     "Explain in a few sentences why the sky is blue.",
-    "Write a short letter to a neighbour asking to borrow a ladder.",
+    "Write a short letter to a neighbor asking to borrow a ladder.",
     "Translate into French: The train to Lyon leaves at nine o'clock tomorrow morning.",
     'Complete this JSON object: {"name": "Ada", "born": 1815, "known for": [',
 )

@@ -80,7 +80,7 @@ def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
         fix = "See that engine.args leaves speculation on"
         return Found(False, f"{what}; no round with drafts is reported", fix, "warning")
     if low == [LONG_PROMPT] and not failed:  # the text stays correct, and others are fast
-        fix = "Limit serving.max_seq_len if the drafter has not learnt prompts of this length"
+        fix = "Limit serving.max_seq_len if the drafter has not learned prompts of this length"
         return Found(False, what, fix, "warning")
     if low or failed:
         return Found(False, what, COLLAPSED)

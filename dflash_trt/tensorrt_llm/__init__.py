@@ -21,7 +21,7 @@ from dflash_trt.tensorrt_llm.info import (
     with_local_target,
     write_info,
 )
-from dflash_trt.tensorrt_llm.judgement import judged_arguments
+from dflash_trt.tensorrt_llm.judgment import judged_arguments
 from dflash_trt.tensorrt_llm.llm_args import choose_args, env_vars
 from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target
 from dflash_trt.tensorrt_llm.schema import LlmArgs

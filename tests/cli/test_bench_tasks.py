@@ -101,7 +101,7 @@ def test_a_benchmark_of_a_task(serve_rows: Callable[..., None], built: Path) -> 
     assert told.code == 0, told.err
     cells = json.loads(told.out)["cells"]
     assert {(cell["task"], cell["samples"][0]["tokens"]) for cell in cells} == {("humaneval", 16)}
-    assert "licence: mit" in told.err
+    assert "license: mit" in told.err
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.first_generation import Measured
 from dflash_trt.tensorrt_llm.host import check_host, gpus
 from dflash_trt.tensorrt_llm.info import read_info
-from dflash_trt.tensorrt_llm.judgement import judged_arguments
+from dflash_trt.tensorrt_llm.judgment import judged_arguments
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -397,7 +397,7 @@ def test_how_an_acceptance_length_is_judged(
 
 
 def test_a_drafter_that_knows_no_long_prompts_is_a_warning(built: Path) -> None:
-    """The demo pair, which learnt 512 tokens, accepts 1.02 a round after 7,000; no other does."""
+    """The demo pair, which learned 512 tokens, accepts 1.02 a round after 7,000; no other does."""
     info = read_info(built / "engines" / "tensorrt_llm")
     kinds = [
         Measured("JSON", acceptance_length=2.9),

@@ -193,7 +193,7 @@ def filling(case_of: CaseOf) -> CaseOf:
     ],
 )
 def test_any_choice(name: str, filling: CaseOf) -> None:
-    """At random: widths, chains and trees right in places, when the drafter runs, neighbours.
+    """At random: widths, chains and trees right in places, when the drafter runs, neighbors.
 
     What the drafter says after its features were held back is what it says when it always runs.
     """

@@ -126,8 +126,8 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
-def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
-    """Towards its end a text is drafted with fewer masks, and none of a longer neighbour's."""
+def test_rounds_do_not_depend_on_neighbors(name: str, case_of: CaseOf) -> None:
+    """Towards its end a text is drafted with fewer masks, and none of a longer neighbor's."""
     case = case_of(name, True)
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
@@ -213,7 +213,7 @@ def test_stop_token(case_of: CaseOf) -> None:
         assert sequence.finish_reason == "stop"
 
 
-def test_verify_notices_what_neighbours_change(
+def test_verify_notices_what_neighbors_change(
     case_of: CaseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that is right about every prompt alone, and wrong about the last of several."""

@@ -207,7 +207,7 @@ def test_a_quantized_file_keeps_its_bits_by_default(
 
 
 def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
-    """A quantised engine's logits are the dequantised model's but for the rounding of inputs.
+    """A quantized engine's logits are the dequantized model's but for the rounding of inputs.
 
     That can be switched off. With it, they are the same bits whatever else a step holds.
     """

@@ -70,7 +70,7 @@ def test_mxfp4_experts(case: Case, tmp_path: Path) -> None:
         codes[f"{name}_scales"] = rng.integers(122, 126, size=shape, dtype=np.uint8)
     save_file({n: t for n, t in tensors.items() if n not in stacks} | codes, packed / file)
     edit(packed, quantization_config={"quant_method": "mxfp4"})
-    weights = load_target(packed).weights  # compared with transformers' in test_quantised.py
+    weights = load_target(packed).weights  # compared with transformers' in test_quantized.py
     save_file(tensors | {name: weights.read(name) for name in stacks}, plain / file)
     logits = []
     for directory in (plain, packed):

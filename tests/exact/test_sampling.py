@@ -26,7 +26,7 @@ from tables import (
     chi_square,
     distribution,
     excess_by_place,
-    penalised_excess,
+    penalized_excess,
     table,
 )
 
@@ -142,11 +142,11 @@ def test_committed_tokens_follow_the_target(sampling: SamplingParams, kind: str)
 
 @pytest.mark.models
 @pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_penalised_tokens_follow_the_target(kind: str) -> None:
+def test_penalized_tokens_follow_the_target(kind: str) -> None:
     """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
     texts, committed = first_rounds(PENALISED, kind, DRAWS)
     for place in (0, 1):
-        z = penalised_excess(texts, committed, place)
+        z = penalized_excess(texts, committed, place)
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
@@ -220,7 +220,7 @@ def test_rows_are_sampled_as_if_alone() -> None:
 @pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])
 @pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**62])
 def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
-    """Of neighbours: seeds, positions, tokens. 40,000 pairs, all values alike likely."""
+    """Of neighbors: seeds, positions, tokens. 40,000 pairs, all values alike likely."""
     seeds, positions, ids = range(seed, seed + 20), range(100, 140), np.arange(50)
     each, other = (
         np.array(
@@ -242,7 +242,7 @@ def test_tokens_of_little_weight_have_theirs() -> None:
     seeds = np.repeat(np.arange(2000), 10).tolist()
     sampled = np.array([sample(w[None], [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
     ids = np.arange(len(w))
-    for among in (ids % 16, ids // 500):  # tokens of all numbers, and neighbours
+    for among in (ids % 16, ids // 500):  # tokens of all numbers, and neighbors
         groups = np.where(ids < 4, ids, 4 + among)
         counts, probs = np.bincount(groups[sampled], minlength=20), np.bincount(groups, w)
         assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z
@@ -254,7 +254,7 @@ def test_greedy_acceptance() -> None:
         ([4, 5, 6], 3, 7),
         ([4, 9, 6], 1, 5),
         ([9, 5, 6], 0, 4),
-        ([4, 5], 2, 6),  # fewer drafts than the neighbours: what comes after them is padding
+        ([4, 5], 2, 6),  # fewer drafts than the neighbors: what comes after them is padding
         ([], 0, 4),
     ):
         assert accept_greedy(drafts, own) == (range(1, kept + 1), token)

@@ -22,7 +22,7 @@ from families import BIASED, DRAFTER, FAMILIES, SLIDING, TARGET, pair_of, to_spe
 from op_profile import assert_in_profile
 from pairs import Pair, make_pair, write_pair
 from ranks import Ranks
-from test_quantised import FP8, write
+from test_quantized import FP8, write
 from transformers import LlamaConfig
 
 from dflash_trt.checkpoints import Shard, load_drafter, load_target
@@ -231,7 +231,7 @@ def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
     "cut",
     [Shard(0, 1, 3), Shard(1, 32, 96), Shard(2, 64, 192), Shard(0, 128, 384), Shard(1, 128, 256)],
 )
-def test_parts_of_quantised_tensors(cut: Shard, tmp_path: Path) -> None:
+def test_parts_of_quantized_tensors(cut: Shard, tmp_path: Path) -> None:
     """Of FP8's matrices and MXFP4's stacks of them, whole and piece by piece."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randn((512, 256), generator=generator).to(torch.float8_e4m3fn)

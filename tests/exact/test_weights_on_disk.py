@@ -1,4 +1,4 @@
-"""Where weights lie and in what form: copied, linked, or quantised in blocks of 32."""
+"""Where weights lie and in what form: copied, linked, or quantized in blocks of 32."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
 
 
 @pytest.mark.parametrize(
-    ("asked", "engine", "is_quantised"),
+    ("asked", "engine", "is_quantized"),
     [
         ("int8", None, (False, True)),
         ("int4", "int8", (True, True)),
@@ -127,7 +127,7 @@ def test_a_drafter_in_another_precision(
     tmp_path: Path,
     asked: str,
     engine: str | None,
-    is_quantised: tuple[bool, bool],
+    is_quantized: tuple[bool, bool],
 ) -> None:
     pair, texts = taught
     engines = {"quantize": engine} if engine else {}
@@ -137,7 +137,7 @@ def test_a_drafter_in_another_precision(
     built = tmp_path / "built"
     made = build(settings, built, quiet).written
     at = built / "engines"
-    assert tuple(read_info(at / x, KIND).quantized for x in ("target", "drafter")) == is_quantised
+    assert tuple(read_info(at / x, KIND).quantized for x in ("target", "drafter")) == is_quantized
     assert made.cost is not None
     assert made.cost.taus is not None
     assert min(made.cost.taus) >= 1
@@ -155,7 +155,7 @@ def test_a_drafter_in_another_precision(
 
 @pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_quantised_logits_do_not_depend_on_their_neighbours(
+def test_quantized_logits_do_not_depend_on_their_neighbors(
     taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rows: int | None
 ) -> None:
     """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks.
@@ -180,7 +180,7 @@ def test_quantised_logits_do_not_depend_on_their_neighbours(
             assert found.logprobs == expected.logprobs
 
 
-def test_of_a_quantised_target_no_trees_are_verified(
+def test_of_a_quantized_target_no_trees_are_verified(
     taught: tuple[Path, list[list[int]]], tmp_path: Path
 ) -> None:
     """Attention adds up a tree's tokens in another order than a chain's."""
@@ -198,7 +198,7 @@ def test_of_a_quantised_target_no_trees_are_verified(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_quantised_product_runs_packed(
+def test_every_quantized_product_runs_packed(
     taught: tuple[Path, list[list[int]]], tmp_path: Path, bits: int
 ) -> None:
     pair, _ = taught
@@ -206,11 +206,11 @@ def test_every_quantised_product_runs_packed(
     target = tmp_path / "built" / "engines" / "target"
     path = target / "model.onnx"
     options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     load_session(target, read_info(target, KIND), options)
-    optimised = onnx.load(tmp_path / "optimised.onnx", load_external_data=False)
+    optimized = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
     before = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    after = [node.op_type for node in optimised.graph.node]
+    after = [node.op_type for node in optimized.graph.node]
     assert before.count("DequantizeLinear") == 4 * 4 + 1  # four a layer, and the head
     assert after.count("MatMulNBits") == before.count("DequantizeLinear")
     assert "DequantizeLinear" not in after
@@ -224,7 +224,7 @@ def test_a_product_that_is_not_packed_is_an_error_with_its_name(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])
-def test_blocks_are_quantised_to_half_a_step(bits: int, bound: float) -> None:
+def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
     """Of 4 bits the farthest may be cut off, so that the others are nearer."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)

@@ -118,7 +118,7 @@ DENSE: dict[str, Callable[[], PretrainedConfig]] = {
 }
 MOE: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3-moe": lambda: Qwen3MoeConfig(**QWEN_MOE, norm_topk_prob=True, mlp_only_layers=[1]),
-    "qwen3-moe-not-normalised": lambda: Qwen3MoeConfig(
+    "qwen3-moe-not-normalized": lambda: Qwen3MoeConfig(
         **QWEN_MOE, norm_topk_prob=False, decoder_sparse_step=2
     ),
     "gpt-oss": lambda: GptOssConfig(

@@ -8,7 +8,7 @@ It follows the published Hub API (huggingface.co/docs/hub/api) in the routes tha
   one is a redirect with `X-Linked-ETag` and `X-Linked-Size` to where it is stored (`/lfs/SHA256`)
 
 Errors carry the published `X-Error-Code`: RepoNotFound, RevisionNotFound, GatedRepo, EntryNotFound.
-Ranges are honoured.
+Ranges are honored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random pairs, storage, policies, reuse, grammars, traffic: every text is the target's, as
 if alone, and where it is plain greedy that of `transformers`.
 
-A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
+A quantized target's log-probabilities are so bit for bit: where little is not lost, much may be.
 Its texts are near those of `transformers`.
 
 `python tests/lib/losslessness.py 20000` (`make prove`) runs so many prompts, a random pair a
@@ -71,7 +71,7 @@ GRAMMARS = (
     Grammar("lark", 'start: "call " name "(" /[0-9]{1,3}/ ")"\nname: "f" | "foo"'),
 )
 NEAR = 1e-3  # logits that far apart may change places between two ways to add up the same sum
-# what quantised tokens lose of the best logit on average, in deviations of the logits, at most:
+# what quantized tokens lose of the best logit on average, in deviations of the logits, at most:
 # int8 of random pairs 0.002 to 0.044, with the mask of another layer 0.2; int4 of them says nothing
 LOST = 0.1
 
@@ -87,7 +87,7 @@ class Subject(NamedTuple):
     batches: int
     end: int  # the token that ends a text
     prompt: Callable[[np.random.Generator, int], list[int]]  # of so many tokens at most
-    telling: bool = True  # whether its texts are near those of the weights that were not quantised
+    telling: bool = True  # whether its texts are near those of the weights that were not quantized
 
 
 class Expected(NamedTuple):
@@ -165,7 +165,7 @@ def _against_transformers(
     subject: Subject, expected: list[Expected], counts: Counter[str]
 ) -> list[str]:
     """Plain greedy texts that `transformers` would not have chosen, but for near ties; of a
-    quantised target, whether it would have chosen much else."""
+    quantized target, whether it would have chosen much else."""
     model, wrong, shares = reference.load_target(subject.pair.target_dir), [], []
     for each in expected:
         request = each.request

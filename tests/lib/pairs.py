@@ -1,6 +1,6 @@
 """Random tiny target/drafter pairs, written by `transformers` and z-lab's `dflash` themselves.
 
-The weights are random but not degenerate: greedy text wanders over a handful of favoured tokens
+The weights are random but not degenerate: greedy text wanders over a handful of favored tokens
 that target and drafter share (they share the output head), so that drafts are accepted now and then
 and a wrong rollback shows in the text.
 """
@@ -219,21 +219,21 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0, first: int = 1) -> lis
 @torch.no_grad()
 def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
     """Matrices at std 1/sqrt(fan-in), norm weights around 1 (or 0 where the library has them
-    there), a few favoured rows in the head.
+    there), a few favored rows in the head.
     """
     tensors = dict(model.named_parameters())
     tensors |= {name: x for name, x in model.named_buffers() if name.endswith("layer_scalar")}
     # Gemma: a scaled embedding, a final norm that makes up for it, and norms behind each half layer
     scales = [m.scalar_embed_scale for m in model.modules() if hasattr(m, "scalar_embed_scale")]
     scale = scales[0] if scales else 1.0
-    centres = {n: tensor.mean().round() for n, tensor in tensors.items()}
+    centers = {n: tensor.mean().round() for n, tensor in tensors.items()}
     for name in tensors:
         if scales and name.endswith("model.norm.weight"):
-            centres[name] += scale - 1
+            centers[name] += scale - 1
         if scales and "layers" in name and "post_" in name:
-            centres[name] += 4
+            centers[name] += 4
         if scales and name.endswith("q_norm.weight"):
-            centres[name] *= 0.3  # 1 in Gemma 4, which does not scale attention
+            centers[name] *= 0.3  # 1 in Gemma 4, which does not scale attention
     biased_experts = any(name.endswith("experts.down_proj_bias") for name in tensors)
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
@@ -242,7 +242,7 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
         elif name.endswith("sinks"):
             tensor.copy_(3.0 + noise)  # about what a score has to be to matter
         elif tensor.ndim == 1:
-            tensor.copy_(centres[name] + 0.2 * noise)
+            tensor.copy_(centers[name] + 0.2 * noise)
         elif "embed_tokens" in name or "lm_head" in name:
             rows = torch.full((tensor.shape[0], 1), 0.3)
             rows[torch.randperm(tensor.shape[0] - 2, generator=generator)[:FAVOURED]] = 0.9

@@ -45,7 +45,7 @@ class Target:
     config: PretrainedConfig
     mask: tuple[str, int]  # token of the tokenizer that the drafter has as its mask
     architecture: str
-    quantised: str | None  # its experts are "mxfp4" or "nvfp4", its matrices "fp8"
+    quantized: str | None  # its experts are "mxfp4" or "nvfp4", its matrices "fp8"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _pair(
             config=config,
             mask=tuple(target["mask"]),
             architecture=target.get("architecture", target["class"]),
-            quantised=target.get("quantised"),
+            quantized=target.get("quantized"),
         ),
         drafter_hub=drafter["hub"],
         drafter={**_packaged(drafter["hub"]), **drafter.get("fields", {})},
@@ -116,8 +116,8 @@ def _write_target(directory: Path, pair: Pair) -> None:
     target = pair.target
     cls = getattr(transformers, target.cls)
     tensors = _tensors(cls, target.config)
-    if target.quantised is not None:
-        tensors = dict(each for item in tensors.items() for each in _quantised(target, *item))
+    if target.quantized is not None:
+        tensors = dict(each for item in tensors.items() for each in _quantized(target, *item))
     _write_config(directory, target)
     _write_shards(directory, tensors, headers=target.cls in FAMILIES)
     _write_tokenizer(directory, pair.target)
@@ -126,12 +126,12 @@ def _write_target(directory: Path, pair: Pair) -> None:
 def _write_config(directory: Path, target: Target) -> None:
     config = json.loads(target.config.to_json_string(use_diff=False))
     config |= {"architectures": [target.architecture], "dtype": "bfloat16"}
-    if target.quantised == "mxfp4":
+    if target.quantized == "mxfp4":
         config["quantization_config"] = {
             "quant_method": "mxfp4",
             "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
         }
-    if target.quantised == "nvfp4":
+    if target.quantized == "nvfp4":
         config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
         algorithm = {
             "quant_algo": "NVFP4",
@@ -140,7 +140,7 @@ def _write_config(directory: Path, target: Target) -> None:
             "exclude_modules": ["*lm_head", "*self_attn*", "*shared_experts*", "*.layers.0.*"],
         }
         _write_json(directory / "hf_quant_config.json", {"quantization": algorithm})
-    if target.quantised == "fp8":
+    if target.quantized == "fp8":
         config["quantization_config"] = {
             "quant_method": "fp8",
             "fmt": "float8_e4m3fn",
@@ -235,9 +235,9 @@ def _stored_name(name: str) -> str:
     return name.removesuffix(".weight") if "_codebook" in name else name
 
 
-def _quantised(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+def _quantized(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """One plain tensor as the tensors it is stored as."""
-    if target.quantised == "fp8":
+    if target.quantized == "fp8":
         plain = name.endswith(("gate.weight", "embed_tokens.weight", "lm_head.weight"))
         if plain or len(tensor[1]) != 2:
             return [(name, tensor)]
@@ -245,7 +245,7 @@ def _quantised(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Ten
         return [(name, ("F8_E4M3", tensor[1])), (f"{name}_scale_inv", ("F32", blocks))]
     if ".experts." not in name or name.endswith("_bias"):
         return [(name, tensor)]
-    if target.quantised == "mxfp4":  # experts, in, out -> experts, out, blocks of 32
+    if target.quantized == "mxfp4":  # experts, in, out -> experts, out, blocks of 32
         experts, wide, out = tensor[1]
         blocks = (experts, out, wide // 32)
         return [(f"{name}_blocks", ("U8", (*blocks, 16))), (f"{name}_scales", ("U8", blocks))]

@@ -185,7 +185,7 @@ CUT = SamplingParams(0.8, top_k=8, top_p=0.9, min_p=0.05)
 PENALISED = SamplingParams(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
 
 
-def penalised_excess(texts: Array, committed: Array, place: int) -> float:
+def penalized_excess(texts: Array, committed: Array, place: int) -> float:
     """`excess` of a token of PENALISED rounds, given all before it."""
     processor, target = LogitsProcessor(PENALISED, len(PROMPT), ()), TableTarget()
     counts: dict[tuple[int, ...], Array] = {}

@@ -1,4 +1,4 @@
-"""Known faults: each touches what it says, and not its neighbour."""
+"""Known faults: each touches what it says, and not its neighbor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_trt.tensorrt_llm import faults as module
 from dflash_trt.tensorrt_llm.faults import look_up
 
 PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "TRTLLM"}}
-# arguments, compute capability and target that the fault touches, and a neighbour that it does not
+# arguments, compute capability and target that the fault touches, and a neighbor that it does not
 TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], int, str]]] = {
     "16827": (
         ({"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}, 100, "GptOss"),

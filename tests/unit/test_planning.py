@@ -182,23 +182,23 @@ def test_drafters_have_their_published_sizes() -> None:
         assert drafter.parameters / 1e9 == pytest.approx(billions, abs=0.006)
 
 
-def quantised(**quantization: Any) -> Layer:
+def quantized(**quantization: Any) -> Layer:
     values = {**TARGETS["Qwen3-Coder-30B-A3B-Instruct"]}
     return target_size({**values, "quantization_config": quantization}).layers[5]
 
 
 def test_formats_of_published_checkpoints() -> None:
     """As OpenAI, Qwen, NVIDIA (ModelOpt), vLLM's llm-compressor and Moonshot write them."""
-    layer = quantised(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
+    layer = quantized(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
     assert (layer.attention_format.name, layer.expert_format) == ("bf16", MXFP4)
-    layer = quantised(quant_method="fp8", weight_block_size=[128, 128],
+    layer = quantized(quant_method="fp8", weight_block_size=[128, 128],
                       modules_to_not_convert=["lm_head", "model.layers.5.mlp.gate"])  # fmt: skip
     assert (layer.attention_format, layer.expert_format) == (FP8, FP8)
-    layer = quantised(quant_method="modelopt", quant_algo="NVFP4",
+    layer = quantized(quant_method="modelopt", quant_algo="NVFP4",
                       ignore=["lm_head", "model.language_model.layers.5.self_attn*"])  # fmt: skip
     assert (layer.attention_format.name, layer.expert_format) == ("bf16", NVFP4)
     weights4 = {"num_bits": 4, "type": "int", "group_size": 32}
-    layer = quantised(quant_method="compressed-tensors", format="pack-quantized",
+    layer = quantized(quant_method="compressed-tensors", format="pack-quantized",
                       config_groups={"group_0": {"weights": weights4}},
                       ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
     assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)

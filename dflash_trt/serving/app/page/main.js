@@ -146,7 +146,7 @@ function theme() {
     const dark = chosen ? chosen === "dark" : system.matches;
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     byId("theme").textContent = dark ? "Light" : "Dark";
-    byId("theme").ariaLabel = dark ? "Light colours" : "Dark colours";
+    byId("theme").ariaLabel = dark ? "Light colors" : "Dark colors";
   };
   system.addEventListener("change", apply);
   byId("theme").addEventListener("click", () => {

@@ -1,4 +1,4 @@
-/** @file An answer as its tokens, coloured by who proposed them, round by round. */
+/** @file An answer as its tokens, colored by who proposed them, round by round. */
 import { count, draw, make, percent } from "./dom.js";
 import { visible } from "./markdown.js";
 import { SOURCES } from "./record.js";

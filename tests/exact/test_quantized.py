@@ -1,4 +1,4 @@
-"""Quantised checkpoints, written and read by the formats' own libraries."""
+"""Quantized checkpoints, written and read by the formats' own libraries."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "CHUNK", 20_000)
 
 
-def write(directory: Path, tensors: Tensors, quantisation: object) -> Weights:
+def write(directory: Path, tensors: Tensors, quantization: object) -> Weights:
     directory.mkdir(exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    return Weights(directory, {"quantization_config": quantisation})
+    return Weights(directory, {"quantization_config": quantization})
 
 
 def opened(directory: Path) -> Weights:
@@ -68,7 +68,7 @@ def floats(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny bf16 target, to be quantised; no size but the hidden one is a multiple of 128."""
+    """A tiny bf16 target, to be quantized; no size but the hidden one is a multiple of 128."""
     directory = tmp_path_factory.mktemp("plain")
     shape = {"hidden": 128, "intermediate": 208, "layers": 1, "taps": (0,)}
     make_pair(directory, **shape, dtype="bfloat16", tied=False)
@@ -122,18 +122,18 @@ def test_fp8_is_read_as_transformers_reads_it(
     plain: Path, tmp_path: Path, scale_format: str
 ) -> None:
     config = FineGrainedFP8Config(weight_block_size=(16, 32), scale_fmt=scale_format)
-    quantise = Fp8Quantize(type("Quantiser", (), {"quantization_config": config}))
+    quantize = Fp8Quantize(type("Quantizer", (), {"quantization_config": config}))
     tensors = load_file(plain / "model.safetensors")
     names = sorted(tensors)
     for name in names:
-        tensors |= quantise.convert({name: tensors[name]}) if "_proj." in name else {}
+        tensors |= quantize.convert({name: tensors[name]}) if "_proj." in name else {}
     weights = write(tmp_path, tensors, config.to_dict())
     assert weights.names == names
     for name in names:
         pair = {"weight": tensors[name]}
         if weights.dtype(name) == "F32":
             pair["weight_scale_inv"] = tensors[f"{name}_scale_inv"]
-        expected = quantise.reverse_op.convert(pair)["weight"].float()
+        expected = quantize.reverse_op.convert(pair)["weight"].float()
         read = weights.read(name).astype(np.float32)
         if scale_format == "ue8m0":  # transformers gives bf16
             read = read.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -141,18 +141,18 @@ def test_fp8_is_read_as_transformers_reads_it(
     assert sum(weights.dtype(name) == "F32" for name in names) == 6  # 208 is no multiple of 32
 
 
-def test_a_quantised_target_is_built(tmp_path: Path) -> None:
+def test_a_quantized_target_is_built(tmp_path: Path) -> None:
     """Its engine computes what transformers does with the plain weights."""
     pair = make_pair(tmp_path)
     dense = load_file(pair.target_dir / "model.safetensors")
     config = FineGrainedFP8Config(weight_block_size=(16, 32))
-    quantise = Fp8Quantize(type("Quantiser", (), {"quantization_config": config}))
+    quantize = Fp8Quantize(type("Quantizer", (), {"quantization_config": config}))
     codes = dict(dense)
     for name in [name for name in dense if "_proj." in name]:
-        made = quantise.convert({name: dense[name]})
+        made = quantize.convert({name: dense[name]})
         codes |= made
         scaled = {"weight": made[name], "weight_scale_inv": made[f"{name}_scale_inv"]}
-        dense[name] = quantise.reverse_op.convert(scaled)["weight"].float()
+        dense[name] = quantize.reverse_op.convert(scaled)["weight"].float()
     plain = tmp_path / "plain"
     shutil.copytree(pair.target_dir, plain)
     save_file(dense, plain / "model.safetensors", metadata={"format": "pt"})
@@ -188,8 +188,8 @@ def test_fp8_scales_of_every_shape(
     stack = scale_shape[:1] if len(scale_shape) == 3 else ()
     codes = torch.randn(*stack, 260, 290, generator=generator).to(torch.float8_e4m3fn)
     scales = (torch.rand(scale_shape, generator=generator) + 0.1).to(dtype)
-    quantisation = {"quant_method": "fp8", "weight_block_size": block}
-    weights = write(tmp_path, {"a.weight": codes, f"a.weight{suffix}": scales}, quantisation)
+    quantization = {"quant_method": "fp8", "weight_block_size": block}
+    weights = write(tmp_path, {"a.weight": codes, f"a.weight{suffix}": scales}, quantization)
     if scale_shape == (260,):
         scales = scales[:, None]
     expected = _dequantize_fp8_weight(codes, scales.float(), block, torch.float32)
@@ -249,8 +249,8 @@ def test_compressed_tensors_are_read_as_their_library_reads_them(
     for name in weights.names:
         read = weights.read(name).astype(ml_dtypes.bfloat16).astype(np.float32)
         assert np.array_equal(read, floats(state[name])), name
-    quantised = [name for name in weights.names if weights.dtype(name) == "F32"]
-    assert len(quantised) == 7
+    quantized = [name for name in weights.names if weights.dtype(name) == "F32"]
+    assert len(quantized) == 7
 
 
 # apart, because importing ModelOpt changes transformers
@@ -312,7 +312,7 @@ def test_modelopt_is_read_as_its_library_reads_it(
         assert np.array_equal(weights.read(name), floats(tensor)), name
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused_quantisations.yaml").read_text())
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_quantizations.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["says"])
@@ -325,7 +325,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
-    ("quantisation", "tensors", "says"),
+    ("quantization", "tensors", "says"),
     [
         (None, {"a": torch.ones(2, 2).to(E4M3), "a_scale": torch.ones(1)}, "a .* is F8_E4M3"),
         (FP8, {"a": torch.ones(2, 2).to(E4M3)}, "a .* is F8_E4M3"),
@@ -348,7 +348,7 @@ E4M3 = torch.float8_e4m3fn
                 "a_blocks": torch.ones(2, 3, 16, dtype=torch.uint8),
                 "a_scales": torch.ones(2, 3, dtype=torch.uint8),
             },
-            "a twice, plain and quantised",
+            "a twice, plain and quantized",
         ),
         (
             {"quant_method": "modelopt", "quant_algo": "NVFP4"},
@@ -367,10 +367,10 @@ E4M3 = torch.float8_e4m3fn
     ],
 )
 def test_scales_that_do_not_fit_are_named(
-    tmp_path: Path, quantisation: object, tensors: Tensors, says: str
+    tmp_path: Path, quantization: object, tensors: Tensors, says: str
 ) -> None:
     with pytest.raises(CheckpointError, match=says):
-        write(tmp_path, tensors, quantisation)
+        write(tmp_path, tensors, quantization)
 
 
 @pytest.mark.parametrize("layout", ["fp8", "mxfp4"])

@@ -1,6 +1,6 @@
 """Validation of a bundle's arguments by an installed TensorRT-LLM, without loading a model.
 
-`python -m dflash_trt.tensorrt_llm.judgement ENGINE` runs in a separate process: importing
+`python -m dflash_trt.tensorrt_llm.judgment ENGINE` runs in a separate process: importing
 TensorRT-LLM is slow, may fail, and starts CUDA. It prints one JSON object.
 """
 
