@@ -167,6 +167,8 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if (new := slots.prefilling) is not None:
                 new.started = time.monotonic()
+                if self.active == 1 and new.request.drafting:
+                    self._policy.begin(bool(new.request.sampling.temperature))
                 drafted = self._drafts_first(new) or self._without_drafts([new]) != DISCARD
                 slots.load(new, drafted=drafted)
         # alternate chunks and rounds: a long prompt delays others by one chunk at a time
