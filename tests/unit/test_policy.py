@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -29,7 +29,9 @@ from dflash_trt.decoding.speculation.policy import CLEARLY, MAX_REST, PROBING
         (linear(0.1), [0.05, 0.04], 0),
     ],
 )
-def test_width_follows_costs_and_chances(steps: Seq[float], values: Seq[float], width: int) -> None:
+def test_width_follows_costs_and_chances(
+    steps: Sequence[float], values: Sequence[float], width: int
+) -> None:
     assert widths(adaptive(Costs(steps)).choose(rows(chain(values)), 0)) == [width]
 
 
