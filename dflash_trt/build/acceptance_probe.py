@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Drafter, Report, Target, load_drafter, load_target
@@ -82,30 +82,19 @@ def longest_sequence(target: Target, drafter: Drafter | None) -> int:
 
 
 def write_engines(
-    target: Target,
-    drafter: Drafter | None,
-    engines: Path,
-    max_seq_len: int,
-    report: Report,
-    bits: Literal[4, 8] | None = None,
-    drafter_bits: Literal[4, 8] | None = None,
+    target: Target, drafter: Drafter | None, engines: Path, max_seq_len: int, report: Report
 ) -> None:
-    """Write `engines/target` and `engines/drafter` for one sequence, with links if possible.
-
-    bits, drafter_bits: of quantized weights; None: as stored.
-    """
+    """Write `engines/target` and `engines/drafter` for one sequence, with links if possible."""
     # imported here: it loads the graph builder
-    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.build.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": None}
+    options = EngineOptions(slots=1, max_seq_len=max_seq_len, storage=Storage(link=True))
     report("building engines", 0, 2)
-    options["storage"] = Storage(link=True, bits=bits)
-    build_target(target, drafter.spec if drafter else None, engines / "target", **options)
+    build_target(target, drafter.spec if drafter else None, engines / "target", options)
     report("building engines", 1, 2)
     if drafter is not None:
-        options["storage"] = Storage(link=True, bits=drafter_bits)
-        build_drafter(drafter, target, engines / "drafter", **options)
+        build_drafter(drafter, target, engines / "drafter", options)
     report("building engines", 2, 2)
 
 

@@ -12,7 +12,6 @@ from dflash_trt.digests import Entry
 
 if TYPE_CHECKING:
     from dflash_trt.build.quantization import Cost
-    from dflash_trt.engines.accuracy import Accuracy
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,7 @@ class Input:
 @dataclass(frozen=True)
 class Written:
     digests: Mapping[Path, Entry] = field(default_factory=dict)  # computed while writing
-    accuracy: "Accuracy | None" = None  # of quantized weights
-    cost: "Cost | None" = None  # of a quantized target
+    cost: "Cost | None" = None  # of quantized weights
     warnings: list[Finding] = field(default_factory=list)  # about the written files
 
 

@@ -57,12 +57,6 @@ def build(
         f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
         + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
     )
-    if (cost := result.written.accuracy) is not None:
-        print(
-            f"quantized weights against the unquantized target, {cost.tokens} tokens of fixed "
-            f"text: greedy token equal at {cost.agreement:.1%}, logits off by {cost.rms:.1%} rms, "
-            f"at most {cost.largest:.2f}"
-        )
     if result.written.cost is not None:
         print(f"quantized against the original: {result.written.cost}")
     if sampling:

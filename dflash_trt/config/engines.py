@@ -46,8 +46,8 @@ class OnnxRuntime(Section):
     )
     quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,
-        description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
-        "measures the loss of accuracy. none: the checkpoint's precision. Unset: as none, but a "
+        description="quantizes linear layers to int8 or int4, one scale for 32 weights. "
+        "none: the checkpoint's precision. Unset: as none, but a "
         "quantized GGUF file keeps its blocks, with a drafter in int8",
     )
 
