@@ -20,33 +20,24 @@ def plan(
         int | None, typer.Option(min=1, help="Tokens of a sequence, for speeds.")
     ] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="Tokens that a DFlash round commits with all drafts.")
-    ] = None,
-    eagle_acceptance: Annotated[
-        float | None, typer.Option(min=1.0, help="Likewise for an EAGLE-3 chain of three drafts.")
+        float | None,
+        typer.Option(min=1.0, help="Tokens that a DFlash round commits with all drafts."),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
-    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
 
-    from dflash_trt.cli.plan import locate_configs, make_plan, show_plan
+    from dflash_trt.cli.plan import dflash_drafter, locate_config, make_plan, show_plan
     from dflash_trt.config import load_config
     from dflash_trt.planning import machine as named
 
     settings = load_config(config)
     hardware = None if machine is None else named(machine)
-    with ExitStack() as stack, reporting() as report:
-        target, drafter = locate_configs(settings, report, stack)
-        found = make_plan(
-            settings,
-            target,
-            drafter,
-            hardware=hardware,
-            context=context,
-            acceptance=acceptance,
-            eagle_acceptance=eagle_acceptance,
-        )
+    with TemporaryDirectory(prefix="dflash-trt-plan-") as scratch, reporting() as report:
+        target = locate_config(settings.target, "target", report, Path(scratch))
+        drafter = locate_config(dflash_drafter(settings), "drafter", report, Path(scratch))
+        found = make_plan(settings, target, drafter, hardware, context, acceptance)
     if json_:
         print_json(**found)
     else:
