@@ -118,17 +118,6 @@ def drafter_method(pair: Pair) -> Found:
 
 
 @check("error", "dflash")
-def grouped_drafter_attention(pair: Pair) -> Found:
-    """Check for grouped-query attention: latent attention (MLA) has no keys by head."""
-    rank = pair.drafter.values.get("kv_lora_rank")
-    return Found(
-        rank is None,
-        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
-        "Use a drafter with grouped-query attention",
-    )
-
-
-@check("error", "dflash")
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Check that layers are alike: one product makes all keys and values, one RoPE rotates them."""
     layers = pair.drafter.layers

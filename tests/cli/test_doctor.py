@@ -27,10 +27,9 @@ from dflash_trt.doctor import decoding as decoding_checks
 from dflash_trt.doctor import examine
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.planning import lowest_believed
+from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
-from dflash_trt.tensorrt_llm.host import check_host, gpus
-from dflash_trt.tensorrt_llm.info import read_info
-from dflash_trt.tensorrt_llm.judgment import judged_arguments
+from dflash_trt.tensorrt_llm.host import check_host, gpus, judged_arguments
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),

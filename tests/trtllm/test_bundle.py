@@ -38,7 +38,7 @@ from dflash_trt.serving.health import health_of
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.launch import environment, find_binary
-from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
+from dflash_trt.tensorrt_llm.bundle import read_info, read_llm_args
 
 COMMIT = "0" * 39 + "7"
 

@@ -398,7 +398,7 @@ def test_a_worker_that_is_killed_fails_the_build_with_a_sentence(pair: Path, pro
     def kill(step: str, done: int, total: int) -> None:
         if "quantizing" in step and done == 1:
             for child in children(os.getpid()):
-                if b"quantize_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"tensorrt_llm.quantization" in Path(f"/proc/{child}/cmdline").read_bytes():
                     os.kill(child, signal.SIGKILL)
 
     with pytest.raises(BuildError, match="killed by SIGKILL; there may be too little memory"):
