@@ -13,7 +13,7 @@ from typing import Any
 from dflash_trt.build.job import Job
 from dflash_trt.build.manifest import Manifest
 from dflash_trt.checkpoints import read_card, read_json
-from dflash_trt.digests import Entry
+from dflash_trt.files import Entry
 
 BOM = "bom.cdx.json"
 # the Hub's names of licenses in SPDX; others keep the card's name

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.digests import Entry
 from dflash_trt.engines import HELD, EngineInfo, most_verified, rank_directory, stamp, write_info
+from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
     GraphBuilder,

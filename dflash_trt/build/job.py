@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.checkpoints import Located
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.findings import Finding
 from dflash_trt.config import BuildConfig
-from dflash_trt.digests import Entry
+from dflash_trt.files import Entry
 
 if TYPE_CHECKING:
-    from dflash_trt.build.quantization import Cost
+    from dflash_trt.build.quantization_cost import Cost
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dflash_trt.build.manifest import (
 )
 from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Report
-from dflash_trt.digests import Entry, entry, sha256
+from dflash_trt.files import Entry, entry, sha256
 
 # outputs in a manifest; the rest are inputs
 MADE = {"files", "quantization"}

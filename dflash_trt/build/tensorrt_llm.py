@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
-from dflash_trt.build.quantization import (
+from dflash_trt.build.quantization_cost import (
     Texts,
     calibration_texts,
     check_loss,
@@ -32,7 +32,7 @@ from dflash_trt.checkpoints import (
     pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.checks import Finding, NotKnown
+from dflash_trt.checkpoints.findings import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.planning import machine

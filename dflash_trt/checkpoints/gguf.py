@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.files import POINTER, check_content
+from dflash_trt.checkpoints.directory import POINTER, check_content
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError
 

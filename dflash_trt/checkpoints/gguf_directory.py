@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from dflash_trt.checkpoints.gguf import LINK, ROPE_FREQS, Header, read_header
-from dflash_trt.errors import CheckpointError
-from dflash_trt.panics import panics_as_errors
+from dflash_trt.errors import CheckpointError, panics_as_errors
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # metadata by field of config.json

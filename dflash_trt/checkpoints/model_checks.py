@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.directory import tokenizer_files
 from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import tokenizer_files
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import sampling_defaults, target_shapes

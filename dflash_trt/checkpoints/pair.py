@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
-from dflash_trt.checkpoints.checks import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.drafter import open_drafter
+from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.spec import DecoderSpec

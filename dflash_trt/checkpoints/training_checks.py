@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, drafter_shapes
+from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
 

@@ -8,8 +8,8 @@ token's embedding and a state that `fc` makes from hidden states of three target
 
 from typing import Any
 
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
 

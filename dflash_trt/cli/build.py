@@ -22,8 +22,8 @@ def build(
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
+    from dflash_trt.build.pipeline import build as run
     from dflash_trt.build.repository import sampling_of
-    from dflash_trt.build.run import build as run
     from dflash_trt.config import load_config, with_ranks
 
     settings = load_config(config)
@@ -96,7 +96,7 @@ def check(
     elif not found:
         print(f"{directory}: {len(files)} files as they were built")
     else:
-        from dflash_trt.cli.report import show_differences
+        from dflash_trt.cli.show import show_differences
 
         show_differences(asdict(found))
     raise typer.Exit(1 if found else 0)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
-from dflash_trt.cli.report import text_console, text_table
+from dflash_trt.cli.show import text_console, text_table
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Machine

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
-from dflash_trt.checkpoints.checks import Finding, Found, check, checks_for, checks_of, run
+from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import BuildConfig, Method
 from dflash_trt.planning import OVERHEAD, Machine, section
 from dflash_trt.tensorrt_llm.context import Context, weight_bytes

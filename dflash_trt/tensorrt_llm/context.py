@@ -15,7 +15,7 @@ from dflash_trt.checkpoints import (
     Target,
     read_json,
 )
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from dflash_trt.checkpoints import Pair
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import CHAIN, BuildConfig
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import ARENA_SHARE, OVERHEAD, Machine, arena_slot, section

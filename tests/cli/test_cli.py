@@ -141,7 +141,7 @@ def test_an_interrupt_exits_130(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dflash_trt.build.run.build", interrupt)
+    monkeypatch.setattr("dflash_trt.build.pipeline.build", interrupt)
     assert run("build", home / "tiny.yaml").code == 130
 
 

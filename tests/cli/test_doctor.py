@@ -22,9 +22,8 @@ from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
 
-from dflash_trt.build.run import build
-from dflash_trt.doctor import decoding as decoding_checks
-from dflash_trt.doctor import examine
+from dflash_trt.build.pipeline import build
+from dflash_trt.doctor import examine, generation_checks
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
@@ -304,7 +303,7 @@ def test_a_first_generation_says_what_is_accepted(
 ) -> None:
     texts = teach(make_pair(tmp_path, tied=False))
     monkeypatch.setattr(
-        decoding_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
+        generation_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
     )
     result, found, length = first_generation(make_build(tmp_path))
     assert result == "passed"
@@ -362,7 +361,7 @@ def test_how_texts_are_compared(drafts: tuple[int, ...], ok: bool) -> None:
     def texts(*last: int) -> Measured:
         return Measured("64 at once", [[5, 6, token] for token in last])
 
-    seen = decoding_checks.compared(texts(*drafts), texts(7, 7, 7))
+    seen = generation_checks.compared(texts(*drafts), texts(7, 7, 7))
     assert seen.ok == ok
     assert seen.what.startswith(f"{drafts.count(7)} of 3 greedy texts")
 
@@ -384,13 +383,13 @@ def test_how_an_acceptance_length_is_judged(
 ) -> None:
     info = read_info(built / "engines" / "tensorrt_llm")
     info = replace(info, lowest=lowest, lowest_by="a card")
-    seen = decoding_checks.judged([Measured("x", acceptance_length=length)], info)
+    seen = generation_checks.judged([Measured("x", acceptance_length=length)], info)
     assert result == ("passed" if seen.ok else seen.severity or "error")
     assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
     kinds = [Measured("JSON", acceptance_length=4.0), Measured("x", acceptance_length=length)]
-    worst = decoding_checks.judged(kinds, info)
+    worst = generation_checks.judged(kinds, info)
     assert length is None or result == ("passed" if worst.ok else worst.severity or "error")
-    failed = decoding_checks.judged([Measured("JSON", error="RequestError: no")], info)
+    failed = generation_checks.judged([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
 
@@ -402,12 +401,12 @@ def test_a_drafter_that_knows_no_long_prompts_is_a_warning(built: Path) -> None:
         Measured("JSON", acceptance_length=2.9),
         Measured("long prompt", acceptance_length=1.02),
     ]
-    ok, what, fix, severity = decoding_checks.judged(kinds, info)
+    ok, what, fix, severity = generation_checks.judged(kinds, info)
     assert (ok, severity) == (False, "warning")
     assert "long prompt 1.02" in what
     assert "Limit serving.max_seq_len" in fix
     for other in (replace(kinds[0], acceptance_length=1.0), replace(kinds[0], error="no")):
-        worse = decoding_checks.judged([*kinds, other], info)
+        worse = generation_checks.judged([*kinds, other], info)
         assert (worse.ok, worse.severity) == (False, None)
 
 

@@ -28,7 +28,7 @@ from ranks import Ranks
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import (
     gguf_directory,

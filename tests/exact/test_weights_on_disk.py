@@ -19,8 +19,8 @@ from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
-from dflash_trt.build.run import build
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
@@ -31,10 +31,10 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding.speculation import Fixed, strategy
-from dflash_trt.digests import LARGE
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
+from dflash_trt.files import LARGE
 from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
 from dflash_trt.serving.server.process import find_repository
 

@@ -15,8 +15,8 @@ from families import FAMILIES, FORMATS, pair_of
 from llm_build import write_llm_build
 from pycode import PYCODE, prompt_ids
 
-from dflash_trt.build.run import build
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.build.pipeline import build
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless

@@ -20,7 +20,7 @@ from families import FAMILIES, FORMATS, pair_of
 from pairs import make_pair
 
 from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info

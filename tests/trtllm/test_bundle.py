@@ -27,12 +27,11 @@ from llm_build import STANDINS
 from pairs import make_pair
 
 from dflash_trt.build.manifest import read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig, Source
-from dflash_trt.digests import entry
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
-from dflash_trt.files import copy_file
+from dflash_trt.files import copy_file, entry
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.ports import free_ports
@@ -257,7 +256,7 @@ def test_files_are_copied_whole(
 BUILD_AND_WEIGH = """
 import resource, sys
 from pathlib import Path
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
 import dflash_trt.build.tensorrt_llm, dflash_trt.tensorrt_llm.bundle
 pair = Path(sys.argv[1])

@@ -27,7 +27,7 @@ from dflash_trt.checkpoints import (
     open_drafter,
     open_target,
 )
-from dflash_trt.checkpoints.checks import Finding, checks_of
+from dflash_trt.checkpoints.findings import Finding, checks_of
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError

@@ -15,7 +15,7 @@ from commands import run
 from pycode import demo_config
 
 from dflash_trt.build.manifest import differences, read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.speculation import CostProfile, kept_profiles, profile_of

@@ -19,8 +19,8 @@ from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig
 
-from dflash_trt.build.acceptance_probe import measure
-from dflash_trt.build.run import build
+from dflash_trt.build.inspection import measure
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import (
     Pair,
     check_pair,

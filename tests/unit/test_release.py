@@ -24,7 +24,7 @@ from dflash_trt.build.manifest import (
     differences,
     read_manifest,
 )
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.build.signing import check_signed, sign, verify_signature
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client

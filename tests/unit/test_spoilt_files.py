@@ -29,14 +29,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.built import inspect_built
+from dflash_trt.build.inspection import inspect_built
 from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
 from dflash_trt.build.settings import Settings
 from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, read_json
 from dflash_trt.checkpoints.gguf_directory import as_directory
-from dflash_trt.cli.report import show, show_built
+from dflash_trt.cli.show import show, show_built
 from dflash_trt.config import load_config
 from dflash_trt.decoding.speculation import kept_profiles
 from dflash_trt.errors import CheckpointError, DflashError

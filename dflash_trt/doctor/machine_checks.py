@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.build import Depth, differences
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.planning import PRESETS
 from dflash_trt.serving.server import find_binary
 from dflash_trt.tensorrt_llm import (
