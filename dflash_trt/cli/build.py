@@ -16,19 +16,14 @@ from dflash_trt.errors import RequestError
 def build(
     config: Config,
     output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="GPUs; overrides engine.tensor_parallel_size.")
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
     from dflash_trt.build.pipeline import build as run
     from dflash_trt.build.repository import sampling_of
-    from dflash_trt.config import load_config, with_ranks
+    from dflash_trt.config import load_config
 
     settings = load_config(config)
-    if tp is not None:
-        settings = with_ranks(settings, tp)
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report)

@@ -11,5 +11,5 @@ from dflash_trt.config.engines import (
     TensorRTLLM,
     Version,
 )
-from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
+from dflash_trt.config.load import json_schema, load_config, variants
 from dflash_trt.config.source import DrafterSource, Source, TargetSource

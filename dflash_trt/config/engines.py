@@ -19,9 +19,6 @@ Version = Literal["1.4.0rc1"]  # the only TensorRT-LLM release whose arguments a
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
-OF_SEVERAL_GPUS = ("tensor_parallel_size", "shard_drafter")
-
-
 class OnnxRuntime(Section):
     """Graphs on any CPU, or by the CUDA provider."""
 
@@ -50,14 +47,6 @@ class OnnxRuntime(Section):
         "none: the checkpoint's precision. Unset: as none, but a "
         "quantized GGUF file keeps its blocks, with a drafter in int8",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _runs_in_one_process(cls, given: Any) -> Any:
-        if isinstance(given, dict) and (names := [x for x in OF_SEVERAL_GPUS if x in given]):
-            message = "{names} is for engine.kind tensorrt (of tensorrt_llm: gpus); leave it out"
-            raise PydanticCustomError("one_process", message, {"names": names[0]})
-        return given
 
     @model_validator(mode="after")
     def _cuda_is_exact(self) -> "OnnxRuntime":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dflash_trt.config.build import BuildConfig, Engine, Speculation
@@ -44,10 +44,13 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    complaints += wrong_fields(path, root, BuildConfig, data)
-    if complaints:
+    config = None
+    try:
+        config = BuildConfig.model_validate(data)
+    except ValidationError as error:
+        complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
+    if complaints or config is None:
         raise together(path, sorted(complaints))
-    config = BuildConfig.model_validate(data)
     folder = path.resolve().parent
     sources: dict[str, Any] = {
         "target": config.target.below(folder),
@@ -92,19 +95,6 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
     return found
 
 
-def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
-    """Return the config with another `engine.tensor_parallel_size`; ConfigError if impossible."""
-    engine = config.engine
-    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
-    try:
-        return config.model_copy(update={"engine": type(engine).model_validate(values)})
-    except ValidationError:
-        raise ConfigError(
-            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
-            "Give 1, 2, 4 or 8, and engine.kind tensorrt",
-        ) from None
-
-
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a build config, for editors."""
     return {
@@ -116,17 +106,6 @@ def json_schema() -> dict[str, Any]:
 MOST = 20  # complaints shown
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 Complaint = tuple[int, str, str]  # line, problem, fix
-
-
-def wrong_fields(
-    path: Path, root: yaml.Node, model: type[BaseModel], data: dict[str, Any]
-) -> list[Complaint]:
-    """Return all of pydantic's complaints, with lines."""
-    try:
-        model.model_validate(data)
-    except ValidationError as error:
-        return [_explain(path, root, model, each) for each in error.errors(include_url=False)]
-    return []
 
 
 def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
@@ -154,18 +133,16 @@ def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
     )
 
 
-def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDetails) -> Complaint:
+def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     kind, message, loc = error["type"], error["msg"], [*error["loc"]]
     if kind == "no_drafter":
         kind, loc = "missing", ["drafter"]
     loc += ["kind"] * (kind == "union_tag_invalid")
     line, field = _place(root, loc)
-    problem, fix = (
-        f"{field} is {error['input']!r:.100}, but {message[0].lower()}{message[1:]}",
-        SCHEMA,
-    )
+    problem = f"{field} is {error['input']!r:.100}, but {message[0].lower()}{message[1:]}"
+    fix = SCHEMA
     if kind == "extra_forbidden":
-        schema = model.model_json_schema()
+        schema = BuildConfig.model_json_schema()
         sections = [each.get("properties", {}) for each in (schema, *schema["$defs"].values())]
         known = {name for section in sections if loc[-1] not in section for name in section}
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
