@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dflash_trt.build.deployment import write_deployment
-from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_trt.build.inspection import (
+from dflash_trt.build.acceptance_probe import (
     MAX_SEQ_LEN,
     TOKENS,
     chat_prompts,

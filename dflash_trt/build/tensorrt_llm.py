@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.build.deployment import write_deployment
-from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.quantization_cost import (
     Texts,
     calibration_texts,

@@ -49,9 +49,7 @@ def plan(
 def inspect(
     target: Annotated[
         str,
-        typer.Argument(
-            help="Its directory, GGUF file or ORG/NAME@REVISION; or what `build` wrote."
-        ),
+        typer.Argument(help="Its directory, GGUF file or ORG/NAME@REVISION."),
     ],
     drafter: Annotated[str | None, typer.Argument(help="Likewise for its drafter.")] = None,
     deep: Annotated[
@@ -63,36 +61,24 @@ def inspect(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built.
-
-    For a built directory: what rounds cost on the machines that ran it.
-    """
-    from dflash_trt.build.inspection import inspect_built, is_built
+    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
     from dflash_trt.chat import CHAT_CHECKS, about_chats
     from dflash_trt.checkpoints import inspect as run
     from dflash_trt.checkpoints import locate_argument
-    from dflash_trt.cli.show import show, show_built
+    from dflash_trt.cli.show import show
 
     deep = deep or prompts is not None
     if deep and drafter is None:
         raise RequestError("--deep measures a pair", "Give the drafter too")
-    if drafter is None and is_built(Path(target)):
-        found = inspect_built(Path(target))
-        if json_:
-            print_json(**found)
-        else:
-            show_built(found)
-        return
     with reporting() as report:
         at = [locate_argument(target, "target", report)]
         if drafter is not None:
             at.append(locate_argument(drafter, "drafter", report))
         found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
         found["chats"] = about_chats(at[0])
-        kinds = {kind["kind"]: kind for kind in found["engine_kinds"]}
-        builds = any(kind["fits"] for kind in kinds.values() if kind["state"] == "built")
-        if deep and kinds["onnxruntime"]["fits"]:
-            from dflash_trt.build.inspection import measure
+        fits = {kind["kind"]: kind["fits"] for kind in found["engine_kinds"]}
+        if deep and fits["onnxruntime"]:
+            from dflash_trt.build.acceptance_probe import measure
 
             found["measured"] = asdict(measure(at[0], at[1], prompts, report))
             found["checks"].append(found["measured"].pop("finding"))
@@ -100,7 +86,7 @@ def inspect(
         print_json(**found)
     else:
         show(found)
-    raise typer.Exit(0 if builds else 1)
+    raise typer.Exit(0 if any(fits.values()) else 1)
 
 
 def verify(
@@ -126,17 +112,11 @@ def verify(
         )
     check_build(directory, check)
     longest = manifest["config"]["serving"]["max_seq_len"]
-    if max_tokens >= longest:
-        raise RequestError(
-            f"--max-tokens is {max_tokens}, but this build's max_seq_len is {longest}, with the "
-            "prompt",
-            f"Give at most {longest - 1}, or build with a larger serving.max_seq_len",
-        )
     asked = read_prompts(
         prompts,
         load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
-        longest=longest - max_tokens,
+        longest=max(longest - max_tokens, 0),
     )
     with reporting() as report:
         found = run(

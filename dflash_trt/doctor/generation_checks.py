@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from dflash_trt.build.inspection import PROMPTS, chat_prompts
+from dflash_trt.build.acceptance_probe import PROMPTS, chat_prompts
 from dflash_trt.chat import as_chat, has_channels, load_encoding
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.checkpoints.findings import Found, NotKnown, check

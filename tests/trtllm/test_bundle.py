@@ -234,7 +234,7 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
 
 
 def test_only_a_target_with_an_id_is_left_on_the_hub(pair: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hub-target: .* the target a directory"):
+    with pytest.raises(ConfigError, match=r"models-as-checked: .* the target a directory"):
         build(config(pair, checkpoints="hub"), pair / "new", quiet)
 
 

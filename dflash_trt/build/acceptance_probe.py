@@ -1,6 +1,6 @@
-"""What `dflash-trt inspect` shows beside a pair's checks: its acceptance, or a build's step costs.
+"""Acceptance of a pair in temporary engines: `dflash-trt inspect --deep`.
 
-Acceptance is measured in temporary engines (TMPDIR) of the size of a build, so that a pair can be
+The engines are in a temporary directory (TMPDIR) of the size of a build, so that a pair can be
 judged before building.
 """
 
@@ -8,14 +8,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dflash_trt.build.manifest import MANIFEST, read_manifest
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Drafter, Report, Target, load_drafter, load_target
 from dflash_trt.checkpoints.findings import Finding, Found, check
 from dflash_trt.config import Speculation
-from dflash_trt.decoding.speculation import kept_profiles, this_machine
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
 
@@ -144,27 +142,3 @@ def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
     encode = load_encoding(directory)
     asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]
-
-
-def is_built(directory: Path) -> bool:
-    return (directory / MANIFEST).is_file()
-
-
-def inspect_built(directory: Path) -> dict[str, Any]:
-    """Return the build, and `costs` by machine, latest last.
-
-    Each has `machine`, `here` (whether it is this one), and the fields of `CostProfile`. Raises
-    BuildError or EngineError for a damaged directory.
-    """
-    manifest = read_manifest(directory)
-    kept = kept_profiles(directory / "engines")
-    here = this_machine(directory / "engines", "").partition("; ")[0] if kept else ""
-    return {
-        "directory": str(directory),
-        "name": manifest["name"],
-        "engine_kind": manifest["config"]["engine"]["kind"],
-        "costs": [
-            {"machine": name, "here": name.startswith(f"{here}; "), **profile.as_json()}
-            for name, profile in kept.items()
-        ],
-    }
