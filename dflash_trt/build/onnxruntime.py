@@ -42,11 +42,10 @@ def prepare(
     Raises ConfigError, CheckpointError or PairError.
     """
     target = load_target(target_at.directory)
-    speculation, serving = config.speculation, config.serving
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    asked = speculation.draft_tokens, serving.max_seq_len
-    warnings = check_pair(target, drafter, *asked, CHAT_CHECKS)
+    drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
+    warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
     config = _with_max_seq_len(config, target.spec, spec)
     precision = _precision(config, target)
     if isinstance(config.engine, OnnxRuntime):

@@ -118,14 +118,16 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
         return Cost(skipped=f"our graphs refuse the drafter ({drafter.refusal})")
     if skipped := _too_large(original):
         return Cost(skipped=skipped)
-    length, runs = longest_sequence(original, drafter), []
+    length = longest_sequence(original, drafter)
+
+    def run(target: Target, name: str) -> "LosslessReport":
+        write_engines(target, drafter, scratch / name, length, report)
+        return decode(scratch / name, texts.prompts, min(TOKENS, length // 2), report)
+
     try:
-        for target, name in ((original, "original"), (quantized, "quantized")):
-            write_engines(target, drafter, scratch / name, length, report)
-            runs.append(decode(scratch / name, texts.prompts, min(TOKENS, length // 2), report))
+        return _of_rounds(run(original, "original"), run(quantized, "quantized"))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return _of_rounds(*runs)
 
 
 def measure_drafter(
@@ -140,7 +142,8 @@ def measure_drafter(
     prompts = chat_prompts(target.directory, length - tokens)
     try:
         write_engines(target, drafter, scratch, length, report)
-        return _of_rounds(*(decode(each, prompts, tokens, report) for each in (scratch, engines)))
+        before = decode(scratch, prompts, tokens, report)
+        return _of_rounds(before, decode(engines, prompts, tokens, report))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -295,17 +295,6 @@ def taps_off_by_one(pair: Pair) -> Found:
     )
 
 
-@check("warning")
-def taps_in_order(pair: Pair) -> Found:
-    """Check the order: features are concatenated in it, and sorting would scramble them."""
-    taps = pair.drafter.taps
-    return Found(
-        tuple(sorted(set(taps))) == taps,
-        f"the drafter's taps are {_listed(taps)}, in this order",
-        CORRECT,
-    )
-
-
 @check("error")
 def fc_width(pair: Pair) -> Found:
     """Check the width of fc, which tells the trained number of taps and hidden size."""

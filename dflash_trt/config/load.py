@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -105,7 +105,12 @@ def json_schema() -> dict[str, Any]:
 
 MOST = 20  # complaints shown
 SCHEMA = "`dflash-trt schema` shows what each field takes"
-Complaint = tuple[int, str, str]  # line, problem, fix
+
+
+class Complaint(NamedTuple):
+    line: int
+    problem: str
+    fix: str
 
 
 def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
@@ -117,7 +122,8 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
+                problem = f"{path}:{line}: '{key.value}' is given twice"
+                yield Complaint(line, problem, "Keep one of the two")
             seen.add(key.value)
         yield from repeated(path, value)
 
@@ -125,8 +131,8 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
 def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
     """Combine all complaints in one error."""
     if len(found) == 1:
-        return ConfigError(*found[0][1:])
-    lines = [f"{problem}. {fix}." for _, problem, fix in found[:MOST]]
+        return ConfigError(found[0].problem, found[0].fix)
+    lines = [f"{each.problem}. {each.fix}." for each in found[:MOST]]
     more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
     return ConfigError(
         "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
@@ -153,7 +159,7 @@ def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     elif kind == "source":
         problem = f"{field}: {message}"
         fix = f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
-    return line, f"{path}:{line}: {problem}", fix
+    return Complaint(line, f"{path}:{line}: {problem}", fix)
 
 
 def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:

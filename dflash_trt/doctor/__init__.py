@@ -31,5 +31,5 @@ def examine(
         if generate or not wrong:
             yield from run((generation, acceptance, greedy_texts), patient)
         else:
-            skipped = "there were errors before", "Fix them, or give --generate"
-            yield Finding(generation.name, "not checked", *skipped)
+            fix = "Fix them, or give --generate"
+            yield Finding(generation.name, "not checked", "there were errors before", fix)

@@ -50,8 +50,14 @@ def gpus() -> list[SeenGpu]:
     for line in text.splitlines():
         with suppress(ValueError):  # "[N/A]": not a supported kind of GPU
             index, uuid, name, capability, total, free, driver = map(str.strip, line.split(","))
-            sizes = int(total) * MIB, int(free) * MIB
-            gpu = SeenGpu(int(index), name, int(capability.replace(".", "")), *sizes, driver)
+            gpu = SeenGpu(
+                index=int(index),
+                name=name,
+                sm=int(capability.replace(".", "")),
+                memory_bytes=int(total) * MIB,
+                free_bytes=int(free) * MIB,
+                driver=driver,
+            )
             if visible is None or {index, uuid} & {*visible.split(",")}:
                 found.append(gpu)
     return found

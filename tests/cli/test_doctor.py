@@ -118,11 +118,6 @@ def built(pair: Path) -> Path:
     return make_build(pair)
 
 
-@pytest.fixture(scope="module")
-def built_for_h200(pair: Path) -> Path:
-    return make_build(pair, hardware="hgx-h200")
-
-
 def results(directory: Path, generate: bool | None = False) -> dict[str, str]:
     return {finding.name: finding.result for finding in examine(directory, generate)}
 
@@ -162,7 +157,7 @@ def test_a_machine_that_fits_is_well(built: Path) -> None:
     assert bad(built) == {}
     names = results(built)
     assert [name for name, result in names.items() if result == "not checked"] == []
-    assert {"files", "gpu-model", "gpu-memory", "tensorrt-llm", "drafter-attention"} <= {*names}
+    assert {"files", "gpu-model", "gpu-memory", "tensorrt-llm"} <= {*names}
 
 
 @pytest.mark.usefixtures("installed")
@@ -239,20 +234,6 @@ def test_another_release_judges_itself(built: Path, tmp_path: Path) -> None:
         assert found.result == result
         assert says in found.found
         assert "tensorrt-llm==1.4.0rc1" in found.fix
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_drafter_needs_its_attention_kernels(
-    built_for_h200: Path,
-    machine: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine(name="hgx-h200")
-    assert bad(built_for_h200) == {"drafter-attention": "error"}
-    (tmp_path / "flash_attn.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert bad(built_for_h200) == {}
 
 
 @pytest.mark.usefixtures("installed", "machine")
