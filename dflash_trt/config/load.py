@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dflash_trt.config.build import BuildConfig, Engine, Speculation
-from dflash_trt.config.engines import DRAFTERLESS, Method, TensorRTLLM, methods_of
-from dflash_trt.config.source import absolute
+from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolute, methods_of
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
