@@ -146,6 +146,8 @@ def _inner(node: yaml.Node | None) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
+# --- digests ------------------------------------------------------------------------------------
+
 LARGE = 1 << 28
 
 Entry = dict[str, str | int]  # a file in a manifest: digest by kind, and size
@@ -180,6 +182,9 @@ def sha256(files: Iterable[Path]) -> str:
         with open_regular(file) as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
+
+
+# --- directories that appear whole or not at all ------------------------------------------------
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def make_plan(
         },
         "built": args  # the layout that `build` chooses
         and {
-            "layout": str(tensorrt_llm.layout_of(args.model_dump())),
+            "layout": str(tensorrt_llm.layout_of(args.complete)),
             "max_batch_size": args.max_batch_size,
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),

@@ -14,6 +14,9 @@ from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolut
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
+MOST = 20  # complaints shown
+SCHEMA = "`dflash-trt schema` shows what each field takes"
+
 
 def load_config(path: Path) -> BuildConfig:
     """Read and validate a config; relative source paths become absolute, from its folder.
@@ -100,10 +103,6 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **BuildConfig.model_json_schema(),
     }
-
-
-MOST = 20  # complaints shown
-SCHEMA = "`dflash-trt schema` shows what each field takes"
 
 
 class Complaint(NamedTuple):
