@@ -67,21 +67,14 @@ def check(
     key: Annotated[
         Path | None, typer.Option(help="PEM of the public key that must have signed it.")
     ] = None,
-    identity: Annotated[
-        str | None, typer.Option(help="Identity that must have signed it; with --issuer.")
-    ] = None,
-    issuer: Annotated[str | None, typer.Option(help="Issuer of the identity.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare every file of a build with its manifest, and its signature with its signer's key;
     exit 1 if one differs."""
     from dflash_trt.build import differences, read_manifest
-    from dflash_trt.build.signing import Identity, verify_signature
+    from dflash_trt.build.signing import verify_signature
 
-    if (identity is None) != (issuer is None):
-        raise RequestError("--identity and --issuer go together", "Give both")
-    signer = Identity(identity, issuer) if identity and issuer else key
-    digested = verify_signature(directory, signer) if signer is not None else ()
+    digested = verify_signature(directory, key) if key is not None else ()
     manifest = read_manifest(directory)
     with reporting() as report:
         found = differences(directory, manifest, "full", report, digested)
@@ -99,26 +92,15 @@ def check(
 
 def sign(
     directory: Built,
-    key: Annotated[
-        Path | None, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")
-    ] = None,
-    keyless: Annotated[
-        bool, typer.Option("--keyless", help="Sign by Sigstore with a login; needs the network.")
-    ] = False,
-    identity_token: Annotated[
-        str | None,
-        typer.Option(help="With --keyless: the login.", envvar="DFLASH_TRT_IDENTITY_TOKEN"),
-    ] = None,
+    key: Annotated[Path, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")],
 ) -> None:
     """Sign every file of a build (OpenSSF Model Signing): writes model.sig into it."""
     from dflash_trt.build import check_build
     from dflash_trt.build.signing import sign as run
 
-    if (key is None) != keyless:
-        raise RequestError("who signs is not clear", "Give --key FILE or --keyless, one of them")
     with reporting() as report:
         check_build(directory, "full", report)
-    print(f"signed: {run(directory, key, identity_token)}")
+    print(f"signed: {run(directory, key)}")
 
 
 def export(
