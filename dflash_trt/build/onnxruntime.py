@@ -164,7 +164,7 @@ def _write(
     cost = None
     if drafter is not None and precision.measured:
         # imported here: it loads the runtime
-        from dflash_trt.build.quantization_cost import measure_drafter  # noqa: PLC0415
+        from dflash_trt.build.acceptance_probe import measure_drafter  # noqa: PLC0415
 
         cost = measure_drafter(target, drafter, engines, directory / "measured", report)
     return Written(digests, cost)

@@ -29,7 +29,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.files import Entry, entry, sha256
 
 if TYPE_CHECKING:
-    from dflash_trt.build.quantization_cost import Cost
+    from dflash_trt.build.acceptance_probe import Cost
 
 
 # outputs in a manifest; the rest are inputs

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.deployment import write_deployment
-from dflash_trt.build.provenance import Input, Job, Written
-from dflash_trt.build.quantization_cost import (
+from dflash_trt.build.acceptance_probe import (
     Texts,
     calibration_texts,
     check_loss,
     measure_cost,
     provenance,
 )
+from dflash_trt.build.deployment import write_deployment
+from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (

@@ -38,8 +38,7 @@ from dflash_trt.checkpoints import (
     locate,
     locate_argument,
 )
-from dflash_trt.checkpoints.gguf import BITS, read_header, unpacked
-from dflash_trt.checkpoints.gguf_directory import as_directory
+from dflash_trt.checkpoints.gguf import BITS, as_directory, read_header, unpacked
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
@@ -419,7 +418,7 @@ def test_a_file_reads_without_torch(pairs: dict[str, Pair], tmp_path: Path) -> N
     file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, Kind.Q4_1)
     script = (
         "import sys; from pathlib import Path\n"
-        "from dflash_trt.checkpoints.gguf_directory import as_directory\n"
+        "from dflash_trt.checkpoints.gguf import as_directory\n"
         "from dflash_trt.checkpoints.target import load_target\n"
         "target = load_target(as_directory(Path(sys.argv[1])))\n"
         "[target.weights.read(name) for name in target.weights.names]\n"

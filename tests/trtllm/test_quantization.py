@@ -22,10 +22,10 @@ from families import DRAFTER, FAMILIES
 from pairs import make_pair, write_pair
 from pydantic import ValidationError
 
-from dflash_trt.build import quantization_cost as costs
+from dflash_trt.build import acceptance_probe as costs
+from dflash_trt.build.acceptance_probe import Cost, calibration_texts, check_loss, measure_cost
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.pipeline import build
-from dflash_trt.build.quantization_cost import Cost, calibration_texts, check_loss, measure_cost
 from dflash_trt.checkpoints import (
     Pair,
     Weights,

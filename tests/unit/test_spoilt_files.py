@@ -34,7 +34,7 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, read_json
-from dflash_trt.checkpoints.gguf_directory import as_directory
+from dflash_trt.checkpoints.gguf import as_directory
 from dflash_trt.cli.show import show
 from dflash_trt.config import load_config
 from dflash_trt.decoding.speculation import kept_profiles
