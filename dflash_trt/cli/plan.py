@@ -175,16 +175,10 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
         )
     yield (
         f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
-        f"{assumed['attention_backend']}"
+        f"{assumed['attention_backend']}, blocks of {assumed['block']}"
     )
-    yield (
-        f"  DFlash   acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
-        f"({assumed['acceptance_from']})"
-    )
-    yield (
-        f"  EAGLE-3  a chain of three drafts, acceptance length {assumed['eagle_acceptance']:.2f} "
-        f"({assumed['eagle_acceptance_from']})"
-    )
+    for method, name in (("DFlash", "acceptance"), ("EAGLE-3", "eagle_acceptance")):
+        yield f"  {method:<8} acceptance length {assumed[name]:.2f} ({assumed[f'{name}_from']})"
     if built:
         schedule = built["draft_len_schedule"]
         yield (
