@@ -174,19 +174,24 @@ class _Reader:
         )
 
     def _layer(self, index: int) -> Layer:
-        kind, module = self._kind(index), "self_attn.q_proj"
+        kind, module, config = self._kind(index), "self_attn.q_proj", self
+        # layers that differ; transformers 5 pads their numbers: "05"
+        if own := section(self.values, "per_layer_config"):
+            padded = str(index).zfill(max(map(len, own)))
+            more = {**section(own, str(index)), **section(own, padded)}
+            config = _Reader({**self.values, **more}, self.role)
         if kind == "linear_attention":
-            layer, module = self._linear(), "linear_attn.in_proj_qkv"
+            layer, module = config._linear(), "linear_attn.in_proj_qkv"
         elif self.values.get("kv_lora_rank"):
-            layer = self._latent()
+            layer = config._latent()
         else:
-            layer = self._grouped(kind)
-        window = self.number("sliding_window") if kind == "sliding_attention" else 0
+            layer = config._grouped(kind)
+        window = config.number("sliding_window") if kind == "sliding_attention" else 0
         return replace(
             layer,
             attention_format=self._format(f"model.layers.{index}.{module}"),
             window=window or None,
-            **self._mlp(index),
+            **config._mlp(index),
         )
 
     def _kind(self, index: int) -> str:

@@ -31,7 +31,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 from dflash_trt.build.pipeline import build
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import (
-    gguf_directory,
     inspect,
     load_target,
     load_tokenizer,
@@ -366,7 +365,7 @@ def test_what_is_not_handled_is_refused_by_name(
 ) -> None:
     header = read_header(ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir))
     header.values.update(changed)
-    monkeypatch.setattr(gguf_directory, "read_header", lambda file: header)
+    monkeypatch.setattr("dflash_trt.checkpoints.gguf.read_header", lambda file: header)
     with pytest.raises(CheckpointError, match=message):
         load_target(as_directory(header.file))
 

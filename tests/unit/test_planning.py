@@ -219,6 +219,7 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
         **{"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16},
         **{"qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64},
         "full_attention_interval": 2,
+        "per_layer_config": {"01": {"head_dim": 3}},
         "quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
     }
     models, refused = TARGETS, 0
