@@ -1,5 +1,8 @@
 """Errors for users, with the problem and a fix."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DflashError(Exception):
     """Error with a problem (naming the file, field or value) and a fix for the user."""
@@ -61,3 +64,14 @@ class BenchError(DflashError):
 def _sentence(text: str) -> str:
     """End a text with exactly one stop."""
     return text if text.endswith((".", "!", "?")) else text + "."
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise RuntimeError if the block panics."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which no module exports
+            raise
+        raise RuntimeError(f"the tokenizer panicked: {error}") from error

@@ -1,23 +1,30 @@
-"""Safe reading of files from others: regular files only, limited in size and depth.
+"""Files: safe reading of those of others, digests, and directories that appear whole or not at all.
 
-A bad file raises OSError, bad content ValueError.
+Read are regular files only, limited in size and depth; a bad file raises OSError, bad content
+ValueError. A digest is SHA-256, or BLAKE3 from `LARGE` bytes on (as `b3sum` prints it): without SHA
+instructions SHA-256 takes several times as long as writing the file.
 """
 
 import errno
+import fcntl
+import hashlib
 import io
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import yaml
+from blake3 import blake3
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from dflash_trt.errors import BuildError
 
 MAX_JSON = 32 << 20  # bytes; the largest index of a published model has about 24 MB
 MAX_YAML = 1 << 18  # parsing takes about 10 s for a megabyte
@@ -137,3 +144,126 @@ def _inner(node: yaml.Node | None) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [each for pair in node.value for each in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+# --- digests ------------------------------------------------------------------------------------
+
+LARGE = 1 << 28
+
+Entry = dict[str, str | int]  # a file in a manifest: digest by kind, and size
+
+
+class Hash(Protocol):
+    def update(self, data: bytes | memoryview, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+def begin(size: int) -> tuple[str, Hash]:
+    """Return the kind of digest for a file of `size` bytes, and an empty hash."""
+    if size < LARGE:
+        return "sha256", hashlib.sha256()
+    return "blake3", blake3()
+
+
+def entry(file: Path) -> Entry:
+    """Return a file's digest and its size in bytes."""
+    size = file.stat().st_size
+    kind, digest = begin(size)
+    with open_regular(file) as stream:
+        # not blake3's memory map: its pages would count as memory of the build
+        hashlib.file_digest(stream, lambda: digest)  # type: ignore[arg-type,return-value]
+    return {kind: digest.hexdigest(), "size": size}
+
+
+def sha256(files: Iterable[Path]) -> str:
+    """Return the digest of several concatenated files."""
+    digest = hashlib.sha256()
+    for file in files:
+        with open_regular(file) as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()
+
+
+# --- directories that appear whole or not at all ------------------------------------------------
+
+
+@contextmanager
+def sole_writer(output: Path) -> Iterator[Path]:
+    """Lock `output` and yield an empty directory beside it to build in; `publish` moves it in.
+
+    Removes leftovers of killed builds first, and its own last. Raises BuildError if another process
+    holds the lock.
+    """
+    scratch, aside = _beside(output, "building"), _beside(output, "replaced")
+    with _locked(output):
+        if aside.exists() and not output.exists():
+            aside.rename(output)  # killed between the two renames of `publish`
+        _remove(scratch, aside)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            _remove(scratch, aside)
+
+
+def publish(scratch: Path, output: Path) -> None:
+    """Sync `scratch` to disk, then replace `output` by it."""
+    for folder, _, files in os.walk(scratch):
+        for path in (*(Path(folder, name) for name in files), Path(folder)):
+            _sync(path)
+    aside = _beside(output, "replaced")
+    if output.exists():
+        output.rename(aside)
+    scratch.rename(output)
+    _sync(output.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file atomically; OSError on failure. The last of several writers wins."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _beside(output: Path, what: str) -> Path:
+    return output.with_name(f".{output.name}.dflash-trt-{what}")
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    path = _beside(output, "lock")
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+                break  # otherwise the last holder unlinked it after we opened it
+            os.close(lock)
+        except BlockingIOError:
+            os.close(lock)
+            raise BuildError(
+                f"another build of {output} is running",
+                "Wait for it, or give this one another --output",
+            ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _remove(*directories: Path) -> None:
+    for directory in directories:
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

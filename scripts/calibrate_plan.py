@@ -37,8 +37,8 @@ from dflash_trt.planning import (
     published_models,
     round_time,
     target_size,
-    tau_of,
 )
+from dflash_trt.planning.published import acceptance_tables
 
 CONSTANTS = Path(__file__).parents[1] / "dflash_trt" / "planning" / "constants.yaml"
 ALL_REDUCE = 6e-6  # seconds, taken: one-shot, fused with the norm, eight GPUs
@@ -111,6 +111,15 @@ def _method(group: Mapping[str, Any], name: str, measured: Mapping[str, Any]) ->
     if name == "EAGLE-3":
         return eagle(target(group["target"]), measured["tau"], measured["drafts"])
     return drafting(group["drafter"], group["target"], tau_of(group), measured.get("drafts"))
+
+
+def tau_of(group: Mapping[str, Any]) -> float:
+    """Of the table that an entry of `figures` names; drafts: the whole block by default."""
+    block = published_models()["drafters"][group["drafter"]]["config"]["block_size"]
+    drafts = group.get("DFlash", {}).get("drafts", block - 1)
+    named = (group.get("acceptance", ""), group["drafter"], drafts)
+    tables = {(x.name, x.drafter, x.draft_tokens): x.tau for x in acceptance_tables()}
+    return tables[named][group.get("tau_of", group["task"])]
 
 
 def predict(figure: Figure, constants: Constants) -> float:

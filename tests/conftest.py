@@ -19,7 +19,7 @@ from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair, built_from
 from pairs import make_pair
 from pycode import demo_config
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.decoding.speculation import Adaptive
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from dflash_trt.atomic import replace_text
 from dflash_trt.bench.report import Table
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
 from dflash_trt.errors import BenchError, ConfigError, DflashError, RequestError, ServerError
-from dflash_trt.files import read_as, read_json
+from dflash_trt.files import read_as, read_json, replace_text
 from dflash_trt.machine import cpu_model
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.internal import die_with_parent
@@ -169,7 +168,7 @@ def _measure_method(
     """Build, serve and measure a method; raises DflashError if that fails."""
     if not loads:
         return
-    from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
+    from dflash_trt.build.pipeline import build  # noqa: PLC0415  (a server's image has no builder)
 
     configs = {str(name): made for name, made in variants(matrix.fitted).items()}
     if (config := configs.get(method := loads[0].method)) is None:

@@ -39,7 +39,8 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     """Write `directory/deploy`, reproducibly.
 
     ranks: GPUs of one instance; they may be on several nodes. Writes nothing for a build with
-    links, which cannot be moved, nor for ONNX Runtime on a GPU.
+    links, which cannot be moved, for ONNX Runtime on a GPU, nor for plans of several GPUs, which
+    one Triton cannot serve.
     """
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name}
@@ -50,7 +51,9 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     else:
         if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
             return
-        values |= _graphs(directory / "engines", config, engine, ranks)
+        if ranks > 1:
+            return
+        values |= _graphs(directory / "engines", config, engine)
     values["image"] = f"{name}:{values['image_tag']}"
     kind = "tensorrt_llm/" if values["llm"] else "serve/"
     for template in ENVIRONMENT.list_templates():
@@ -83,9 +86,7 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
     }
 
 
-def _graphs(
-    engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
-) -> dict[str, Any]:
+def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) -> dict[str, Any]:
     infos = read_infos(engines)
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
@@ -97,7 +98,7 @@ def _graphs(
         "llm": False,
         "image_tag": dflash_trt.__version__,
         "hub": False,
-        "gpus": 0 if plan is None else ranks,
+        "gpus": 0 if plan is None else 1,
         "cpus": (infos[0].threads or THREADS) + 1,
         "limited": infos[0].threads is None,  # otherwise engines would use all cores of the node
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,

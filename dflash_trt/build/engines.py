@@ -4,11 +4,12 @@ Separate from what runs them: a process that steps an engine never loads the gra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.digests import Entry
 from dflash_trt.engines import HELD, EngineInfo, most_verified, rank_directory, stamp, write_info
+from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
     GraphBuilder,
@@ -21,67 +22,58 @@ from dflash_trt.graphs import (
     target_graph,
 )
 
-Progress = Callable[[str], None]
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of an engine.
+
+    ranks: GPUs that compute it together, with an engine each (`rank_directory`). kind: of the
+    graph (`GraphBuilder`). device: "cpu" or "cuda", where each node must have a kernel. progress:
+    called with each tensor's name.
+    """
+
+    slots: int
+    max_seq_len: int
+    threads: int | None = None
+    storage: Storage = COPIED
+    ranks: int = 1
+    kind: Kind = "onnxruntime"
+    device: str = "cpu"
+    progress: Callable[[str], None] = lambda _: None
 
 
 def build_target(
-    target: Target,
-    drafter: DrafterSpec | None,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    threads: int | None,
-    progress: Progress = lambda _: None,
-    storage: Storage = COPIED,
-    ranks: int = 1,
-    kind: Kind = "onnxruntime",
-    device: str = "cpu",
+    target: Target, drafter: DrafterSpec | None, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     """Write the target's engine; the drafter determines the taps, None: no taps.
 
-    `progress` is called with each tensor's name; `storage`: storage of weights; ranks: that compute
-    it together, with an engine each (`rank_directory`); kind: of the graph (see `GraphBuilder`);
-    device: "cpu" or "cuda", where each node must have a kernel. Returns the manifest's entries of
-    large files.
+    Returns the manifest's entries of large files.
     """
     # a round that starts at the last position still writes all its rows
-    rows = max_seq_len + most_verified(drafter.block_size if drafter else 1)
+    rows = options.max_seq_len + most_verified(drafter.block_size if drafter else 1)
     taps = drafter.target_layer_ids if drafter else ()
     cache_len, written = _aligned(rows), dict[Path, Entry]()
-    for rank in (Rank(index, ranks) for index in range(ranks)):
-        graph = target_graph(target, taps, cache_len, kind, storage=storage, rank=rank)
-        info = _info(
-            "target", target, drafter, slots, max_seq_len, cache_len, threads, graph, device
+    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
+        graph = target_graph(
+            target, taps, cache_len, options.kind, storage=options.storage, rank=rank
         )
-        written |= _save(graph, info, directory, progress)
+        info = _info("target", target, drafter, cache_len, graph, options)
+        written |= _save(graph, info, directory, options)
     return written
 
 
 def build_drafter(
-    drafter: Drafter,
-    target: Target,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    threads: int | None,
-    progress: Progress = lambda _: None,
-    storage: Storage = COPIED,
-    ranks: int = 1,
-    device: str = "cpu",
+    drafter: Drafter, target: Target, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, including what it shares with the target; see `build_target`."""
     spec = drafter.spec
     # a neighbor's buffered and verified features, and the block, come after the last position
-    rows = max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
+    rows = options.max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
     cache_len, written = _aligned(rows), dict[Path, Entry]()
-    for rank in (Rank(index, ranks) for index in range(ranks)):
-        graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
-        info = _info(
-            "drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph, device
-        )
-        written |= _save(graph, info, directory, progress)
+    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
+        graph = drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
+        info = _info("drafter", drafter, spec, cache_len, graph, options)
+        written |= _save(graph, info, directory, options)
     return written
 
 
@@ -91,11 +83,11 @@ def _aligned(rows: int) -> int:
 
 
 def _save(
-    graph: GraphBuilder, info: EngineInfo, directory: Path, progress: Progress
+    graph: GraphBuilder, info: EngineInfo, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     at = rank_directory(directory, info.rank)
     at.mkdir(parents=True, exist_ok=True)
-    written = graph.save(at, progress)
+    written = graph.save(at, options.progress)
     if info.device == "cuda":
         # imported here: it takes a while to load
         from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
@@ -109,21 +101,18 @@ def _info(
     role: str,
     model: Target | Drafter,
     drafter: DrafterSpec | None,
-    slots: int,
-    max_seq_len: int,
     cache_len: int,
-    threads: int | None,
     graph: GraphBuilder,
-    device: str,
+    options: EngineOptions,
 ) -> EngineInfo:
     own, _ = share(model.spec, model.weights, graph.rank)
     return EngineInfo(
         kind="onnxruntime",
         role=role,
-        slots=slots,
-        max_seq_len=max_seq_len,
+        slots=options.slots,
+        max_seq_len=options.max_seq_len,
         cache_len=cache_len,
-        threads=threads,
+        threads=options.threads,
         vocab_size=model.spec.head_size,
         best=candidates(drafter) if drafter and role == "drafter" else 1,
         pair_scores=bool(drafter and role == "drafter" and drafter.selector),
@@ -137,5 +126,5 @@ def _info(
         originals={name: stamp(file) for file, name in graph.links.items()},
         rank=graph.rank.index,
         ranks=graph.rank.of,
-        device=device,
+        device=options.device,
     )

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
-from dflash_trt.digests import LARGE, Entry, entry
 from dflash_trt.engines import COSTS_FILE, stamp
 from dflash_trt.errors import BuildError
-from dflash_trt.files import Size, read_as, read_json
+from dflash_trt.files import LARGE, Entry, Size, entry, read_as, read_json
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"  # covers all that a server reads, the manifest included: `signing.py`

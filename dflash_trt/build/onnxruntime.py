@@ -1,13 +1,12 @@
 """Builds of kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
 
-import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dflash_trt.build.deployment import write_deployment
-from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
@@ -24,16 +23,12 @@ from dflash_trt.checkpoints import (
     for_length,
     load_drafter,
     load_target,
-    load_tokenizer,
     target_shapes,
     tokenizer_files,
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs import check_even
-
-if TYPE_CHECKING:
-    from dflash_trt.engines.accuracy import Accuracy
 
 DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
@@ -47,55 +42,48 @@ def prepare(
     Raises ConfigError, CheckpointError or PairError.
     """
     target = load_target(target_at.directory)
-    speculation, serving = config.speculation, config.serving
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    asked = speculation.draft_tokens, serving.max_seq_len
-    warnings = check_pair(target, drafter, *asked, CHAT_CHECKS)
-    config, asked_for = _with_max_seq_len(config, target.spec, spec), bool(_precision(config))
-    config = _with_precision(config, target)
+    drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
+    warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
+    config = _with_max_seq_len(config, target.spec, spec)
+    precision = _precision(config, target)
+    if isinstance(config.engine, OnnxRuntime):
+        engine = config.engine.model_copy(update={"quantize": precision.target})
+        config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
     target, drafter = for_length(target, length), drafter and for_length(drafter, length)
     _check_even(config, target.spec, spec)
-    return Job(
-        config,
-        Input(
-            target_at,
-            [*_files(target), *tokenizer_files(target.directory)],
-            asdict(target.spec),
-        ),
-        Input(drafter_at, _files(drafter), asdict(drafter.spec) | _precision(config))
-        if drafter_at and drafter
-        else None,
-        warnings,
-        partial(
-            _write,
-            config=config,
-            target=target,
-            drafter=drafter,
-            measure=asked_for,
-            report=report,
-        ),
+    of_target = Input(
+        target_at, [*_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
     )
+    of_drafter = None
+    if drafter_at and drafter:
+        own = {"quantize": precision.drafter} if precision.drafter else {}
+        of_drafter = Input(drafter_at, _files(drafter), asdict(drafter.spec) | own)
+    write = partial(_write, config, target, drafter, precision, report)
+    return Job(config, of_target, of_drafter, warnings, write)
 
 
-def _with_precision(config: BuildConfig, target: Target) -> BuildConfig:
-    """Fill in the precision of both models for a quantized GGUF file, unless configured."""
+class Precision(NamedTuple):
+    """`quantize` of both models, as configured or as a GGUF file is quantized; None: unset.
+
+    measured: the drafter's was configured, and what it costs is measured.
+    """
+
+    target: str | None
+    drafter: str | None
+    measured: bool
+
+
+def _precision(config: BuildConfig, target: Target) -> Precision:
     engine, bits = config.engine, target.weights.stored_bits
-    if not isinstance(engine, OnnxRuntime) or engine.device == "cuda":
-        return config
-    if engine.quantize is not None or bits is None:
-        return config
-    changed: dict[str, Any] = {"engine": engine.model_copy(update={"quantize": f"int{bits}"})}
-    if config.drafter is not None and config.drafter.quantize is None:
-        changed["drafter"] = config.drafter.model_copy(update={"quantize": "int8"})
-    return config.model_copy(update=changed)
-
-
-def _precision(config: BuildConfig) -> dict[str, str]:
-    """Return `quantize` of the drafter if it differs from the engine's."""
     asked = config.drafter.quantize if config.drafter else None
-    return {"quantize": asked} if asked else {}
+    if not isinstance(engine, OnnxRuntime):
+        return Precision(None, asked, asked is not None)
+    if engine.device == "cuda" or engine.quantize is not None or bits is None:
+        return Precision(engine.quantize, asked, asked is not None)
+    return Precision(f"int{bits}", asked or "int8", asked is not None)
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -132,86 +120,54 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | 
 
 
 def _write(
-    directory: Path,
-    *,
     config: BuildConfig,
     target: Target,
     drafter: Drafter | None,
-    measure: bool,
+    precision: Precision,
     report: Report,
+    directory: Path,
 ) -> Written:
-    """Write engines and repository; measure: whether the drafter's own precision costs tau."""
+    """Write engines, tokenizer, repository and deployment."""
     # imported here: it takes most of the time of a build without work
-    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.build.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    engine, serving, storage = config.engine, config.serving, Storage()
-    threads: int | None = 1
-    device: Literal["cpu", "cuda"] = "cpu"
+    engine, serving, engines = config.engine, config.serving, directory / "engines"
     assert isinstance(engine, OnnxRuntime | TensorRT)
+    plans = engine if isinstance(engine, TensorRT) else None
+    options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
     if isinstance(engine, OnnxRuntime):
-        threads, device = engine.threads, engine.device
-        storage = Storage(engine.weights == "link", BITS.get(engine.quantize or "none"))
-    else:
+        storage = Storage(engine.weights == "link", BITS.get(precision.target or "none"))
+        options = replace(options, threads=engine.threads, device=engine.device, storage=storage)
+    if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
-        capabilities(engine)  # fails now if something is not installed
-    plans = engine if isinstance(engine, TensorRT) else None
-    engines, ranks = directory / "engines", int(plans.tensor_parallel_size if plans else 1)
-    common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
-    common |= {"threads": threads, "storage": storage, "device": device}
+        capabilities(plans)  # fails now if something is not installed
+    ranks = plans.tensor_parallel_size if plans else 1
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
-    ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
     spec = drafter.spec if drafter else None
-    digests = build_target(target, spec, engines / "target", **ours)
-    block_size, at = 1, engines / "drafter"
-    step, of_drafter = "building the drafter engine", dict(common)
-    if asked := _precision(config).get("quantize"):
-        of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
+    of_target = replace(options, progress=count, ranks=ranks, kind=engine.kind)
+    digests = build_target(target, spec, engines / "target", of_target)
     if drafter is not None:
-        block_size = drafter.spec.block_size
-        ranks = plans.drafter_ranks if plans else 1
-        # 2: shared tables
-        count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)
-        ours = {**of_drafter, "progress": count, "ranks": ranks}
-        digests |= build_drafter(drafter, target, at, **ours)
+        split = plans.drafter_ranks if plans else 1
+        tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
+        count = _Counter("building the drafter engine", tensors * split, report)
+        bits = BITS.get(precision.drafter or precision.target or "none")
+        storage = replace(options.storage, bits=bits)
+        of_drafter = replace(options, progress=count, ranks=split, storage=storage)
+        digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:
         build_plans(engines, plans, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
-    write_repository(directory, config, target.spec, block_size)
-    write_deployment(directory, config, int(plans.tensor_parallel_size if plans else 1))
+    write_repository(directory, config, target.spec, spec.block_size if spec else 1)
+    write_deployment(directory, config, ranks)
     cost = None
-    if drafter is not None and measure:
+    if drafter is not None and precision.measured:
         # imported here: it loads the runtime
-        from dflash_trt.build.quantization import measure_drafter  # noqa: PLC0415
+        from dflash_trt.build.acceptance_probe import measure_drafter  # noqa: PLC0415
 
         cost = measure_drafter(target, drafter, engines, directory / "measured", report)
-    accuracy = storage.bits and _accuracy(engines, target, spec, common, report)
-    return Written(digests, accuracy or None, cost)
-
-
-def _accuracy(
-    engines: Path,
-    target: Target,
-    drafter: DrafterSpec | None,
-    common: dict[str, Any],
-    report: Report,
-) -> "Accuracy":
-    """Compare with an unquantized engine, built temporarily beside it."""
-    from dflash_trt.build.engines import build_target  # noqa: PLC0415
-    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare, original_logits  # noqa: PLC0415
-    from dflash_trt.graphs import COPIED  # noqa: PLC0415
-
-    count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
-    original = engines / "original"
-    tokens = min(TOKENS, common["max_seq_len"])
-    common = {**common, "max_seq_len": tokens, "progress": count}
-    build_target(target, drafter, original, **{**common, "storage": COPIED})
-    tokenizer = load_tokenizer(target.directory)
-    texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
-    found = compare(engines / "target", original_logits(original, texts), texts)
-    shutil.rmtree(original, ignore_errors=True)
-    return found
+    return Written(digests, cost)
 
 
 class _Counter:

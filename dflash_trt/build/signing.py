@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,17 @@ from dflash_trt.build.manifest import SIGNATURE, Depth, check_build, served_file
 from dflash_trt.errors import BuildError, RequestError
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A required keyless signer: an OpenID Connect identity and its issuer."""
-
-    name: str
-    issuer: str
-
-
-def sign(directory: Path, key: Path | None, identity_token: str | None = None) -> Path:
+def sign(directory: Path, key: Path) -> Path:
     """Write `model.sig` over all that a server reads; return its path.
 
-    key: PEM of a private key on the curve P-256, P-384 or P-521; None: keyless by Sigstore, which
-    asks for a login in a browser unless there is a token.
+    key: PEM of a private key on the curve P-256, P-384 or P-521.
     """
     directory = directory.resolve()  # the library accepts no link
     with _explained(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
         from model_signing import signing  # noqa: PLC0415
 
         config = signing.Config().set_hashing_config(_hashing(directory))
-        if key is None:
-            config.use_sigstore_signer(identity_token=identity_token)
-        else:
-            config.use_elliptic_key_signer(private_key=key)
+        config.use_elliptic_key_signer(private_key=key)
         fresh = directory / f"{SIGNATURE}.new"  # written atomically
         try:
             config.sign(directory, fresh)
@@ -55,10 +42,10 @@ def check_signed(directory: Path, depth: Depth | None, key: Path | None) -> None
     check_build(directory, depth, digested=digested)
 
 
-def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]:
+def verify_signature(directory: Path, key: Path) -> frozenset[str]:
     """Raise BuildError unless `model.sig` is the signer's and all its files are unchanged.
 
-    signer: PEM of a public key, or an identity. Returns the files' names.
+    key: PEM of the signer's public key. Returns the files' names.
     """
     directory = directory.resolve()
     if not (directory / SIGNATURE).is_file():
@@ -73,10 +60,7 @@ def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]
         # ignore added files, such as costs that a server measures; the signed manifest detects the
         # others
         config = verifying.Config().set_ignore_unsigned_files(True)
-        if isinstance(signer, Identity):
-            config.use_sigstore_verifier(identity=signer.name, oidc_issuer=signer.issuer)
-        else:
-            config.use_elliptic_key_verifier(public_key=signer)
+        config.use_elliptic_key_verifier(public_key=key)
         config.verify(directory, directory / SIGNATURE)
         envelope = json.loads((directory / SIGNATURE).read_bytes())["dsseEnvelope"]
         signed = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]

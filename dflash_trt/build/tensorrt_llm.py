@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.deployment import write_deployment
-from dflash_trt.build.job import Input, Job, Written
-from dflash_trt.build.quantization import (
+from dflash_trt.build.acceptance_probe import (
     Texts,
     calibration_texts,
     check_loss,
     measure_cost,
     provenance,
 )
+from dflash_trt.build.deployment import write_deployment
+from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
@@ -32,7 +32,7 @@ from dflash_trt.checkpoints import (
     pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.checks import Finding, NotKnown
+from dflash_trt.checkpoints.findings import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.planning import machine

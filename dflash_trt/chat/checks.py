@@ -7,7 +7,7 @@ from dflash_trt.chat.chat_model import ChatModel
 from dflash_trt.chat.render import AGAIN, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
 from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
 SAID, ASKED = {"role": "assistant", "content": "probe said"}, as_chat("probe asked")

@@ -1,14 +1,7 @@
 """Checkpoints: read a target or drafter directory and check that the pair belongs together."""
 
-from dflash_trt.checkpoints.drafter import (
-    draft_token_ids,
-    drafter_shapes,
-    is_drafter,
-    load_drafter,
-    open_drafter,
-)
-from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import (
+from dflash_trt.checkpoints.dequantize import MODELOPT_FILE
+from dflash_trt.checkpoints.directory import (
     MORE_TEMPLATES,
     ModelCard,
     card_files,
@@ -20,6 +13,14 @@ from dflash_trt.checkpoints.files import (
     special_tokens,
     tokenizer_files,
 )
+from dflash_trt.checkpoints.drafter import (
+    draft_token_ids,
+    drafter_shapes,
+    is_drafter,
+    load_drafter,
+    open_drafter,
+)
+from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.gguf import BITS, Blocks
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
 from dflash_trt.checkpoints.pair import (
@@ -30,7 +31,6 @@ from dflash_trt.checkpoints.pair import (
     inspect,
     pair_findings,
 )
-from dflash_trt.checkpoints.quantized import MODELOPT_FILE
 from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
 from dflash_trt.checkpoints.spec import (
     Convolution,

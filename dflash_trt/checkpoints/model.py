@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.directory import REQUIRED, check_directory, load_tokenizer, read_json
 from dflash_trt.checkpoints.fields import ORIGINAL, Config, stated_reach
-from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.config import Method

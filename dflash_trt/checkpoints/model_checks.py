@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.directory import tokenizer_files
 from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import tokenizer_files
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
@@ -292,17 +292,6 @@ def taps_off_by_one(pair: Pair) -> Found:
         f"the drafter's taps are {_listed(taps)}"
         + (f", each {beside[0]:+d} from the usual {_listed(usual)}" if beside else ""),
         f"{CORRECT}: z-lab's ids count from 0, those of speculators and llama.cpp from 1",
-    )
-
-
-@check("warning")
-def taps_in_order(pair: Pair) -> Found:
-    """Check the order: features are concatenated in it, and sorting would scramble them."""
-    taps = pair.drafter.taps
-    return Found(
-        tuple(sorted(set(taps))) == taps,
-        f"the drafter's taps are {_listed(taps)}, in this order",
-        CORRECT,
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
-from dflash_trt.checkpoints.checks import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.drafter import open_drafter
+from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.spec import DecoderSpec
@@ -79,7 +79,7 @@ def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return for each kind `kind`, `state` ("built"), `fits`, `reasons` against it, and `notes`.
+    """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`.
 
     findings: of the pair's own checks.
     """
@@ -112,7 +112,7 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
 
 
 def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
-    return {"kind": kind, "state": "built", "fits": not reasons, "reasons": reasons, "notes": notes}
+    return {"kind": kind, "fits": not reasons, "reasons": reasons, "notes": notes}
 
 
 def inspect(

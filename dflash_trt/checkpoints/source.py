@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_trt.checkpoints.files import CARD, MORE_TEMPLATES, check_inside
-from dflash_trt.checkpoints.gguf_directory import as_directory, packaged
+from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
+from dflash_trt.checkpoints.gguf import as_directory, packaged
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from dflash_trt.checkpoints.files import POINTER, check_content
+from dflash_trt.checkpoints.directory import POINTER, check_content
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files import parse_json
 

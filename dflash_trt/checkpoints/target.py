@@ -1,14 +1,25 @@
-"""The target: the model whose output distribution is kept."""
+"""The target: the model whose output distribution is kept.
 
+A family is a function from config.json to fields of TargetSpec; `_read` reads those common to all.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from dflash_trt.checkpoints.directory import REQUIRED, open_tokenizer, read_json, special_tokens
 from dflash_trt.checkpoints.drafter import is_drafter
-from dflash_trt.checkpoints.families import FAMILIES
-from dflash_trt.checkpoints.fields import Config
-from dflash_trt.checkpoints.files import REQUIRED, open_tokenizer, read_json, special_tokens
+from dflash_trt.checkpoints.fields import (
+    FULL,
+    SLIDING,
+    Config,
+    decoder_fields,
+    experts,
+    layer_types,
+)
 from dflash_trt.checkpoints.model import Target, loaded, open_model
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
@@ -120,3 +131,171 @@ def sampling_defaults(directory: Path) -> tuple[dict[str, int | float], str]:
     except ValidationError as error:
         return {}, "generation_config.json: {} {}".format(*first_fault(error.errors()))
     return found, ""
+
+
+GEMMA3 = {  # defaults that a published config.json omits (transformers Gemma3TextConfig)
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+GEMMA2 = GEMMA3 | {
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+
+
+def gemma2(config: Config) -> dict[str, Any]:
+    config = config.over(GEMMA2)
+    capping = config.optional("attn_logit_softcapping")
+    return _gemma(config, every=2) | {"attn_logit_softcapping": capping}
+
+
+def gemma3(config: Config) -> dict[str, Any]:
+    """Read Gemma 3: local and global layers have separate RoPEs, in the old or the new form."""
+    config = config.over(GEMMA3)
+    given, scaling = (config.section(f"rope_{name}") for name in ("parameters", "scaling"))
+    ropes = {
+        FULL: {"rope_theta": config.get("rope_theta", 1e6)} | scaling,
+        SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
+    }
+    config["rope_parameters"] = {kind: own | given.section(kind) for kind, own in ropes.items()}
+    every = config.number("sliding_window_pattern", 6)
+    return _gemma(config, every) | {"qk_norm": True}
+
+
+def _gemma(config: Config, every: int) -> dict[str, Any]:
+    """Read fields common to Gemma 2 and 3; every `every`-th layer has full attention."""
+    if config.get("use_bidirectional_attention"):
+        raise config.refuse("a token sees those after it (use_bidirectional_attention)")
+    own = {
+        "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
+        "layer_types": layer_types(config, every),
+    }
+    fields = decoder_fields(config.under(own))
+    return fields | {
+        "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
+        "norm_offset": 1.0,
+        "sandwich_norms": True,
+        "embedding_scale": fields["hidden_size"] ** 0.5,
+        "attention_scale": config.real("query_pre_attn_scalar") ** -0.5,
+        "final_logit_softcapping": config.optional("final_logit_softcapping"),
+    }
+
+
+GEMMA4 = {  # transformers Gemma4TextConfig
+    "hidden_size_per_layer_input": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "rope_parameters": {
+        SLIDING: {"rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+
+
+def gemma4(config: Config) -> dict[str, Any]:
+    config = Config(config.file, GEMMA4 | config.stated())
+    for name, what in (
+        ("hidden_size_per_layer_input", "each layer has an embedding of its own"),
+        ("num_kv_shared_layers", "layers share keys and values"),
+        ("enable_moe_block", "layers have experts"),
+    ):
+        if config.get(name):
+            raise config.refuse(f"{what} ({name})")
+    if config.get("use_bidirectional_attention") == "all":
+        raise config.refuse("a token sees those after it (use_bidirectional_attention)")
+    kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last layer always, as in transformers
+    shared = bool(config.get("attention_k_eq_v"))
+    wide = {"head_dim": config.number("global_head_dim")}
+    if shared:
+        fewer = config.number("num_key_value_heads")
+        wide["num_key_value_heads"] = config.number("num_global_key_value_heads", fewer)
+    by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
+    own = {
+        "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
+        "layer_types": kinds,
+        "per_layer_config": config.get("per_layer_config") or by_index,
+    }
+    fields = decoder_fields(config.under(own))
+    layers = (replace(x, value_is_key=shared and x.window is None) for x in fields["layers"])
+    return fields | {
+        "layers": tuple(layers),
+        "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
+        "qk_norm": True,
+        "value_norm": True,
+        "sandwich_norms": True,
+        "layer_scalar": True,
+        "embedding_scale": fields["hidden_size"] ** 0.5,
+        "attention_scale": 1.0,
+        "final_logit_softcapping": config.optional("final_logit_softcapping"),
+    }
+
+
+def gpt_oss(config: Config) -> dict[str, Any]:
+    own = {
+        "attention_bias": config.get("attention_bias", True),
+        "layer_types": layer_types(config, every=2),
+    }
+    fields = decoder_fields(config.under(own))
+    clamped = config.real("swiglu_alpha", 1.702), config.real("swiglu_limit", 7.0)
+    found = replace(experts(config, normalized=True), clamped=clamped)
+    layers = tuple(replace(layer, experts=found) for layer in fields["layers"])
+    return fields | {"prefix": "model.", "layers": layers, "sinks": "sinks"}
+
+
+def llama(config: Config) -> dict[str, Any]:
+    return decoder_fields(config)
+
+
+def mistral(config: Config) -> dict[str, Any]:
+    window = config.get("sliding_window", 4096)  # transformers' default is 4096; null is no window
+    kind = FULL if window is None else SLIDING
+    layer_types = [kind] * config.number("num_hidden_layers")
+    return decoder_fields(config.under({"sliding_window": window, "layer_types": layer_types}))
+
+
+def qwen2(config: Config) -> dict[str, Any]:
+    return decoder_fields(config) | {"biases": ("q", "k", "v")}
+
+
+def qwen3(config: Config) -> dict[str, Any]:
+    return decoder_fields(config) | {"qk_norm": True}
+
+
+def qwen3_moe(config: Config) -> dict[str, Any]:
+    if config.get("use_sliding_window"):
+        raise config.refuse("attention has a window (use_sliding_window)")
+    found = experts(config, normalized=bool(config.get("norm_topk_prob")))
+    wide, every = config.number("moe_intermediate_size"), config.number("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.refuse(f"mlp_only_layers is {dense!r}")
+    fields = qwen3(config)
+    layers = tuple(
+        layer
+        if i in dense or (i + 1) % every
+        else replace(layer, experts=found, intermediate_size=wide)
+        for i, layer in enumerate(fields["layers"])
+    )
+    return fields | {"layers": layers}
+
+
+FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForCausalLM": gemma4,
+    "Gemma4ForConditionalGeneration": gemma4,
+    "GptOssForCausalLM": gpt_oss,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+}

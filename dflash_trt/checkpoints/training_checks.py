@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, drafter_shapes
+from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
 
@@ -51,54 +51,26 @@ def mask_as_published(pair: Pair) -> Found:
 
 
 @check("warning")
-def mask_in_tokenizer(pair: Pair) -> Found:
-    """Check that the mask is a token or the first free id, as z-lab and speculators choose."""
-    mask, free = pair.drafter.number("mask_token_id"), pair.target.highest_token + 1
-    token = pair.target.texts.get(mask)
-    if token is None and mask == free:
-        return Found(True, f"mask_token_id {mask} is the first id that the tokenizer leaves free")
-    return Found(
-        token is not None,
-        f"mask_token_id {mask} is "
-        + (
-            f"the token {token!r}"
-            if token is not None
-            else f"no token; the first free id is {free}"
-        ),
-        AS_TRAINED,
-    )
+def mask_is_reserved(pair: Pair) -> Found:
+    """Check that the mask is a special token or the first free id, but no end or padding token.
 
-
-@check("warning")
-def mask_is_special(pair: Pair) -> Found:
-    """Check that the mask is no ordinary token, which texts may contain."""
-    mask = pair.drafter.number("mask_token_id")
-    token = pair.target.texts.get(mask)
-    added = pair.target.tokenizer.get_added_tokens_decoder()
-    return Found(
-        token is None or mask in added,
-        f"mask_token_id {mask} is {'no' if token is None or mask in added else 'a'} token of "
-        f"ordinary text" + ("" if token is None else f": {token!r}"),
-        AS_TRAINED,
-    )
-
-
-@check("warning")
-def mask_is_no_end(pair: Pair) -> Found:
-    """Check that the mask is no end or padding token, a fallback of some trainers."""
-    mask, same = pair.drafter.number("mask_token_id"), []
+    z-lab and speculators choose so; some trainers fall back to the end, which texts hold too.
+    """
+    mask, target = pair.drafter.number("mask_token_id"), pair.target
+    token, free, same = target.texts.get(mask), target.highest_token + 1, []
     for name in ("eos_token_id", "pad_token_id"):
-        ids = pair.target.values.get(name)
-        if name == "eos_token_id" and pair.target.read is not None:
-            ids = list(pair.target.spec.eos_token_ids)
+        ids = target.values.get(name)
+        if name == "eos_token_id" and target.read is not None:
+            ids = list(target.spec.eos_token_ids)
         if mask in (ids if isinstance(ids, list) else [ids]):
             same.append(name)
-    return Found(
-        not same,
-        f"mask_token_id {mask} is "
-        + (f"the target's {' and '.join(same)}" if same else "no end or padding token"),
-        AS_TRAINED,
-    )
+    wrong = f"the target's {' and '.join(same)}" if same else ""
+    if token is None and mask != free:
+        wrong = wrong or f"no token; the first free id is {free}"
+    elif token is not None and mask not in target.tokenizer.get_added_tokens_decoder():
+        wrong = wrong or f"a token of ordinary text: {token!r}"
+    what = wrong or (f"the token {token!r}" if token else "the tokenizer's first free id")
+    return Found(not wrong, f"mask_token_id {mask} is {what}", AS_TRAINED)
 
 
 @check("error")
@@ -153,18 +125,6 @@ def vocabulary_map(pair: Pair) -> Found:
 
 
 @check("warning")
-def dtype(pair: Pair) -> Found:
-    """Check dtypes: a bfloat16 target's values may overflow a float16 drafter on a GPU."""
-    target, drafter = pair.target.weights, pair.drafter.weights
-    of = [sorted({model.dtype(name) for name in model.names}) for model in (target, drafter)]
-    return Found(
-        not ("BF16" in of[0] and "F16" in of[1]),
-        f"the target's tensors are {', '.join(of[0])}, the drafter's {', '.join(of[1])}",
-        "Take the drafter in bfloat16",
-    )
-
-
-@check("warning")
 def rope_theta(pair: Pair) -> Found:
     """Check the RoPE base, which equals the target's in training; an export may lose it."""
     drafter, target = _thetas(pair.drafter.values), _thetas(pair.target.values)
@@ -203,18 +163,6 @@ def embedding_scale(pair: Pair) -> Found:
         f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
         f"multiplied by {expected:g}",
         "Check input_embedding_scale in the drafter's config.json against the published one",
-    )
-
-
-@check("warning")
-def logit_softcap(pair: Pair) -> Found:
-    """Check the softcap: the best token is unaffected, but sampled drafts match less often."""
-    name = "final_logit_softcapping"
-    drafter, target = (finite(m.values.get(name)) or 0.0 for m in (pair.drafter, pair.target))
-    return Found(
-        drafter == target,
-        f"the drafter's {name} is {drafter:g}, the target's {target:g}",
-        f"Check {name} in the drafter's config.json against the published one",
     )
 
 

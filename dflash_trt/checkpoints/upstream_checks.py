@@ -8,8 +8,8 @@ token's embedding and a state that `fc` makes from hidden states of three target
 
 from typing import Any
 
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
 
@@ -114,17 +114,6 @@ def drafter_method(pair: Pair) -> Found:
     fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
     return Found(
         found == pair.method, f"the drafter is {named}, speculation.method {pair.method}", fix
-    )
-
-
-@check("error", "dflash")
-def grouped_drafter_attention(pair: Pair) -> Found:
-    """Check for grouped-query attention: latent attention (MLA) has no keys by head."""
-    rank = pair.drafter.values.get("kv_lora_rank")
-    return Found(
-        rank is None,
-        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
-        "Use a drafter with grouped-query attention",
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.dequantize import MODELOPT_FILE, Quantized, dequantized
+from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
-from dflash_trt.checkpoints.quantized import MODELOPT_FILE, Quantized, dequantized
 from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored, read_header
 from dflash_trt.errors import CheckpointError
 

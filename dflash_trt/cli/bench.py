@@ -15,7 +15,6 @@ from dflash_trt.cli.output import Built, Config, Json, reporting, writing
 from dflash_trt.errors import RequestError
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
-OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that cells do not record
 
 
 @app.command()
@@ -48,7 +47,12 @@ def engine(
     from dflash_trt.bench import METHODS, Plan, engine_report, load_task, run_engine
     from dflash_trt.build import read_manifest
 
-    options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
+    options = {  # that cells do not record
+        "max_tokens": str(max_tokens),
+        "prompt_count": str(prompt_count),
+        "repeats": str(repeats),
+        "seed": str(seed),
+    }
     manifest = read_manifest(directory)
     tasks = {
         label: load_task(

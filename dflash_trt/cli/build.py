@@ -16,19 +16,14 @@ from dflash_trt.errors import RequestError
 def build(
     config: Config,
     output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="GPUs; overrides engine.tensor_parallel_size.")
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
+    from dflash_trt.build.pipeline import build as run
     from dflash_trt.build.repository import sampling_of
-    from dflash_trt.build.run import build as run
-    from dflash_trt.config import load_config, with_ranks
+    from dflash_trt.config import load_config
 
     settings = load_config(config)
-    if tp is not None:
-        settings = with_ranks(settings, tp)
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report)
@@ -57,12 +52,6 @@ def build(
         f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
         + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
     )
-    if (cost := result.written.accuracy) is not None:
-        print(
-            f"quantized weights against the unquantized target, {cost.tokens} tokens of fixed "
-            f"text: greedy token equal at {cost.agreement:.1%}, logits off by {cost.rms:.1%} rms, "
-            f"at most {cost.largest:.2f}"
-        )
     if result.written.cost is not None:
         print(f"quantized against the original: {result.written.cost}")
     if sampling:
@@ -78,21 +67,14 @@ def check(
     key: Annotated[
         Path | None, typer.Option(help="PEM of the public key that must have signed it.")
     ] = None,
-    identity: Annotated[
-        str | None, typer.Option(help="Identity that must have signed it; with --issuer.")
-    ] = None,
-    issuer: Annotated[str | None, typer.Option(help="Issuer of the identity.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare every file of a build with its manifest, and its signature with its signer's key;
     exit 1 if one differs."""
     from dflash_trt.build import differences, read_manifest
-    from dflash_trt.build.signing import Identity, verify_signature
+    from dflash_trt.build.signing import verify_signature
 
-    if (identity is None) != (issuer is None):
-        raise RequestError("--identity and --issuer go together", "Give both")
-    signer = Identity(identity, issuer) if identity and issuer else key
-    digested = verify_signature(directory, signer) if signer is not None else ()
+    digested = verify_signature(directory, key) if key is not None else ()
     manifest = read_manifest(directory)
     with reporting() as report:
         found = differences(directory, manifest, "full", report, digested)
@@ -102,7 +84,7 @@ def check(
     elif not found:
         print(f"{directory}: {len(files)} files as they were built")
     else:
-        from dflash_trt.cli.report import show_differences
+        from dflash_trt.cli.show import show_differences
 
         show_differences(asdict(found))
     raise typer.Exit(1 if found else 0)
@@ -110,26 +92,15 @@ def check(
 
 def sign(
     directory: Built,
-    key: Annotated[
-        Path | None, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")
-    ] = None,
-    keyless: Annotated[
-        bool, typer.Option("--keyless", help="Sign by Sigstore with a login; needs the network.")
-    ] = False,
-    identity_token: Annotated[
-        str | None,
-        typer.Option(help="With --keyless: the login.", envvar="DFLASH_TRT_IDENTITY_TOKEN"),
-    ] = None,
+    key: Annotated[Path, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")],
 ) -> None:
     """Sign every file of a build (OpenSSF Model Signing): writes model.sig into it."""
     from dflash_trt.build import check_build
     from dflash_trt.build.signing import sign as run
 
-    if (key is None) != keyless:
-        raise RequestError("who signs is not clear", "Give --key FILE or --keyless, one of them")
     with reporting() as report:
         check_build(directory, "full", report)
-    print(f"signed: {run(directory, key, identity_token)}")
+    print(f"signed: {run(directory, key)}")
 
 
 def export(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dflash_trt import __version__
-from dflash_trt.cli import bench, build, generate, pair, serve, verify
+from dflash_trt.cli import bench, build, examine, serve
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
@@ -19,8 +19,18 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(build.build, build.check, pair.plan, pair.inspect, serve.serve, serve.update_drafter),
-    *(generate.generate, verify.verify, verify.doctor, build.sign, build.export, build.schema),
+    build.build,
+    build.check,
+    examine.plan,
+    examine.inspect,
+    serve.serve,
+    serve.update_drafter,
+    serve.generate,
+    examine.verify,
+    examine.doctor,
+    build.sign,
+    build.export,
+    build.schema,
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")

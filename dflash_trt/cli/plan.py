@@ -4,125 +4,100 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.table import Table
 
 from dflash_trt import planning, tensorrt_llm
-from dflash_trt.checkpoints import (
-    Pair,
-    Report,
-    locate,
-    open_drafter,
-    open_target,
-)
-from dflash_trt.cli.report import text_console, text_table
+from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
+from dflash_trt.cli.show import text_console, text_table
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.planning import Deployment, Machine, ModelSize, Values
+from dflash_trt.planning import Machine
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
 METHODS = ("plain", "EAGLE-3", "DFlash")
+OF_DFLASH = ("\nover plain", "\ndrafts", "\nround, ms")
 GIB, WIDTH = 1 << 30, 140
 
 
-def locate_configs(config: BuildConfig, report: Report, stack: ExitStack) -> tuple[Path, Path]:
-    """Return directories with at least a config.json of target and drafter.
+def locate_config(source: Source, role: str, report: Report, scratch: Path) -> Path:
+    """Return a directory with at least the model's config.json.
 
-    For a published model that cannot be downloaded the package's copy (`models.yaml`) is used, in a
-    directory that lasts as long as `stack`. Raises CheckpointError for others.
+    Of a published model that cannot be downloaded, the package's (`models.yaml`) in `scratch`.
     """
-    found = []
-    for role, source in (("target", config.target), ("drafter", dflash_drafter(config))):
-        try:
-            found.append(locate(source, role, report, weights=False).directory)
-        except CheckpointError as error:
-            if (values := planning.published_config(source.hub or "")) is None:
-                raise
-            print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
-            directory = Path(stack.enter_context(TemporaryDirectory(prefix="dflash-trt-plan-")))
-            (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
-            found.append(directory)
-    return found[0], found[1]
+    try:
+        return locate(source, role, report, weights=False).directory
+    except CheckpointError as error:
+        if (values := planning.published_config(source.hub or "")) is None:
+            raise
+        print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
+    (scratch / role).mkdir()
+    (scratch / role / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return scratch / role
 
 
 def make_plan(
     config: BuildConfig,
     target: Path,
     drafter: Path,
-    *,
     hardware: Machine | None = None,
     context: int | None = None,
     acceptance: float | None = None,
-    eagle_acceptance: float | None = None,
 ) -> dict[str, Any]:
     """Return the plan for JSON; seconds, bytes and tokens/s.
 
     target, drafter: directories with at least a config.json. hardware: overrides the config's.
-    Raises ConfigError without a machine, or for an impossible acceptance length.
     """
-    engine = config.engine
-    if hardware is None and not isinstance(engine, TensorRTLLM):
-        raise ConfigError(
-            f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
-            f"Give --machine: one of {', '.join(planning.PRESETS)}",
-        )
+    engine, longest = config.engine, config.serving.max_seq_len or tensorrt_llm.CONTEXT
     args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
     if isinstance(engine, TensorRTLLM):
         summary = tensorrt_llm.announced(engine.quantize, summary)
         hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
-        if gpus is not None and gpus > hardware.all_gpus:
-            raise ConfigError(
-                f"engine.gpus is {gpus}, but {hardware.name} has {hardware.all_gpus}",
-                f"Set it to at most {hardware.all_gpus}, or leave it out",
-            )
         # the arguments that `build` would write
         args = tensorrt_llm.choose_args(config, Pair(summary, drafting), hardware)
-    assert hardware is not None
+    elif hardware is None:
+        raise ConfigError(
+            f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
+            f"Give --machine: one of {', '.join(planning.PRESETS)}",
+        )
     values = tensorrt_llm.target_values(target, summary.values)
-    draft_values = drafting.values
-    size = planning.target_size(values)
-    block = _block(config, draft_values)
+    size, block = planning.target_size(values), _block(config, drafting.values)
     backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
     if args is not None:
         backend = args.value("speculative_config.attention_backend") or backend
-    deployment = Deployment(
+    deployment = planning.Deployment(
         machine=hardware,
         gpus=gpus or hardware.all_gpus,
         target=size,
-        drafter=planning.drafter_size(draft_values, size),
+        drafter=planning.drafter_size(drafting.values, size),
         block=block,
         kv_bytes=tensorrt_llm.kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
         paged=backend == "TRTLLM",
     )
-    tau, source = _given("--acceptance", acceptance, block) or planning.expected_acceptance(
-        dflash_drafter(config).hub or "", block - 1
-    )
-    chain, chain_source = _given(
-        "--eagle-acceptance", eagle_acceptance, planning.EAGLE_CHAIN + 1
-    ) or planning.expected_eagle(config.target.hub or "")
-    context = context or min(
-        tensorrt_llm.CONTEXT, config.serving.max_seq_len or tensorrt_llm.CONTEXT
-    )
-    constants = planning.Constants.fitted()
+    hubs = config.target.hub or "", dflash_drafter(config).hub or ""
+    tau, source = planning.expected_acceptance(hubs[1], block - 1)
+    if acceptance is not None:
+        tau, source = acceptance, "given"
+    if tau > block:
+        fix = "Give the mean number of tokens that a round commits"
+        raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
+    chain, chain_source = planning.expected_eagle(hubs[0])
+    context = context or min(tensorrt_llm.CONTEXT, longest)
     methods = (
         planning.PLAIN,
         planning.eagle(size, chain),
         planning.dflash(deployment.drafter, tau, block - 1),
     )
+    constants = planning.Constants.fitted()
     return {
         "name": config.name,
-        "machine": {
-            "name": hardware.name,
-            "gpu": hardware.gpu.name,
-            "gpus": deployment.gpus,
-        },
-        "target": _model(size, config.target.hub or target.name),
-        "drafter": _model(deployment.drafter, dflash_drafter(config).hub or drafter.name),
+        "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
+        "target": _model(size, hubs[0] or target.name),
+        "drafter": _model(deployment.drafter, hubs[1] or drafter.name),
         "assumed": {
             "context": context,
             "block": block,
@@ -135,25 +110,16 @@ def make_plan(
         },
         "built": args  # the layout that `build` chooses
         and {
-            "layout": str(tensorrt_llm.layout_of(args.model_dump())),
+            "layout": str(tensorrt_llm.layout_of(args.complete)),
             "max_batch_size": args.max_batch_size,
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
-        "memory": _memory(deployment),
+        "memory": [asdict(layout) for layout in deployment.memory(CONTEXTS)],
         "speed": [
-            {
-                "method": point.method.name,
-                "concurrency": point.concurrency,
-                "layout": str(point.layout),
-                "draft_tokens": point.method.draft_tokens,
-                "acceptance": round(point.method.acceptance, 3),
-                "tokens_per_user": round(point.per_user, 1),
-                "tokens_per_gpu": round(point.per_gpu, 1),
-                "round": vars(point.step),
-            }
+            asdict(point)
             for method in methods
-            for point in planning.curve(deployment, method, context, constants)
+            for point in deployment.speed(method, context, constants)
         ],
         "errors": planning.fit_errors(),
     }
@@ -170,23 +136,13 @@ def dflash_drafter(config: BuildConfig) -> Source:
     )
 
 
-def _given(option: str, tau: float | None, most: int) -> tuple[float, str] | None:
-    """Return an option's acceptance length; ConfigError for an impossible one."""
-    if tau is not None and not 1 <= tau <= most:
-        raise ConfigError(
-            f"{option} {tau:g} is not from 1 to {most}, the tokens of a round",
-            "Give the mean number of tokens that a round commits",
-        )
-    return None if tau is None else (tau, "given")
-
-
-def _block(config: BuildConfig, values: Values) -> int:
+def _block(config: BuildConfig, values: Mapping[str, Any]) -> int:
     found = values.get("block_size")
     trained = found if type(found) is int and 2 <= found <= 1024 else BLOCK
     return min(trained, (config.speculation.draft_tokens or trained) + 1)
 
 
-def _model(size: ModelSize, name: str) -> dict[str, Any]:
+def _model(size: planning.ModelSize, name: str) -> dict[str, Any]:
     formats = {kind.name for layer in size.kinds for count, kind in layer.parts() if count}
     return {
         "name": name,
@@ -195,56 +151,19 @@ def _model(size: ModelSize, name: str) -> dict[str, Any]:
         "formats": sorted(formats),
         "layers": len(size.layers),
         "experts": max((layer.experts for layer in size.layers), default=0),
-        "estimated": list(size.estimated),
     }
-
-
-def _memory(deployment: Deployment) -> list[dict[str, Any]]:
-    rows = []
-    for layout in deployment.layouts():
-        if layout.experts_parallel and not layout.attention_dp:
-            continue  # same bytes as without: whole experts weigh the same as slices
-        instances = deployment.gpus // layout.gpus
-        fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
-        one = fits[CONTEXTS[0]]
-        rows.append(
-            {
-                "layout": str(layout),
-                "gpus": layout.gpus,
-                "instances": instances,
-                "target_bytes": round(one.target),
-                "drafter_bytes": round(one.drafter),
-                "free_bytes": round(one.free),
-                "kv_bytes_per_token": round(one.per_token),
-                "by_context": {
-                    context: {
-                        "sequences": instances * found.sequences,
-                        "kv_bytes": round(found.sequence),
-                        "drafter_context_bytes": round(found.drafting),
-                        "free_gpu_memory_fraction": round(found.fraction, 3),
-                    }
-                    for context, found in fits.items()
-                },
-            }
-        )
-    return rows
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
     """Print a plan of `make_plan`."""
     console = text_console(WIDTH)
-    for line in _heading(plan):
-        console.print(line, markup=False)
-    for table in (_memory_table(plan), _speed_table(plan)):
-        console.print()
-        console.print(table)
-    console.print()
-    for line in _remarks(plan):
-        console.print(line, markup=False)
+    for part in ([*_heading(plan), ""], [_memory_table(plan), ""], [_speed_table(plan), ""]):
+        console.print(*part, sep="\n", markup=False)
+    console.print(*_remarks(plan), sep="\n", markup=False)
 
 
 def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
-    machine, assumed = plan["machine"], plan["assumed"]
+    machine, assumed, built = plan["machine"], plan["assumed"], plan["built"]
     yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
     for role in ("target", "drafter"):
         model = plan[role]
@@ -254,22 +173,16 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
             f"{' and '.join(model['formats'])}, {model['weight_bytes'] / GIB:.1f} GiB, "
             f"{model['layers']} layers{experts}"
         )
-        for remark in model["estimated"]:
-            yield f"  {'':<8} an estimate: {remark}"
     yield (
         f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
-        f"{assumed['attention_backend']}; "
-        f"acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
-        f"({assumed['acceptance_from']})"
+        f"{assumed['attention_backend']}, blocks of {assumed['block']}"
     )
-    yield (
-        f"  EAGLE-3  a chain of three drafts, acceptance length {assumed['eagle_acceptance']:.2f} "
-        f"({assumed['eagle_acceptance_from']})"
-    )
-    if built := plan["built"]:
+    for method, name in (("DFlash", "acceptance"), ("EAGLE-3", "eagle_acceptance")):
+        yield f"  {method:<8} acceptance length {assumed[name]:.2f} ({assumed[f'{name}_from']})"
+    if built:
         schedule = built["draft_len_schedule"]
         yield (
-            f"  {'build':<8} {built['layout']}, {built['max_batch_size']} sequences of "
+            f"  build    {built['layout']}, {built['max_batch_size']} sequences of "
             f"{built['max_seq_len']} tokens"
             + (f", drafts by sequences {schedule}" if schedule else "")
         )
@@ -292,27 +205,24 @@ def _memory_table(plan: Mapping[str, Any]) -> Table:
 
 
 def _speed_table(plan: Mapping[str, Any]) -> Table:
-    context = plan["assumed"]["context"]
-    more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
     columns = ["sequences"]
-    for method in METHODS:
-        columns += [f"{method}\nuser", "\nGPU", *more.get(method, ()), "\nlayout"]
+    for name in METHODS:
+        columns += [f"{name}\nuser", "\nGPU", *(OF_DFLASH if name == "DFlash" else ()), "\nlayout"]
+    context = plan["assumed"]["context"]
     title = f"tokens/s, sequences of {context} tokens, best layout of each"
     table = text_table(title, *columns)
-    by_level: dict[int, dict[str, Any]] = {}
-    for point in plan["speed"]:
-        by_level.setdefault(point["concurrency"], {})[point["method"]] = point
-    for level, points in sorted(by_level.items()):
+    points = {(point["concurrency"], point["method"]): point for point in plan["speed"]}
+    for level in sorted({level for level, _ in points}):
         cells = [f"{level:,}"]
-        for method in METHODS:
-            if (point := points.get(method)) is None:
-                cells += [""] * (3 + len(more.get(method, ())))
+        for name in METHODS:
+            if (point := points.get((level, name))) is None:
+                cells += [""] * (6 if name == "DFlash" else 3)
                 continue
             cells += [f"{point['tokens_per_user']:,.0f}", f"{point['tokens_per_gpu']:,.0f}"]
-            if method == "DFlash":
-                plain = points.get("plain")
-                ratio = point["tokens_per_user"] / plain["tokens_per_user"] if plain else 0
-                cells += [f"{ratio:.2f}x" if plain else "", str(point["draft_tokens"])]
+            if name == "DFlash":
+                plain = points.get((level, "plain"))
+                ratio = plain and point["tokens_per_user"] / plain["tokens_per_user"]
+                cells += [f"{ratio:.2f}x" if ratio else "", str(point["draft_tokens"])]
                 cells.append(f"{1000 * sum(point['round'].values()):.2f}")
             cells.append(point["layout"])
         table.add_row(*cells)

@@ -1,15 +1,17 @@
 """The build config: the one schema a user writes, as YAML."""
 
 from dflash_trt.config.build import CHAIN, RECOMPUTE_TAIL, BuildConfig, Speculation
-from dflash_trt.config.engines import (
+from dflash_trt.config.load import json_schema, load_config, variants
+from dflash_trt.config.sections import (
     DRAFTERLESS,
     Capability,
+    DrafterSource,
     Method,
     OnnxRuntime,
     Quantize,
+    Source,
+    TargetSource,
     TensorRT,
     TensorRTLLM,
     Version,
 )
-from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
-from dflash_trt.config.source import DrafterSource, Source, TargetSource

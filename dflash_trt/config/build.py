@@ -5,16 +5,19 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import (
+from dflash_trt.config.sections import (
     DRAFTERLESS,
+    Count,
+    DrafterSource,
     Method,
     OnnxRuntime,
+    Section,
+    TargetSource,
     TensorRT,
     TensorRTLLM,
     methods_of,
     taking,
 )
-from dflash_trt.config.source import Count, DrafterSource, Section, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how our engines run rounds
 RECOMPUTE_TAIL = "recompute_tail"  # value of serving.prefix_cache

@@ -1,17 +1,21 @@
-"""Loading a build config, and deriving configs for other methods."""
+"""Loading a build config, errors with file, line, field and fix, and configs of other methods."""
 
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from dflash_trt.config.build import BuildConfig, Engine, Speculation
-from dflash_trt.config.engines import DRAFTERLESS, Method, TensorRTLLM, methods_of
-from dflash_trt.config.errors import repeated, together, wrong_fields
-from dflash_trt.config.source import absolute
+from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolute, methods_of
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
+
+MOST = 20  # complaints shown
+SCHEMA = "`dflash-trt schema` shows what each field takes"
 
 
 def load_config(path: Path) -> BuildConfig:
@@ -42,10 +46,13 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    complaints += wrong_fields(path, root, BuildConfig, data)
-    if complaints:
+    config = None
+    try:
+        config = BuildConfig.model_validate(data)
+    except ValidationError as error:
+        complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
+    if complaints or config is None:
         raise together(path, sorted(complaints))
-    config = BuildConfig.model_validate(data)
     folder = path.resolve().parent
     sources: dict[str, Any] = {
         "target": config.target.below(folder),
@@ -90,22 +97,80 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
     return found
 
 
-def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
-    """Return the config with another `engine.tensor_parallel_size`; ConfigError if impossible."""
-    engine = config.engine
-    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
-    try:
-        return config.model_copy(update={"engine": type(engine).model_validate(values)})
-    except ValidationError:
-        raise ConfigError(
-            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
-            "Give 1, 2, 4 or 8, and engine.kind tensorrt",
-        ) from None
-
-
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a build config, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **BuildConfig.model_json_schema(),
     }
+
+
+class Complaint(NamedTuple):
+    line: int
+    problem: str
+    fix: str
+
+
+def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
+    """Yield keys that YAML would silently override."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                problem = f"{path}:{line}: '{key.value}' is given twice"
+                yield Complaint(line, problem, "Keep one of the two")
+            seen.add(key.value)
+        yield from repeated(path, value)
+
+
+def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
+    """Combine all complaints in one error."""
+    if len(found) == 1:
+        return ConfigError(found[0].problem, found[0].fix)
+    lines = [f"{each.problem}. {each.fix}." for each in found[:MOST]]
+    more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
+    return ConfigError(
+        "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
+    )
+
+
+def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
+    kind, message, loc = error["type"], error["msg"], [*error["loc"]]
+    if kind == "no_drafter":
+        kind, loc = "missing", ["drafter"]
+    loc += ["kind"] * (kind == "union_tag_invalid")
+    line, field = _place(root, loc)
+    problem = f"{field} is {error['input']!r:.100}, but {message[0].lower()}{message[1:]}"
+    fix = SCHEMA
+    if kind == "extra_forbidden":
+        schema = BuildConfig.model_json_schema()
+        sections = [each.get("properties", {}) for each in (schema, *schema["$defs"].values())]
+        known = {name for section in sections if loc[-1] not in section for name in section}
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+        problem, fix = f"unknown field '{field}'", f"Did you mean '{near[0]}'?" if near else SCHEMA
+    elif kind == "missing":
+        value = "{path: DIRECTORY}" if field in ("target", "drafter") else "VALUE"
+        problem, fix = f"field '{field}' is missing", f"Add {field}: {value} to the config"
+    elif kind == "source":
+        problem = f"{field}: {message}"
+        fix = f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
+    return Complaint(line, f"{path}:{line}: {problem}", fix)
+
+
+def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:
+    """Return the 1-based line of the key at `loc`, or of its deepest existing part, and its name.
+
+    The name omits what pydantic inserts for a union: a kind, or a class name.
+    """
+    line, names = node.start_mark.line + 1, list[str]()
+    for i, part in enumerate(loc):
+        keys = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((key, value) for key, value in keys if key.value == part), None)
+        if found is not None:
+            line, node = found[0].start_mark.line + 1, found[1]
+        if found is not None or i == len(loc) - 1:
+            names.append(str(part))
+    return line, ".".join(names)

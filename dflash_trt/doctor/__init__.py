@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.build import Depth, read_manifest
-from dflash_trt.checkpoints.checks import Finding, run
-from dflash_trt.doctor import decoding, machine
-from dflash_trt.doctor.machine import Patient
+from dflash_trt.checkpoints.findings import Finding, run
+from dflash_trt.doctor.generation_checks import acceptance, generation, greedy_texts
+from dflash_trt.doctor.machine_checks import ANY_KIND, OF_BUNDLE, Patient
 from dflash_trt.tensorrt_llm import KIND
-
-OF_DECODING = (decoding.generation, decoding.acceptance, decoding.greedy_texts)
 
 
 def examine(
@@ -26,12 +24,12 @@ def examine(
     """
     patient, wrong = Patient(directory.resolve(), read_manifest(directory), depth), False
     bundle = patient.kind == KIND
-    for finding in run((*machine.ANY_KIND, *(machine.OF_BUNDLE if bundle else ())), patient):
+    for finding in run((*ANY_KIND, *(OF_BUNDLE if bundle else ())), patient):
         wrong |= finding.result == "error"
         yield finding
     if bundle and generate is not False:
         if generate or not wrong:
-            yield from run(OF_DECODING, patient)
+            yield from run((generation, acceptance, greedy_texts), patient)
         else:
-            skipped = "there were errors before", "Fix them, or give --generate"
-            yield Finding(decoding.generation.name, "not checked", *skipped)
+            fix = "Fix them, or give --generate"
+            yield Finding(generation.name, "not checked", "there were errors before", fix)

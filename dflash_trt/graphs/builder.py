@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints import BITS, Blocks, DecoderSpec, Span, Weights
-from dflash_trt.digests import Entry
+from dflash_trt.files import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
 from dflash_trt.graphs.quantized import BLOCK, Matrix, in_bytes, packed, rounded, transposed
 from dflash_trt.graphs.sharding import ALONE, Rank, share

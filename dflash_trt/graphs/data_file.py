@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints import Span
-from dflash_trt.digests import Entry, begin
+from dflash_trt.files import Entry, begin
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
 CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight

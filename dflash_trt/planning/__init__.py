@@ -1,14 +1,7 @@
 """Planning: memory of a model and time of a round, from config.json files and data sheets."""
 
-from dflash_trt.planning.curves import Deployment, curve
+from dflash_trt.planning.capacity import ARENA_SHARE, OVERHEAD, Deployment, arena_slot
 from dflash_trt.planning.hardware import PRESETS, Gpu, Machine, machine
-from dflash_trt.planning.memory import (
-    ARENA_SHARE,
-    OVERHEAD,
-    Memory,
-    arena_slot,
-    fit_memory,
-)
 from dflash_trt.planning.model_size import (
     Layer,
     ModelSize,
@@ -23,7 +16,6 @@ from dflash_trt.planning.published import (
     published_config,
     published_data,
     published_models,
-    tau_of,
 )
 from dflash_trt.planning.rounds import (
     EAGLE_CHAIN,
@@ -32,12 +24,10 @@ from dflash_trt.planning.rounds import (
     Layout,
     Method,
     Runtime,
-    Step,
     dflash,
     eagle,
     expected_acceptance,
     expected_eagle,
-    fastest,
     fit_errors,
     round_time,
 )

@@ -2,7 +2,8 @@
 
 Needs no weights, and supports models that the graphs refuse: mixtures of experts, hybrids with
 linear attention (Qwen3-Next, Qwen3.5), latent attention (DeepSeek, Kimi). Norms and biases are
-ignored: under one part in a thousand.
+ignored: under one part in a thousand. Layers of unknown types count as full attention, unknown
+formats as bf16.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.errors import CheckpointError
 
@@ -19,8 +20,7 @@ MAX_LAYERS = 1024  # ten times that of any published model
 Values = Mapping[str, Any]  # flat config.json (checkpoints.config_values)
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """Storage format of a matrix."""
 
     name: str
@@ -70,7 +70,6 @@ class ModelSize:
     vocab: int
     tables: int  # vocab x hidden matrices: 1 if head and embedding are tied, 0 for a drafter
     other: int = 0  # parameters outside layers and tables: a drafter's fc
-    estimated: tuple[str, ...] = ()  # values that the config lacks, and what was assumed
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
@@ -106,7 +105,7 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
     hidden = config.required("hidden_size")
     other = hidden * (len(taps) or 5) * target.hidden
     if group := config.number("conv_group_size"):  # DFlash 2: two convolutions a layer, pair scores
-        kernel = config.number("conv_kernel_size") or 2
+        kernel = config.number("conv_kernel_size", 2)
         layers = config.required("num_hidden_layers")
         other += layers * 2 * 2 * kernel * (hidden // group) * hidden
         other += config.number("selector_rank") * (hidden + 2 * target.vocab)
@@ -138,16 +137,15 @@ def section(values: Values, name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reader of any config.json that notes its estimates."""
+    """Reader of any config.json."""
 
     def __init__(self, values: Values, role: str) -> None:
         self.values, self.role = values, role
-        self.estimated: dict[str, None] = {}
 
-    def number(self, name: str) -> int:
-        """Return a size; 0 if missing or invalid."""
+    def number(self, name: str, default: int = 0) -> int:
+        """Return a size; `default` if missing or invalid."""
         value = self.values.get(name)
-        return value if type(value) is int and 0 < value < 1 << 40 else 0
+        return value if type(value) is int and 0 < value < 1 << 40 else default
 
     def required(self, name: str) -> int:
         if found := self.number(name):
@@ -167,46 +165,34 @@ class _Reader:
 
     def size(self, *, tables: int, other: int = 0) -> ModelSize:
         count = min(self.required("num_hidden_layers"), MAX_LAYERS)
-        layers = tuple(self._layer(index) for index in range(count))
         return ModelSize(
-            layers=layers,
+            layers=tuple(self._layer(index) for index in range(count)),
             hidden=self.required("hidden_size"),
             vocab=self.required("vocab_size"),
             tables=tables,
             other=other,
-            estimated=tuple(self.estimated),
         )
 
     def _layer(self, index: int) -> Layer:
-        kind = self._kind(index)
-        config = self
+        kind, module, config = self._kind(index), "self_attn.q_proj", self
         # layers that differ; transformers 5 pads their numbers: "05"
         if own := section(self.values, "per_layer_config"):
             padded = str(index).zfill(max(map(len, own)))
             more = {**section(own, str(index)), **section(own, padded)}
             config = _Reader({**self.values, **more}, self.role)
-            config.estimated = self.estimated
-        if kind in ("linear_attention", "conv", "mamba"):
-            layer = config._linear()
+        if kind == "linear_attention":
+            layer, module = config._linear(), "linear_attn.in_proj_qkv"
         elif self.values.get("kv_lora_rank"):
             layer = config._latent()
         else:
             layer = config._grouped(kind)
-        if kind not in ("full_attention", "sliding_attention", "linear_attention"):
-            self._estimate(
-                f"layers of type {kind} are counted as linear attention or full attention"
-            )
-        window = config.number("sliding_window") if kind == "sliding_attention" else None
-        module = "linear_attn.in_proj_qkv" if kind == "linear_attention" else "self_attn.q_proj"
+        window = config.number("sliding_window") if kind == "sliding_attention" else 0
         return replace(
             layer,
-            attention_format=config._format(f"model.layers.{index}.{module}"),
+            attention_format=self._format(f"model.layers.{index}.{module}"),
             window=window or None,
             **config._mlp(index),
         )
-
-    def _estimate(self, remark: str) -> None:
-        self.estimated[remark] = None
 
     def _kind(self, index: int) -> str:
         kinds = self.entries("layer_types")
@@ -214,27 +200,21 @@ class _Reader:
             return str(kinds[index])
         if every := self.number("full_attention_interval"):
             return "full_attention" if (index + 1) % every == 0 else "linear_attention"
-        if self.values.get("model_type") == "gpt_oss":
-            return "full_attention" if index % 2 else "sliding_attention"
-        if pattern := self.number("sliding_window_pattern"):
-            return "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
-        if (linear := self.within("linear_attn_config")).values:  # Kimi-Linear counts from 1
-            full = linear.entries("full_attn_layers")
-            return "full_attention" if index + 1 in full else "linear_attention"
-        if self.number("sliding_window") and self.values.get("use_sliding_window", True):
-            self._estimate("layer_types are not stated: every layer is counted as full attention")
+        every = 2 if self.values.get("model_type") == "gpt_oss" else 0
+        if every := every or self.number("sliding_window_pattern"):
+            return "full_attention" if (index + 1) % every == 0 else "sliding_attention"
         return "full_attention"
 
     def _grouped(self, kind: str) -> Layer:
         """Return grouped-query attention."""
         hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
-        kv_heads = self.number("num_key_value_heads") or heads
-        head_dim = self.number("head_dim") or hidden // heads
+        kv_heads = self.number("num_key_value_heads", heads)
+        head_dim = self.number("head_dim", hidden // heads)
         both = 2  # keys and values
         if kind == "full_attention":
             if self.values.get("attention_k_eq_v"):  # Gemma 4
-                kv_heads, both = self.number("num_global_key_value_heads") or kv_heads, 1
-            head_dim = self.number("global_head_dim") or head_dim
+                kv_heads, both = self.number("num_global_key_value_heads", kv_heads), 1
+            head_dim = self.number("global_head_dim", head_dim)
         query = heads * head_dim
         # Qwen3-Next and Qwen3.5 gate the output of attention without saying so
         is_qwen = "linear_num_value_heads" in self.values and "attn_output_gate" not in self.values
@@ -263,15 +243,12 @@ class _Reader:
 
     def _linear(self) -> Layer:
         """Return a gated delta rule layer (Qwen3-Next); a float32 in its state counts as two."""
-        hidden, config = self.required("hidden_size"), self.within("linear_attn_config")
-        heads = self.number("linear_num_value_heads") or config.number("num_heads")
-        key_heads = self.number("linear_num_key_heads") or heads
-        head_dim = config.number("head_dim") or 128
-        key = self.number("linear_key_head_dim") or head_dim
-        value = self.number("linear_value_head_dim") or head_dim
-        keys, both = key_heads * key, heads * value
+        hidden, heads = self.required("hidden_size"), self.number("linear_num_value_heads")
+        key = self.number("linear_key_head_dim", 128)
+        value = self.number("linear_value_head_dim", 128)
+        conv = self.number("linear_conv_kernel_dim", 4)
+        keys, both = self.number("linear_num_key_heads", heads) * key, heads * value
         conv_width = 2 * keys + both
-        conv = self.number("linear_conv_kernel_dim") or config.number("short_conv_kernel_size") or 4
         return Layer(
             # q, k, v, the output gate, two gates of the state, the convolution, the projection
             attention=hidden * (2 * keys + 3 * both + 2 * heads) + conv * conv_width,
@@ -286,21 +263,21 @@ class _Reader:
         hidden, place = self.required("hidden_size"), f"model.layers.{index}.mlp"
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         count = next(filter(None, map(self.number, names)), 0)
-        mlp_format = self._format(f"{place}.gate_proj")
         is_dense = (
             index < self.number("first_k_dense_replace")
             or index in self.entries("mlp_only_layers")
-            or (index + 1) % (self.number("decoder_sparse_step") or 1)
+            or (index + 1) % self.number("decoder_sparse_step", 1)
             or self.values.get("enable_moe_block") is False
         )
         if not count or is_dense:
+            mlp_format = self._format(f"{place}.gate_proj")
             return {"mlp": 3 * hidden * self.number("intermediate_size"), "mlp_format": mlp_format}
         width = self.number("moe_intermediate_size") or self.required("intermediate_size")
-        shared = self.number("shared_expert_intermediate_size")
-        shared = shared or width * self.number("n_shared_experts")
+        shared = width * self.number("n_shared_experts")
+        shared = self.number("shared_expert_intermediate_size", shared)
         if self.values.get("enable_moe_block"):  # Gemma 4: the MLP beside the experts
             shared = self.required("intermediate_size")
-        chosen = self.number("num_experts_per_tok") or self.number("top_k_experts") or 1
+        chosen = self.number("num_experts_per_tok", self.number("top_k_experts", 1))
         name = f"{place}.shared_expert{'s' if self.values.get('n_shared_experts') else ''}"
         return {
             "mlp": 3 * hidden * shared + hidden * count,
@@ -314,8 +291,6 @@ class _Reader:
     def _format(self, module: str, *, expert: bool = False) -> Format:
         """Return a module's format, from `quantization_config` as in published models."""
         quant = self.within("quantization_config")
-        if not quant.values:
-            return BF16
         lists = ("modules_to_not_convert", "ignore", "exclude_modules")
         skipped = (str(pattern) for name in lists for pattern in quant.entries(name))
         if any(_names(pattern, module) for pattern in skipped):
@@ -323,9 +298,7 @@ class _Reader:
         method, algorithm = quant.values.get("quant_method"), quant.values.get("quant_algo")
         if listed := section(quant.values, "quantized_layers"):
             found = [name for name in listed if _names(name, module)]
-            if not found:
-                return BF16
-            algorithm = section(listed, found[0]).get("quant_algo")
+            algorithm = section(listed, found[0]).get("quant_algo") if found else None
         if method == "mxfp4":
             return MXFP4 if expert else BF16
         groups = quant.within("config_groups")
@@ -334,12 +307,9 @@ class _Reader:
         if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
             return FP8
         if algorithm in ("W4A16_AWQ", "W4A8_AWQ") or stored == (4, "int"):  # as in Kimi-K2 Thinking
-            size = 0.5 + 2 / (weights.number("group_size") or 128)
+            size = 0.5 + 2 / weights.number("group_size", 128)
             return Format("int4", size, "fp8" if algorithm == "W4A8_AWQ" else "bf16")
-        if algorithm == "NVFP4" or stored == (4, "float"):
-            return NVFP4
-        self._estimate(f"weights quantized by {method} {algorithm or ''} are counted as bf16")
-        return BF16
+        return NVFP4 if algorithm == "NVFP4" or stored == (4, "float") else BF16
 
 
 def _names(pattern: str, module: str) -> bool:

@@ -80,32 +80,14 @@ def published_config(hub: str) -> Mapping[str, Any] | None:
     return models["targets"].get(hub) or drafter  # type: ignore[no-any-return]
 
 
-def tau_of(entry: Mapping[str, Any]) -> float:
-    """Return tau of an entry of `figures` or `pareto`, from the table that it names."""
-    found = next(each for each in acceptance_tables() if _key(each) == _key_of(entry))
-    return found.tau[entry.get("tau_of", entry["task"])]
-
-
 def eagle_acceptance(target: str) -> Acceptance | None:
     """Return published EAGLE-3 figures for a target's Hub id, if any."""
-    found = (entry for entry in published_data()["eagle3"] if entry["target"] == target)
-    entry = next(found, None)
-    if entry is None:
-        return None
-    fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
-    return Acceptance(name="eagle3", drafter="", **fields)
+    for entry in published_data()["eagle3"]:
+        if entry["target"] == target:
+            fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
+            return Acceptance(name="eagle3", drafter="", **fields)
+    return None
 
 
 def _names(table: Acceptance) -> tuple[str, str]:
     return table.drafter, table.drafter.split("/")[1]
-
-
-def _key(table: Acceptance) -> tuple[str, str, int]:
-    return (table.name, table.drafter, table.draft_tokens)
-
-
-def _key_of(entry: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Return the key of an entry's table; drafts are the whole block by default."""
-    block = published_models()["drafters"][entry["drafter"]]["config"]["block_size"]
-    drafts = int(entry.get("DFlash", {}).get("drafts", block - 1))
-    return (entry.get("acceptance", ""), entry["drafter"], drafts)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
-from typing import Any, Literal
+from typing import Literal
 
 from dflash_trt.files import data_file
 from dflash_trt.planning.hardware import Gpu
@@ -41,16 +41,12 @@ class Constants:
     @staticmethod
     @cache
     def fitted() -> "Constants":
-        return Constants(**_written()["constants"])
+        return Constants(**data_file(__file__, "constants.yaml")["constants"])
 
 
 def fit_errors() -> dict[str, float]:
     """Return `median` and `nine_of_ten` of |ln(predicted / measured)| over `checked` figures."""
-    return dict(_written()["errors"])
-
-
-def _written() -> dict[str, Any]:
-    return dict(data_file(__file__, "constants.yaml"))
+    return dict(data_file(__file__, "constants.yaml")["errors"])
 
 
 @dataclass(frozen=True)
@@ -90,16 +86,11 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts())
+        return float(sum(vars(self).values()))
 
-    def __add__(self, other: "Step") -> "Step":
-        return Step(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
-
-    def __rmul__(self, times: float) -> "Step":
-        return Step(*(times * part for part in self.parts()))
-
-    def parts(self) -> tuple[float, ...]:
-        return tuple(vars(self).values())
+    def plus(self, other: "Step", times: float = 1) -> "Step":
+        """Return this and `times` the other one."""
+        return Step(**{name: one + times * vars(other)[name] for name, one in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -147,12 +138,8 @@ class Method:
 
     def shortened(self, draft_tokens: int) -> "Method":
         """Return the method with fewer drafts, assuming equal acceptance of each draft."""
-        if draft_tokens == self.draft_tokens:
-            return self
-        rate = draft_rate(self.acceptance, self.draft_tokens)
-        return replace(
-            self, draft_tokens=draft_tokens, acceptance=_tokens_of_a_round(rate, draft_tokens)
-        )
+        tau = converted(self.acceptance, self.draft_tokens, draft_tokens)
+        return replace(self, draft_tokens=draft_tokens, acceptance=tau)
 
 
 PLAIN = Method("plain")
@@ -182,6 +169,11 @@ def _tokens_of_a_round(rate: float, draft_tokens: int) -> float:
     return sum(rate**i for i in range(draft_tokens + 1))
 
 
+def converted(acceptance: float, drafts: int, to: int) -> float:
+    """Return an acceptance length with `drafts` draft tokens for another number of them."""
+    return acceptance if to == drafts else _tokens_of_a_round(draft_rate(acceptance, drafts), to)
+
+
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """Return the expected tokens per round, and their source; drafter: its Hub id."""
     if (table := published_acceptance(drafter)) is not None:
@@ -198,10 +190,7 @@ def expected_eagle(target: str) -> tuple[float, str]:
 
 
 def _published(table: Acceptance, draft_tokens: int) -> tuple[float, str]:
-    """Return tau of a table, converted by the rate per draft to this number of drafts."""
-    tau = mean(table.tau.values())
-    if draft_tokens != table.draft_tokens:
-        tau = _tokens_of_a_round(draft_rate(tau, table.draft_tokens), draft_tokens)
+    tau = converted(mean(table.tau.values()), table.draft_tokens, draft_tokens)
     tasks = len(table.tau)
     return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
 
@@ -227,15 +216,15 @@ def round_time(
     """Return the seconds of a round of `rows` sequences of one instance, `context` tokens each."""
     tokens = method.draft_tokens + 1
     step = _forward(target, runtime, rows, tokens, context, runtime.kv_bytes)
-    step += _head(target, runtime, rows, tokens)
+    step = step.plus(_head(target, runtime, rows, tokens))
     if method.drafter is None or not method.draft_tokens:
         return step
-    step += Step(host=runtime.constants.host[runtime.software])
+    step = step.plus(Step(host=runtime.constants.host[runtime.software]))
     if method.name == "DFlash":  # a pass over the whole block, and the target's head
-        step += _forward(method.drafter, runtime, rows, method.block, context, ACTIVATION_BYTES)
-        return step + _head(target, runtime, rows, method.block - 1)
+        fill = _forward(method.drafter, runtime, rows, method.block, context, ACTIVATION_BYTES)
+        return step.plus(fill).plus(_head(target, runtime, rows, method.block - 1))
     each = _forward(method.drafter, runtime, rows, 1, context, ACTIVATION_BYTES)
-    return step + method.draft_tokens * (each + _head(method.drafter, runtime, rows, 1))
+    return step.plus(each.plus(_head(method.drafter, runtime, rows, 1)), method.draft_tokens)
 
 
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
@@ -284,14 +273,15 @@ def _forward(
             )
         if not layout.attention_dp or layer.experts:
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)
-        step += count * Step(
+        one = Step(
             weights=runtime.read(weights),
             cache=runtime.read(own_rows * cached / min(split, layer.kv_heads)),
             arithmetic=work,
             communication=exchanged,
             kernels=kernels * constants.kernel[runtime.software],
         )
-    return step + Step(weights=runtime.read(model.other * ACTIVATION_BYTES / split))
+        step = step.plus(one, count)
+    return step.plus(Step(weights=runtime.read(model.other * ACTIVATION_BYTES / split)))
 
 
 def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:

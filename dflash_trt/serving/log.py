@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.request_id import current
+from dflash_trt.serving.tracing import current
 
 Form = Literal["text", "json"]
 FORM = "DFLASH_TRT_LOG_FORMAT"  # environment variable of our processes

@@ -1,11 +1,13 @@
-"""W3C trace context, and a span per HTTP request by OpenTelemetry's ASGI middleware.
+"""Request ids and W3C trace context through all processes, and a span per HTTP request.
 
-Configured by OpenTelemetry's variables (docs/serving.md). Without an endpoint or the extra `otel`,
-OpenTelemetry is not imported.
+Spans are of OpenTelemetry's ASGI middleware, configured by its variables (docs/serving.md). Without
+an endpoint or the extra `otel`, OpenTelemetry is not imported.
 """
 
 import logging
 import os
+import re
+import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -13,10 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dflash_trt.serving.request_id import CONTEXT
-
 log = logging.getLogger(__name__)
 
+CONTEXT = ("traceparent", "tracestate")  # headers of W3C Trace Context
+HEADER = "x-request-id"  # over HTTP and gRPC; Triton makes it a request parameter
+_FORM = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # safe in a header and a log
+current: ContextVar[str] = ContextVar("request_id", default="")
 SERVICE = "dflash-trt"  # default of OTEL_SERVICE_NAME
 _context: ContextVar[dict[str, str]] = ContextVar("trace_context")
 
@@ -76,3 +80,9 @@ def _with_context(
         await app(scope, receive, send)
 
     return with_context
+
+
+def request_id(*given: object) -> str:
+    """Return the first valid id given, else a new one."""
+    fitting = (each for each in given if isinstance(each, str) and _FORM.fullmatch(each))
+    return next(fitting, None) or uuid.uuid4().hex

@@ -1,7 +1,17 @@
 """Bundles for TensorRT-LLM: checkpoints and checked arguments of its `LLM(...)`."""
 
-from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
-from dflash_trt.tensorrt_llm.checks import check_args
+from dflash_trt.tensorrt_llm.argument_checks import check_args
+from dflash_trt.tensorrt_llm.bundle import (
+    ARGS_FILE,
+    KIND,
+    BundleInfo,
+    checkpoint_files,
+    drafter_name,
+    read_info,
+    read_llm_args,
+    with_local_target,
+    write_bundle,
+)
 from dflash_trt.tensorrt_llm.context import (
     CONTEXT,
     PAGED,
@@ -11,17 +21,7 @@ from dflash_trt.tensorrt_llm.context import (
     target_values,
 )
 from dflash_trt.tensorrt_llm.faults import look_up
-from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus
-from dflash_trt.tensorrt_llm.info import (
-    ARGS_FILE,
-    KIND,
-    BundleInfo,
-    read_info,
-    read_llm_args,
-    with_local_target,
-    write_info,
-)
-from dflash_trt.tensorrt_llm.judgment import judged_arguments
+from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, judged_arguments
 from dflash_trt.tensorrt_llm.llm_args import choose_args, env_vars
 from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target
 from dflash_trt.tensorrt_llm.schema import LlmArgs

@@ -1,4 +1,4 @@
-"""Writer of a bundle: both checkpoints, the arguments of `LLM`, its environment.
+"""A bundle: both checkpoints, the arguments of `LLM`, its environment.
 ```
 engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (unless on the Hub)
 launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
@@ -7,19 +7,56 @@ launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
 Paths in it are relative: the directory can be moved, with `checkpoints: link` only on its machine.
 """
 
+import json
 import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import yaml
 
 from dflash_trt.checkpoints import Model, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.files import copy_file
+from dflash_trt.engines import ENGINE_FILE
+from dflash_trt.errors import EngineError
+from dflash_trt.files import (
+    EXACT,
+    MAX_YAML,
+    Size,
+    compose_yaml,
+    copy_file,
+    parse_yaml,
+    read_as,
+    read_text,
+)
 from dflash_trt.planning import lowest_believed, machine
-from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
 from dflash_trt.tensorrt_llm.llm_args import env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
+KIND = "tensorrt_llm"
+ARGS_FILE = "llm_args.yaml"
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """A bundle and the machine it was made for; others may run it."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    kind: str
+    version: str  # of TensorRT-LLM
+    machine: str
+    gpu: str
+    sm: int  # compute capability of the GPUs: 90, 100, 103
+    memory_bytes: int  # per GPU
+    gpus: Size  # per node, for one instance
+    nodes: Size
+    architecture: str = ""  # of the target
+    environment: dict[str, str]
+    lowest: float = 0.0  # lowest plausible acceptance length; 0: nothing is published
+    lowest_by: str = ""
 
 
 def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
@@ -76,7 +113,7 @@ def write_bundle(
         lowest=lowest,
         lowest_by=lowest_by,
     )
-    write_info(engine, info)
+    (engine / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     _write_scripts(directory / "launch", info)
 
 
@@ -110,3 +147,50 @@ def _write_scripts(directory: Path, info: BundleInfo) -> None:
             text = text.replace(f"@{key}@", str(value))
         (directory / name).write_text(text, encoding="utf-8")
         (directory / name).chmod(0o755)
+
+
+def read_info(engine: Path) -> BundleInfo:
+    """Read `engine.json`; EngineError if missing or damaged."""
+    path = engine / ENGINE_FILE
+    try:
+        return read_as(path, BundleInfo)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again"
+        ) from error
+
+
+def read_llm_args(engine: Path) -> dict[str, Any]:
+    """Return the arguments of `tensorrt_llm.LLM`, with absolute paths into the bundle."""
+    path = engine / ARGS_FILE
+    try:
+        args: dict[str, Any] = parse_yaml(compose_yaml(read_text(path, MAX_YAML)))
+        drafter = args.get("speculative_config") or {}
+        if "revision" not in args:
+            args["model"] = str(engine.resolve() / args["model"])
+        if drafter.get("speculative_model"):
+            drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise EngineError(
+            f"{path} does not hold the arguments of an LLM ({error})",
+            "Run `dflash-trt build` again",
+        ) from error
+    return args
+
+
+def with_local_target(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with a local folder for a target on the Hub, downloaded if needed.
+
+    By id TensorRT-LLM would also download gpt-oss's other copies of its weights. With several
+    machines each resolves the id itself.
+    """
+    if "revision" not in args or "gpus_per_node" in args:
+        return dict(args)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    left_out = ["original/*", "metal/*"]
+    local = {name: value for name, value in args.items() if name != "revision"}
+    local["model"] = snapshot_download(
+        args["model"], revision=args["revision"], ignore_patterns=left_out
+    )
+    return local

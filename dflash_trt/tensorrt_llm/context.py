@@ -15,18 +15,15 @@ from dflash_trt.checkpoints import (
     Target,
     read_json,
 )
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (
-    ARENA_SHARE,
-    OVERHEAD,
     Gpu,
     Layout,
     Machine,
     ModelSize,
     Values,
-    arena_slot,
     drafter_size,
     section,
     target_size,
@@ -139,23 +136,6 @@ class Context:
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
-    def dense_slot(self, ranks: int, max_seq_len: int, width: int) -> int:
-        """Return the bytes per GPU of one sequence's dense drafter context.
-
-        ranks: divide the drafter's KV heads; width: max_draft_len + 1.
-        `DFlashWorker._lazy_init_ctx_buffers` (`_torch/speculative/dflash.py` at 00679c66).
-        """
-        return arena_slot(self.sizes[1], ranks, max_seq_len + width)
-
-    def dense_budget(self, ranks: int, kv_fraction: float | None) -> int:
-        """Return the bytes per GPU that upstream allows the dense context; ranks: tensor parallel.
-
-        `TorchLlmArgs._validate_dflash_ctx_budget` (pull request 19466).
-        """
-        free = self.gpu.memory_bytes - weight_bytes(self.target) // ranks - OVERHEAD
-        kept = 1 - (0.9 if kv_fraction is None else kv_fraction)  # upstream's default
-        return max(0, int(free * kept * ARENA_SHARE))
-
 
 def recompute_tail(drafter: ModelSize) -> int:
     """Return how many tokens of a reused prompt run again, for the drafter to see.
@@ -190,12 +170,11 @@ def layout_of(args: Values) -> Layout:
     )
 
 
-def undivided(context: Context, ranks: int) -> list[str]:
-    """Return what the ranks do not divide; KV heads may be repeated instead.
+def divide(context: Context, ranks: int) -> bool:
+    """Return whether ranks divide the heads of both models; KV heads may be repeated instead.
 
     Raises NotKnown if a config.json does not say enough. If layers differ, the first counts.
     """
-    found = []
     for model in (context.target, context.drafter):
         if model.absent:
             continue
@@ -205,14 +184,10 @@ def undivided(context: Context, ranks: int) -> list[str]:
             kv = model.layers[0].num_key_value_heads
         if min(query, kv) < 1:
             raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
-        if query % ranks:
-            found.append(f"the {model.role}'s {query} heads")
-        if kv % ranks and ranks % kv:
-            found.append(f"the {model.role}'s {kv} KV heads")
+        if query % ranks or (kv % ranks and ranks % kv):
+            return False
     linear = known(context.target, "linear_num_key_heads")  # of hybrids
-    if linear and linear % ranks:
-        found.append(f"the target's {linear} heads of linear attention")
-    return found
+    return not linear or linear % ranks == 0
 
 
 def known(model: Model[Any], *names: str) -> int | None:

@@ -6,7 +6,7 @@
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.findings import Found
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.tensorrt_llm.info import read_llm_args, with_local_target
+from dflash_trt.tensorrt_llm.bundle import read_llm_args, with_local_target
 
 TOKENS = 64  # limit per prompt
 STATS_TIMEOUT = 2.0  # seconds, as in upstream's tests

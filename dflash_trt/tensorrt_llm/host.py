@@ -1,16 +1,28 @@
-"""The machine that runs a bundle: its GPUs, from `nvidia-smi`."""
+"""The machine that runs a bundle: its GPUs, and what its TensorRT-LLM says of the arguments.
+
+`python -m dflash_trt.tensorrt_llm.host ENGINE` lets `TorchLlmArgs` judge a bundle's arguments,
+without loading a model, in a separate process: importing TensorRT-LLM is slow, may fail, and starts
+CUDA. It prints one JSON object.
+"""
 
 import importlib.util
+import json
 import os
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.errors import EngineError
-from dflash_trt.tensorrt_llm.info import BundleInfo
+from dflash_trt.tensorrt_llm.bundle import BundleInfo, read_llm_args
 
-TIMEOUT = 60.0  # seconds; a sleeping driver needs some
+DRIVER_TIMEOUT = 60.0  # seconds; a sleeping driver needs some
+IMPORT_TIMEOUT = 300.0
 FIELDS = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
+ANSWER = "tensorrt_llm"  # key of the version; TensorRT-LLM prints other lines too
 MIB = 1 << 20
 
 
@@ -29,7 +41,7 @@ def gpus() -> list[SeenGpu]:
     command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, check=True
+            command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
@@ -38,8 +50,14 @@ def gpus() -> list[SeenGpu]:
     for line in text.splitlines():
         with suppress(ValueError):  # "[N/A]": not a supported kind of GPU
             index, uuid, name, capability, total, free, driver = map(str.strip, line.split(","))
-            sizes = int(total) * MIB, int(free) * MIB
-            gpu = SeenGpu(int(index), name, int(capability.replace(".", "")), *sizes, driver)
+            gpu = SeenGpu(
+                index=int(index),
+                name=name,
+                sm=int(capability.replace(".", "")),
+                memory_bytes=int(total) * MIB,
+                free_bytes=int(free) * MIB,
+                driver=driver,
+            )
             if visible is None or {index, uuid} & {*visible.split(",")}:
                 found.append(gpu)
     return found
@@ -62,3 +80,41 @@ def check_host(info: BundleInfo) -> None:
             f"this build takes {info.nodes} machines, and `serve` starts one",
             "Start it with its launch/slurm.sh or launch/mpi.sh",
         )
+
+
+def judged_arguments(engine: Path) -> tuple[str, list[str]]:
+    """Return the installed version, and errors of its `TorchLlmArgs` for the arguments.
+
+    Raises NotKnown if none is installed or it fails.
+    """
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        raise NotKnown("TensorRT-LLM is not installed")
+    command = [sys.executable, "-m", __name__, str(engine)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise NotKnown(f"TensorRT-LLM was not imported in {IMPORT_TIMEOUT:.0f} s") from None
+    said = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{ANSWER}"')]
+    if not said:
+        last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason"])[-1]
+        raise NotKnown(f"TensorRT-LLM cannot be imported: {last.strip()}")
+    answer = json.loads(said[-1])
+    return answer[ANSWER], answer["refused"]
+
+
+def _judge(engine: Path) -> dict[str, Any]:
+    import tensorrt_llm  # noqa: PLC0415
+    from tensorrt_llm.llmapi.llm_args import TorchLlmArgs  # noqa: PLC0415
+
+    refused: list[str] = []
+    try:
+        TorchLlmArgs(**read_llm_args(engine))
+    except (ValueError, AssertionError, TypeError) as error:  # pydantic's error is a ValueError
+        listed: list[dict[str, Any]] = getattr(error, "errors", list)()
+        refused = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in listed]
+        refused = refused or [" ".join(str(error).split())]
+    return {ANSWER: tensorrt_llm.__version__, "refused": refused}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_judge(Path(sys.argv[1]))))

@@ -10,11 +10,11 @@ from math import ceil
 from typing import Any
 
 from dflash_trt.checkpoints import Pair
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import CHAIN, BuildConfig
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import Machine, section
-from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
+from dflash_trt.planning import ARENA_SHARE, OVERHEAD, Machine, arena_slot, section
+from dflash_trt.tensorrt_llm.context import Context, divide, recompute_tail, weight_bytes
 from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
 
 TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
@@ -99,7 +99,7 @@ def llm_args(context: Context) -> dict[str, Any]:
     with suppress(NotKnown):
         args.set(
             "tensor_parallel_size",
-            next(n for n in range(context.gpus, 0, -1) if not undivided(context, n)),
+            next(n for n in range(context.gpus, 0, -1) if divide(context, n)),
         )
     ranks = args["tensor_parallel_size"]
     if context.gpus > context.machine.gpus:  # an instance spans nodes
@@ -212,10 +212,14 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     batch = context.engine.concurrency or BATCH[objective]
     batch = ceil(batch / ranks) if alone else batch
     if _dense(context, args) and length is not None:
-        with suppress(NotKnown):  # no more than fit (pull request 19466)
-            slot = context.dense_slot(1 if alone else ranks, length, verified)
-            budget = context.dense_budget(ranks, args["kv_cache_config.free_gpu_memory_fraction"])
-            # upstream has one more slot, for padding
+        with suppress(NotKnown):
+            # no more than upstream allows (`TorchLlmArgs._validate_dflash_ctx_budget`, pull request
+            # 19466), which has one more slot, for padding
+            slot = arena_slot(context.sizes[1], 1 if alone else ranks, length + verified)
+            free = context.gpu.memory_bytes - weight_bytes(context.target) // ranks - OVERHEAD
+            fraction = args["kv_cache_config.free_gpu_memory_fraction"]
+            kept = 1 - (0.9 if fraction is None else fraction)  # upstream's default
+            budget = max(0, int(free * kept * ARENA_SHARE))
             batch = max(1, min(batch, budget // slot - 1))
     args.set("max_batch_size", batch)
 

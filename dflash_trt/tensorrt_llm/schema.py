@@ -87,10 +87,6 @@ class LlmArgs:
     def complete(self) -> Section:
         return _complete(schema(), self.given)
 
-    def model_dump(self) -> Section:
-        """Return every argument, nested as upstream nests them."""
-        return self.complete
-
     @property
     def drafts(self) -> int:
         """Draft tokens per round, 0 without speculation."""

@@ -25,8 +25,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM, Qwen3Config
 
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
-from dflash_trt.digests import sha256
 from dflash_trt.engines import load_engines
+from dflash_trt.files import sha256
 
 Text = dict[str, Any]  # its ids, and how many of them each round brought
 

@@ -22,15 +22,13 @@ from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
 
-from dflash_trt.build.run import build
-from dflash_trt.doctor import decoding as decoding_checks
-from dflash_trt.doctor import examine
+from dflash_trt.build.pipeline import build
+from dflash_trt.doctor import examine, generation_checks
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.planning import lowest_believed
+from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
-from dflash_trt.tensorrt_llm.host import check_host, gpus
-from dflash_trt.tensorrt_llm.info import read_info
-from dflash_trt.tensorrt_llm.judgment import judged_arguments
+from dflash_trt.tensorrt_llm.host import check_host, gpus, judged_arguments
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -120,11 +118,6 @@ def built(pair: Path) -> Path:
     return make_build(pair)
 
 
-@pytest.fixture(scope="module")
-def built_for_h200(pair: Path) -> Path:
-    return make_build(pair, hardware="hgx-h200")
-
-
 def results(directory: Path, generate: bool | None = False) -> dict[str, str]:
     return {finding.name: finding.result for finding in examine(directory, generate)}
 
@@ -164,7 +157,7 @@ def test_a_machine_that_fits_is_well(built: Path) -> None:
     assert bad(built) == {}
     names = results(built)
     assert [name for name, result in names.items() if result == "not checked"] == []
-    assert {"files", "gpu-model", "gpu-memory", "tensorrt-llm", "drafter-attention"} <= {*names}
+    assert {"files", "gpu-model", "gpu-memory", "tensorrt-llm"} <= {*names}
 
 
 @pytest.mark.usefixtures("installed")
@@ -243,20 +236,6 @@ def test_another_release_judges_itself(built: Path, tmp_path: Path) -> None:
         assert "tensorrt-llm==1.4.0rc1" in found.fix
 
 
-@pytest.mark.usefixtures("installed")
-def test_the_drafter_needs_its_attention_kernels(
-    built_for_h200: Path,
-    machine: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine(name="hgx-h200")
-    assert bad(built_for_h200) == {"drafter-attention": "error"}
-    (tmp_path / "flash_attn.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert bad(built_for_h200) == {}
-
-
 @pytest.mark.usefixtures("installed", "machine")
 def test_a_build_that_was_not_copied_whole_is_found(built: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
@@ -305,7 +284,7 @@ def test_a_first_generation_says_what_is_accepted(
 ) -> None:
     texts = teach(make_pair(tmp_path, tied=False))
     monkeypatch.setattr(
-        decoding_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
+        generation_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
     )
     result, found, length = first_generation(make_build(tmp_path))
     assert result == "passed"
@@ -363,7 +342,7 @@ def test_how_texts_are_compared(drafts: tuple[int, ...], ok: bool) -> None:
     def texts(*last: int) -> Measured:
         return Measured("64 at once", [[5, 6, token] for token in last])
 
-    seen = decoding_checks.compared(texts(*drafts), texts(7, 7, 7))
+    seen = generation_checks.compared(texts(*drafts), texts(7, 7, 7))
     assert seen.ok == ok
     assert seen.what.startswith(f"{drafts.count(7)} of 3 greedy texts")
 
@@ -385,13 +364,13 @@ def test_how_an_acceptance_length_is_judged(
 ) -> None:
     info = read_info(built / "engines" / "tensorrt_llm")
     info = replace(info, lowest=lowest, lowest_by="a card")
-    seen = decoding_checks.judged([Measured("x", acceptance_length=length)], info)
+    seen = generation_checks.judged([Measured("x", acceptance_length=length)], info)
     assert result == ("passed" if seen.ok else seen.severity or "error")
     assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
     kinds = [Measured("JSON", acceptance_length=4.0), Measured("x", acceptance_length=length)]
-    worst = decoding_checks.judged(kinds, info)
+    worst = generation_checks.judged(kinds, info)
     assert length is None or result == ("passed" if worst.ok else worst.severity or "error")
-    failed = decoding_checks.judged([Measured("JSON", error="RequestError: no")], info)
+    failed = generation_checks.judged([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
 
@@ -403,12 +382,12 @@ def test_a_drafter_that_knows_no_long_prompts_is_a_warning(built: Path) -> None:
         Measured("JSON", acceptance_length=2.9),
         Measured("long prompt", acceptance_length=1.02),
     ]
-    ok, what, fix, severity = decoding_checks.judged(kinds, info)
+    ok, what, fix, severity = generation_checks.judged(kinds, info)
     assert (ok, severity) == (False, "warning")
     assert "long prompt 1.02" in what
     assert "Limit serving.max_seq_len" in fix
     for other in (replace(kinds[0], acceptance_length=1.0), replace(kinds[0], error="no")):
-        worse = decoding_checks.judged([*kinds, other], info)
+        worse = generation_checks.judged([*kinds, other], info)
         assert (worse.ok, worse.severity) == (False, None)
 
 

@@ -34,7 +34,7 @@ def test_a_wrong_command_line_is_found() -> None:
     for line in ("build x --nope", "bild x", "bench engin x", "verify x --max-tokens none"):
         with pytest.raises(AssertionError):
             unfinished(line.split())
-    assert unfinished(["build", "--tp", "2"])
+    assert unfinished(["build", "--output", "x"])
 
 
 @pytest.mark.parametrize("page", PAGES)

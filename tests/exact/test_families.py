@@ -22,8 +22,8 @@ from transformers import AutoConfig, Gemma4TextConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.checkpoints import load_target
-from dflash_trt.checkpoints.families import gemma4
 from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
+from dflash_trt.checkpoints.target import gemma4
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.positions import inverse_frequencies
 

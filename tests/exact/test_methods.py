@@ -8,7 +8,7 @@ import pytest
 from builds import config_of, quiet
 from pairs import make_pair
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import Method, Speculation, variants
 from dflash_trt.decoding import (
     PrefixCache,

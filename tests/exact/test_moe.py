@@ -16,7 +16,7 @@ from families import MOE, QWEN_MOE
 from op_profile import PROFILE
 from safetensors.numpy import load_file, save_file
 
-from dflash_trt.build.engines import build_target
+from dflash_trt.build.engines import EngineOptions, build_target
 from dflash_trt.checkpoints import TargetSpec, Weights, check_pair, load_target
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
@@ -178,15 +178,8 @@ def _build(case: Case, source: Path, engine: Path) -> None:
     target = load_target(source)
     check_pair(target, case.built.drafter, None)
     engine.mkdir()
-    build_target(
-        target,
-        case.built.drafter.spec,
-        engine,
-        slots=1,
-        max_seq_len=64,
-        threads=1,
-        progress=lambda name: None,
-    )
+    options = EngineOptions(slots=1, max_seq_len=64, threads=1)
+    build_target(target, case.built.drafter.spec, engine, options)
 
 
 def _operators(engine: Path) -> set[str]:

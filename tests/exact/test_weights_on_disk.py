@@ -19,8 +19,8 @@ from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
-from dflash_trt.build.run import build
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
@@ -31,11 +31,10 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding.speculation import Fixed, strategy
-from dflash_trt.digests import LARGE
-from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
+from dflash_trt.files import LARGE
 from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
 from dflash_trt.serving.server.process import find_repository
 
@@ -214,13 +213,6 @@ def test_every_quantized_product_runs_packed(
     assert before.count("DequantizeLinear") == 4 * 4 + 1  # four a layer, and the head
     assert after.count("MatMulNBits") == before.count("DequantizeLinear")
     assert "DequantizeLinear" not in after
-
-
-def test_a_product_that_is_not_packed_is_an_error_with_its_name(tmp_path: Path) -> None:
-    profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps([{"name": "node_7", "args": {"op_name": "DequantizeLinear"}}]))
-    with pytest.raises(EngineError, match=r"node_7.*without `quantize`"):
-        _check_fused(profile, tmp_path)
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])

@@ -23,7 +23,7 @@ from tritonclient.utils import serialize_byte_tensor
 from dflash_trt.build.repository import read_config, templates
 from dflash_trt.request_schema import tensors
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
-from dflash_trt.serving.request_id import CONTEXT, HEADER
+from dflash_trt.serving.tracing import CONTEXT, HEADER
 
 OUTPUTS = {
     each.name: DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")

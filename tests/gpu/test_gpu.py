@@ -15,15 +15,15 @@ from families import FAMILIES, FORMATS, pair_of
 from llm_build import write_llm_build
 from pycode import PYCODE, prompt_ids
 
-from dflash_trt.build.run import build
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.build.pipeline import build
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.engines import Engine, load_engine
 from dflash_trt.engines.tensorrt.machine import compute_capabilities
 from dflash_trt.engines.tensorrt.plan import DTYPES
-from dflash_trt.tensorrt_llm.judgment import judged_arguments
+from dflash_trt.tensorrt_llm.host import judged_arguments
 
 pytestmark = pytest.mark.gpu
 

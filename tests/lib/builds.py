@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.engines import build_drafter, build_target
-from dflash_trt.build.run import BuildResult, build
+from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.build.pipeline import BuildResult, build
 from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
 from dflash_trt.config import BuildConfig
 
@@ -28,31 +28,19 @@ def build_pair(directory: Path, output: Path, **engine: Any) -> BuildResult:
 
 
 def build_engines(
-    target_dir: Path,
-    drafter_dir: Path,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    **options: Any,
+    target_dir: Path, drafter_dir: Path, directory: Path, **options: Any
 ) -> tuple[Target, Drafter]:
     """Check a pair and write `directory/target` and `directory/drafter`, as `build` does.
 
-    options: of `build_target` and `build_drafter`.
+    options: of `EngineOptions`.
     """
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     check_pair(target, drafter, None)
     (directory / "target").mkdir(parents=True)
     (directory / "drafter").mkdir()
-    common: dict[str, Any] = {
-        "slots": slots,
-        "max_seq_len": max_seq_len,
-        "threads": 1,
-        "progress": lambda name: None,
-        **options,
-    }
-    build_target(target, drafter.spec, directory / "target", **common)
-    build_drafter(drafter, target, directory / "drafter", **common)
+    sizes = EngineOptions(**{"threads": 1, **options})
+    build_target(target, drafter.spec, directory / "target", sizes)
+    build_drafter(drafter, target, directory / "drafter", sizes)
     return target, drafter
 
 

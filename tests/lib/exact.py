@@ -12,7 +12,7 @@ import reference
 from builds import config_of
 from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammars,

@@ -29,7 +29,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PretrainedConfig, Qwen3Config
 from transformers.core_model_loading import revert_weight_conversion
 
-from dflash_trt.checkpoints.families import FAMILIES
+from dflash_trt.checkpoints.target import FAMILIES
 from dflash_trt.planning import published_models
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache

@@ -19,8 +19,8 @@ from builds import build_engines
 from families import FAMILIES, FORMATS, pair_of
 from pairs import make_pair
 
-from dflash_trt.build.engines import build_drafter, build_target
-from dflash_trt.build.run import build
+from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info
@@ -362,11 +362,11 @@ def test_every_family_and_drafter_format(family: str, form: str, tmp_path: Path)
     role = "target" if form == "z-lab" else "drafter"
     directory = tmp_path / "engine"
     directory.mkdir()
-    sizes: dict[str, Any] = {"slots": 2, "max_seq_len": 64, "threads": 1, "progress": print}
+    options = EngineOptions(slots=2, max_seq_len=64, threads=1, kind="tensorrt")
     if role == "target":
-        build_target(target, drafter.spec, directory, **sizes, kind="tensorrt")
+        build_target(target, drafter.spec, directory, options)
     else:
-        build_drafter(drafter, target, directory, **sizes)
+        build_drafter(drafter, target, directory, options)
     build_plan(directory, ENGINE, 16)
     plan = read_info(directory, "tensorrt").plan
     assert plan is not None

@@ -21,7 +21,7 @@ from exact import assert_kept_tokens_are_a_chain, run_all, scheduler_of
 from pairs import make_pair
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import TensorRT, variants
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import PrefixCache, Request, Scheduler, check_lossless, in_process

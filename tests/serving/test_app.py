@@ -21,9 +21,9 @@ from live import openai_front
 
 from dflash_trt.serving.app.guard import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
+from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0
 KEY = "inference-0123456789"

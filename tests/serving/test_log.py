@@ -19,9 +19,9 @@ from load import tensors
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.log import Formatter, Log
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0
 ASK = {"text_input": "def main():", "max_tokens": 4}

@@ -29,9 +29,9 @@ from dflash_trt.chat import speller
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.machine import usable_cores
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.server.run import Options, capacity, serve
+from dflash_trt.serving.tracing import HEADER
 
 PROMPT = "def main():"
 WAIT = 60.0

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Summary, stream

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server

@@ -22,7 +22,7 @@ from commands import run
 from live import serve_ports, serving
 from pycode import PYCODE, demo_config
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports

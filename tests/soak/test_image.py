@@ -19,7 +19,7 @@ import pytest
 from live import ROOT, WAIT
 from pycode import demo_config
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports
 

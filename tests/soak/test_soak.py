@@ -30,7 +30,7 @@ from pycode import demo_config, prompt_ids, prompt_texts
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient, service_pb2, service_pb2_grpc
 
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import DflashError

@@ -27,18 +27,17 @@ from llm_build import STANDINS
 from pairs import make_pair
 
 from dflash_trt.build.manifest import read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig, Source
-from dflash_trt.digests import entry
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
-from dflash_trt.files import copy_file
+from dflash_trt.files import copy_file, entry
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.launch import environment, find_binary
-from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
+from dflash_trt.tensorrt_llm.bundle import read_info, read_llm_args
 
 COMMIT = "0" * 39 + "7"
 
@@ -235,7 +234,7 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
 
 
 def test_only_a_target_with_an_id_is_left_on_the_hub(pair: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hub-target: .* the target a directory"):
+    with pytest.raises(ConfigError, match=r"models-as-checked: .* the target a directory"):
         build(config(pair, checkpoints="hub"), pair / "new", quiet)
 
 
@@ -257,7 +256,7 @@ def test_files_are_copied_whole(
 BUILD_AND_WEIGH = """
 import resource, sys
 from pathlib import Path
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
 import dflash_trt.build.tensorrt_llm, dflash_trt.tensorrt_llm.bundle
 pair = Path(sys.argv[1])

@@ -30,7 +30,7 @@ from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.server.run import running_server
-from dflash_trt.tensorrt_llm.info import read_llm_args
+from dflash_trt.tensorrt_llm.bundle import read_llm_args
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
 ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}

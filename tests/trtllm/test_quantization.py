@@ -22,10 +22,10 @@ from families import DRAFTER, FAMILIES
 from pairs import make_pair, write_pair
 from pydantic import ValidationError
 
-from dflash_trt.build import quantization as costs
+from dflash_trt.build import acceptance_probe as costs
+from dflash_trt.build.acceptance_probe import Cost, calibration_texts, check_loss, measure_cost
 from dflash_trt.build.manifest import differences, read_manifest
-from dflash_trt.build.quantization import Cost, calibration_texts, check_loss, measure_cost
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import (
     Pair,
     Weights,
@@ -398,7 +398,7 @@ def test_a_worker_that_is_killed_fails_the_build_with_a_sentence(pair: Path, pro
     def kill(step: str, done: int, total: int) -> None:
         if "quantizing" in step and done == 1:
             for child in children(os.getpid()):
-                if b"quantize_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"tensorrt_llm.quantization" in Path(f"/proc/{child}/cmdline").read_bytes():
                     os.kill(child, signal.SIGKILL)
 
     with pytest.raises(BuildError, match="killed by SIGKILL; there may be too little memory"):

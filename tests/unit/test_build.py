@@ -14,10 +14,10 @@ import pytest
 from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
-from dflash_trt.atomic import sole_writer
 from dflash_trt.build.manifest import check_build, read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
+from dflash_trt.files import sole_writer
 
 KINDS: dict[str, dict[str, Any]] = {
     "onnxruntime": {},
@@ -174,7 +174,7 @@ BUILD_AND_HANG = """
 import sys, time
 from pathlib import Path
 from typing import Any
-import dflash_trt.build.run, dflash_trt.build.onnxruntime
+import dflash_trt.build.pipeline, dflash_trt.build.onnxruntime
 from dflash_trt.config import BuildConfig
 def hang(*_):
     print("midway", flush=True)
@@ -183,7 +183,7 @@ dflash_trt.build.onnxruntime.write_repository = hang
 pair = Path(sys.argv[1])
 paths = {role: {"path": pair / role} for role in ("target", "drafter")}
 config = BuildConfig.model_validate({"name": "tiny", **paths})
-dflash_trt.build.run.build(config, Path(sys.argv[2]), lambda *_: None)
+dflash_trt.build.pipeline.build(config, Path(sys.argv[2]), lambda *_: None)
 """
 
 

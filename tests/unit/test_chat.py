@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from dflash_trt.chat.checks import chat_template, end_of_turn
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
-from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from built_pairs import BuildPair
-from commands import run
 from pycode import demo_config
 
 from dflash_trt.build.manifest import differences, read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.speculation import CostProfile, kept_profiles, profile_of
@@ -325,38 +324,3 @@ def test_a_build_is_whole_with_and_without_it(built: Path, tmp_path: Path) -> No
     serving = config.serving.model_copy(update={"slots": 2})
     assert build(config.model_copy(update={"serving": serving}), output, lambda *_: None).built
     assert not kept_profiles(output / "engines")
-
-
-# --- showing -------------------------------------------------------------------------------------
-
-
-def test_inspect_shows_them(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = Path(shutil.copytree(built, tmp_path / "built"))
-    (output / "engines" / COSTS_FILE).unlink(missing_ok=True)  # of who served it before
-
-    def inspect(*options: str) -> str:
-        code, out, _ = run("inspect", output, *options)
-        assert code == 0
-        return out
-
-    assert "not measured yet" in inspect()
-    costs = profile_of(output / "engines", "in_process", Machine())
-    monkeypatch.setattr(cost_module, "cpu_model", lambda: "Another CPU")
-    profile_of(output / "engines", "ensemble", Machine())
-    text = inspect()
-    assert "pycode  onnxruntime" in text
-    assert "Another CPU" in text
-    assert text.count("(this machine)") == 1
-    row = next(line for line in text.splitlines() if line.startswith("   1  "))
-    plain, wide, draft = (
-        costs.verify_seconds[0][0][0],
-        costs.verify_seconds[0][0][-1],
-        costs.draft_seconds[0][0],
-    )
-    cells = [cell for cell in row.split("  ") if cell.strip()]
-    assert cells[1].strip() == f"{1000 * plain:.3g} (1.00)"
-    assert cells[-2].strip() == f"{1000 * wide:.3g} ({wide / plain:.2f})"
-    assert cells[-1].strip() == f"{1000 * draft:.3g} ({draft / plain:.2f})"
-    report = json.loads(inspect("--json"))
-    assert [each["here"] for each in report["costs"]] == [False, True]
-    assert report["costs"][0]["verify_seconds"] == costs.verify_seconds

@@ -51,7 +51,7 @@ LINT = YamlLintConfig(
 )
 CASES: dict[str, dict[str, Any]] = {
     "cpu": {"kind": "onnxruntime"},
-    "plans": {"kind": "tensorrt", "library": "tensorrt_rtx", "tensor_parallel_size": 2},
+    "plans": {"kind": "tensorrt", "library": "tensorrt_rtx"},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
     "one-gpu": {"hardware": "hgx-h200", "gpus": 1},
     "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
@@ -93,6 +93,12 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         for role in ("target", "drafter"):
             info = read_info(directory / "engines" / role, "onnxruntime")
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
+
+
+def test_plans_of_several_gpus_are_not_deployed(tmp_path: Path) -> None:
+    """`serve` refuses them: one Triton serves one rank."""
+    write(tmp_path, made(**CASES["plans"], tensor_parallel_size=2))
+    assert not (tmp_path / "deploy").exists()
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -282,7 +288,7 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
         return
     spec = base(deploy)["Deployment"]["spec"]["template"]["spec"]
     if case in OURS:
-        assert_writes_nothing_but_tmp(spec, {"cpu": 0, "plans": 2}[case])
+        assert_writes_nothing_but_tmp(spec, {"cpu": 0, "plans": 1}[case])
         return
     engine = CASES[case]
     preset, (container,) = machine(engine["hardware"]), spec["containers"]

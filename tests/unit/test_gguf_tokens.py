@@ -10,8 +10,7 @@ from pairs import make_pair
 
 from dflash_trt.chat import load_chat_template
 from dflash_trt.checkpoints import load_target, sampling_defaults
-from dflash_trt.checkpoints.gguf import Header
-from dflash_trt.checkpoints.gguf_directory import _tokenizer, as_directory
+from dflash_trt.checkpoints.gguf import Header, _tokenizer, as_directory
 from dflash_trt.errors import CheckpointError
 
 
@@ -20,7 +19,7 @@ def test_turns_end_texts_and_recommendations_are_read(
 ) -> None:
     """Of a file that names the base model's end alone."""
     pair = make_pair(tmp_path)
-    monkeypatch.setattr("dflash_trt.checkpoints.gguf_directory.ENDS_OF_TURNS", {"<|mask|>"})
+    monkeypatch.setattr("dflash_trt.checkpoints.gguf.ENDS_OF_TURNS", {"<|mask|>"})
     more: dict[str, object] = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
     more |= {"tokenizer.chat_template.tool_use": "with tools"}
     file = ggufs.write(tmp_path / "tiny.gguf", pair.target_dir, more=more)

@@ -51,7 +51,7 @@ import resource, sys
 from pathlib import Path
 from dflash_trt.checkpoints import DrafterSpec
 from dflash_trt.checkpoints import load_target
-from dflash_trt.build.engines import build_target
+from dflash_trt.build.engines import EngineOptions, build_target
 target = load_target(Path(sys.argv[1]))
 shared = vars(target.spec).copy()
 for name in ("model_type", "tie_word_embeddings", "eos_token_ids"):
@@ -60,8 +60,8 @@ drafter = DrafterSpec(
     **shared, block_size=8, mask_token_id=1, target_layer_ids=(1,), num_target_layers=24
 )
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-build_target(target, drafter, Path(sys.argv[2]), slots=1, max_seq_len=64, threads=1,
-             progress=lambda name: None, ranks=int(sys.argv[3]))
+options = EngineOptions(slots=1, max_seq_len=64, threads=1, ranks=int(sys.argv[3]))
+build_target(target, drafter, Path(sys.argv[2]), options)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

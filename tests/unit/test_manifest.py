@@ -16,7 +16,7 @@ from pairs import make_pair
 
 from dflash_trt.build import manifest
 from dflash_trt.build.manifest import Differences, check_build, differences, read_manifest
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.doctor import examine
 from dflash_trt.errors import BuildError
 

@@ -29,15 +29,13 @@ from dflash_trt.planning import (
     Method,
     Runtime,
     arena_slot,
-    curve,
     drafter_size,
     eagle,
-    fit_memory,
     published_models,
     round_time,
     target_size,
 )
-from dflash_trt.planning.memory import cache, weights
+from dflash_trt.planning.capacity import cache, weights
 from dflash_trt.planning.model_size import FP8, MXFP4, NVFP4
 from dflash_trt.planning.rounds import draft_rate, experts_read
 
@@ -135,11 +133,10 @@ def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
 
 
 def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
-    gpu, context, block = PRESETS["dgx-b300"].gpu, 32768, 10
+    machine, context, block = PRESETS["dgx-b300"], 32768, 10
+    gpu = machine.gpu
     fits = {
-        paged: fit_memory(
-            gpu, EIGHT, oss, oss_drafter, context=context, block=block, kv_bytes=2, paged=paged
-        )
+        paged: Deployment(machine, 8, oss, oss_drafter, block, paged=paged).fit(EIGHT, context)
         for paged in (True, False)
     }
     free = gpu.memory_bytes - weights(oss, EIGHT) - weights(oss_drafter, EIGHT) - (4 << 30)
@@ -148,14 +145,15 @@ def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     dense = fits[False]
     slot = 16384 // 8 * (context + block)
     # both parts hold them, and one more would be too many for one of the two
-    pool, arena = dense.fraction * free, 0.7 * (1 - dense.fraction) * free
-    assert dense.sequences * kv <= pool * 1.0001
-    assert (dense.sequences + 1) * slot <= arena * 1.0001
+    fraction = dense.free_gpu_memory_fraction
+    pool, arena = fraction * free, 0.7 * (1 - fraction) * free
+    assert dense.sequences * kv <= pool * 1.001
+    assert (dense.sequences + 1) * slot <= arena * 1.001
     assert (dense.sequences + 1) * kv > pool or (dense.sequences + 2) * slot > arena
 
 
 def test_sequences_of_dense_models_by_hand() -> None:
-    gpu = PRESETS["hgx-h100"].gpu
+    machine = PRESETS["hgx-h100"]
     for name, layers in (("Qwen3-8B", 36), ("Llama-3.1-8B-Instruct", 32)):
         shape = calibrate.target(name)
         assert cache(shape, ONE, 1000, 2) == layers * 2 * 8 * 128 * 2 * 1000
@@ -163,13 +161,13 @@ def test_sequences_of_dense_models_by_hand() -> None:
     method = calibrate.drafting("z-lab/Qwen3-8B-DFlash-b16", "Qwen3-8B", 6.0)
     shape, drafter = calibrate.target("Qwen3-8B"), method.drafter
     assert drafter is not None
-    held = fit_memory(gpu, ONE, shape, drafter, context=4096, block=16, kv_bytes=2, paged=False)
+    held = Deployment(machine, 8, shape, drafter, 16, paged=False)
     kv, slot = 36 * 4096 * (4096 + 16), 5 * 4096 * (4096 + 16)
-    assert held.free == gpu.memory_bytes - 2 * (shape.parameters + drafter.parameters) - (4 << 30)
-    assert held.sequences == int((0.7 * held.free - slot) / (slot + 0.7 * kv))
-    none = fit_memory(gpu, ONE, calibrate.target("gpt-oss-120b"), drafter,
-               context=1 << 20, block=16, kv_bytes=2, paged=False)  # fmt: skip
-    assert none.sequences == 0
+    free = machine.gpu.memory_bytes - 2 * (shape.parameters + drafter.parameters) - (4 << 30)
+    assert held.free(ONE) == free
+    assert held.fit(ONE, 4096).sequences == int((0.7 * free - slot) / (slot + 0.7 * kv))
+    large = Deployment(machine, 8, calibrate.target("gpt-oss-120b"), drafter, 16, paged=False)
+    assert large.fit(ONE, 1 << 20).sequences == 0
 
 
 def test_drafters_have_their_published_sizes() -> None:
@@ -202,8 +200,7 @@ def test_formats_of_published_checkpoints() -> None:
                       config_groups={"group_0": {"weights": weights4}},
                       ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
     assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)
-    unknown = target_size({**TARGETS["Qwen3-8B"], "quantization_config": {"quant_method": "awq"}})
-    assert any("awq" in remark for remark in unknown.estimated)
+    assert quantized(quant_method="awq").expert_format.name == "bf16"
 
 
 WRONG = (None, 0, -1, 1, "x", [], {}, [1], ["x"], {"a": 1}, 1.5, 1e300, True, 10**30)
@@ -221,7 +218,7 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
         **{"num_attention_heads": 4, "vocab_size": 500, "num_experts_per_tok": 2},
         **{"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16},
         **{"qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64},
-        "linear_attn_config": {"full_attn_layers": [1]},
+        "full_attention_interval": 2,
         "per_layer_config": {"01": {"head_dim": 3}},
         "quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
     }
@@ -259,7 +256,7 @@ def test_experts_touched_are_what_chance_touches(oss: Any) -> None:
 def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
     """gpt-oss-120b-DFlash, GSM8K: 5.3, 4.3 and 3.3 with 9, 5 and 3 drafts."""
     whole = Method("DFlash", 9, 5.3)
-    assert whole.shortened(9) is whole
+    assert whole.shortened(9) == whole
     assert whole.shortened(5).acceptance == pytest.approx(4.3, rel=0.06)
     assert whole.shortened(3).acceptance == pytest.approx(3.3, rel=0.06)
     # the drafter fills its whole block all the same
@@ -296,11 +293,14 @@ def deployment(oss: Any, oss_drafter: Any) -> Deployment:
 
 
 def test_a_curve_has_what_fits(deployment: Deployment) -> None:
-    points = curve(deployment, PLAIN, 4096, Constants.fitted())
+    points = [*deployment.speed(PLAIN, 4096, Constants.fitted())]
+    layouts = {str(layout): layout for layout in deployment.layouts()}
     assert [point.concurrency for point in points] == [2**i for i in range(len(points))]
     for point in points:
-        assert point.per_gpu == pytest.approx(point.per_user * point.concurrency / 8)
-        room = deployment.fit(point.layout, 4096).sequences * 8 // point.layout.gpus
+        rate = point.tokens_per_user * point.concurrency / 8
+        assert point.tokens_per_gpu == pytest.approx(rate, rel=0.01)
+        layout = layouts[point.layout]
+        room = deployment.fit(layout, 4096).sequences * 8 // layout.gpus
         assert point.concurrency <= room
 
 

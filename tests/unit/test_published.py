@@ -18,7 +18,7 @@ from published import PAIRS, write_pair
 
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
-from dflash_trt.build.run import build
+from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import Pair, open_drafter, open_target, pair_findings
 from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, load_config, variants

@@ -29,14 +29,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.built import inspect_built
 from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
 from dflash_trt.build.settings import Settings
 from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, read_json
-from dflash_trt.checkpoints.gguf_directory import as_directory
-from dflash_trt.cli.report import show, show_built
+from dflash_trt.checkpoints.gguf import as_directory
+from dflash_trt.cli.show import show
 from dflash_trt.config import load_config
 from dflash_trt.decoding.speculation import kept_profiles
 from dflash_trt.errors import CheckpointError, DflashError
@@ -176,7 +175,6 @@ def refused(check: Callable[[], object]) -> None:
 
 READ: tuple[Callable[[Path], object], ...] = (
     lambda home: speculation_of(read_manifest(home / "built")),
-    lambda home: show_built(inspect_built(home / "built")),
     lambda home: find_repository(home / "built"),
     lambda home: load_encoding(home / "built" / "tokenizer")(MESSAGE),
     parameters,
@@ -213,10 +211,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
     "built/engines/costs.json": (
         spoil_json,
-        (
-            lambda home: kept_profiles(home / "built/engines"),
-            lambda home: show_built(inspect_built(home / "built")),
-        ),
+        (lambda home: kept_profiles(home / "built/engines"),),
     ),
     "built/model.sig": (
         spoil_json,

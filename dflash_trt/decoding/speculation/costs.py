@@ -14,9 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.messages import RunRound, verify_input
-from dflash_trt.digests import sha256
 from dflash_trt.engines import (
     COSTS_FILE,
     ENGINE_FILE,
@@ -26,7 +24,7 @@ from dflash_trt.engines import (
     read_infos,
     roles,
 )
-from dflash_trt.files import EXACT, read_as
+from dflash_trt.files import EXACT, read_as, replace_text, sha256
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
 NEAR = 256  # width of the context buckets, tokens

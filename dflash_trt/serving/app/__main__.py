@@ -22,7 +22,7 @@ from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.ports import LOOPBACK
-from dflash_trt.serving.request_id import HEADER
+from dflash_trt.serving.tracing import HEADER
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.page import OPEN
-from dflash_trt.serving.request_id import HEADER, current, request_id
 from dflash_trt.serving.security import KEY_HEADER
+from dflash_trt.serving.tracing import HEADER, current, request_id
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
 BODY_TIME = 10.0  # seconds in which a body must arrive

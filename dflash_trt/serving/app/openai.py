@@ -38,7 +38,7 @@ from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
 from dflash_trt.serving.front import limits
 from dflash_trt.serving.internal import client_parameters
-from dflash_trt.serving.request_id import HEADER, current
+from dflash_trt.serving.tracing import HEADER, current
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 DONE = b"data: [DONE]\n\n"

@@ -19,8 +19,8 @@ from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import check_json, tensors
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
-from dflash_trt.serving.request_id import CONTEXT, HEADER, current
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.tracing import CONTEXT, HEADER, current
 
 MODEL = r"/v2/models/(?:dflash|dflash_infer)(?:/versions/[0-9]{1,9})?"
 ROUTES = {

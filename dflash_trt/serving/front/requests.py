@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from dflash_trt.build.settings import Settings
 from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.decoding import Request, SamplingParams, check_request
-from dflash_trt.errors import RequestError
-from dflash_trt.panics import panics_as_errors
+from dflash_trt.errors import RequestError, panics_as_errors
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
 from dflash_trt.serving.front.structured import chat_grammar, grammar_of
 from dflash_trt.serving.internal import PROOF

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb
 from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.request_schema import check_names
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
-from dflash_trt.serving.request_id import CONTEXT, HEADER, request_id
+from dflash_trt.serving.tracing import CONTEXT, HEADER, request_id
 
 T = TypeVar("T")
 # request parameters of Triton, its clients and this project

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
-from dflash_trt.panics import panics_as_errors
+from dflash_trt.errors import panics_as_errors
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
 

@@ -16,8 +16,8 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import LOOPBACK, Ports
-from dflash_trt.serving.request_id import CONTEXT, HEADER
 from dflash_trt.serving.security import Security, server_version
+from dflash_trt.serving.tracing import CONTEXT, HEADER
 
 TRACES_FROM = (2, 58)  # older ones unlock a mutex twice: triton-inference-server/server#8144
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it stops

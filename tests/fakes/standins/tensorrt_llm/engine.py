@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.decoding import Grammars, Request, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
@@ -36,19 +36,16 @@ class Engine:
             drafter = load_drafter(Path(speculative["speculative_model"]))
             if drafts > drafter.spec.block_size - 1:
                 raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
-        sizes = {
-            "slots": args["max_batch_size"],
-            "max_seq_len": args["max_seq_len"],
-            "threads": 1,
-            "progress": lambda name: None,
-        }
+        sizes = EngineOptions(
+            slots=args["max_batch_size"], max_seq_len=args["max_seq_len"], threads=1
+        )
         with tempfile.TemporaryDirectory() as scratch:
             for role in ("target", "drafter"):
                 (Path(scratch) / role).mkdir()
-            build_target(target, drafter and drafter.spec, Path(scratch) / "target", **sizes)
+            build_target(target, drafter and drafter.spec, Path(scratch) / "target", sizes)
             engine = None
             if drafter:
-                build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
+                build_drafter(drafter, target, Path(scratch) / "drafter", sizes)
                 engine = OnnxEngine(Path(scratch) / "drafter")
             rounds = in_process(OnnxEngine(Path(scratch) / "target"), engine)
         self._scheduler = Scheduler(

@@ -16,9 +16,9 @@ from pathlib import Path
 from dflash_trt.build.acceptance_probe import PROMPTS, chat_prompts
 from dflash_trt.chat import as_chat, has_channels, load_encoding
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.decoding import Grammar
-from dflash_trt.doctor.machine import Patient
+from dflash_trt.doctor.machine_checks import Patient
 from dflash_trt.errors import RequestError
 from dflash_trt.files import read_as
 from dflash_trt.serving.front import guide

@@ -10,17 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
-from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.bom import write_bom
-from dflash_trt.build.job import Job, Written
 from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, read_manifest
-from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
+from dflash_trt.build.provenance import (
+    Job,
+    Written,
+    inputs_manifest,
+    matching_manifest,
+    write_bom,
+    write_manifest,
+)
 from dflash_trt.build.signing import verify_signature
 from dflash_trt.checkpoints import Located, Report, locate
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.findings import Finding
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import BuildError
+from dflash_trt.files import publish, sole_writer
 
 PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
     "onnxruntime": onnxruntime.prepare,

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored
 from dflash_trt.errors import CheckpointError
 

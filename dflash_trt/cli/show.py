@@ -51,24 +51,6 @@ def show_differences(found: Mapping[str, list[str]]) -> None:
     _print([(f"{kind}: {name}", "")] for kind, names in found.items() for name in names)
 
 
-def show_built(report: dict[str, Any]) -> None:
-    """Print a report of `built.inspect_built`."""
-    _print([[(report["name"], "bold"), (f"  {report['engine_kind']}  {report['directory']}", "")]])
-    if report["engine_kind"] == "tensorrt_llm":
-        _print([_field("costs", "TensorRT-LLM runs the rounds; nothing is measured here")])
-    elif not report["costs"]:
-        _print([_field("costs", "not measured yet; they are before a server's first round")])
-    for costs in report["costs"]:
-        machine, _, run = costs["machine"].partition("; ")
-        here = " (this machine)" * costs["here"]
-        _print([[(f"costs of rounds on {machine}{here}", "bold")], _field("run", run)])
-        console = text_console(20 + 16 * len(costs["widths"]))
-        for context, verify, draft in zip(
-            costs["contexts"], costs["verify_seconds"], costs["draft_seconds"], strict=True
-        ):
-            console.print(_costs(costs, context, verify, draft))
-
-
 def _print(lines: Iterable[Styled]) -> None:
     console = text_console()
     for line in lines:
@@ -96,13 +78,7 @@ def _lines(report: dict[str, Any]) -> Iterator[Styled]:
         yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
     yield [("engine kinds", "bold")]
     for kind in report["engine_kinds"]:
-        planned = kind["state"] == "planned"
-        if not kind["fits"]:
-            yield _result("does not fit", kind["kind"] + " (planned)" * planned)
-        elif planned:
-            yield _result("planned", f"{kind['kind']}: nothing known against it")
-        else:
-            yield _result("fits", kind["kind"])
+        yield _result("fits" if kind["fits"] else "does not fit", kind["kind"])
         for reason in (*kind["reasons"], *kind["notes"]):
             yield [(f"{'':<16}{reason}", "")]
 
@@ -144,18 +120,6 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
         yield _field(
             "KV per token", ", ".join(f"{name} {decimal(n)}" for name, n in cached.items())
         )
-
-
-def _costs(
-    costs: dict[str, Any], context: int, verify: list[list[float]], draft: list[float]
-) -> Table:
-    """Return a table of times in ms, and in plain steps of equal rows."""
-    title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
-    table = text_table(title, "rows", *map(str, costs["widths"]), "draft")
-    for n, steps, drafted in zip(costs["rows"], verify, draft, strict=True):
-        cells = [f"{1000 * each:.3g} ({each / steps[0]:.2f})" for each in (*steps, drafted)]
-        table.add_row(str(n), *cells)
-    return table
 
 
 def _result(result: str, text: str) -> Styled:

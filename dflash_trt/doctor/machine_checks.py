@@ -1,6 +1,5 @@
 """Checks of a build's files, the GPUs (from `nvidia-smi`), and TensorRT-LLM."""
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.build import Depth, differences
-from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.planning import PRESETS
 from dflash_trt.serving.server import find_binary
 from dflash_trt.tensorrt_llm import (
@@ -158,16 +157,6 @@ def tensorrt_llm(patient: Patient) -> Found:
     return Found(version == wanted, what, fix, "warning")
 
 
-@check("error")
-def drafter_attention(patient: Patient) -> Found:
-    """Check for flash-attn, which VANILLA needs and TensorRT-LLM does not install."""
-    backend = (patient.args.get("speculative_config") or {}).get("attention_backend")
-    missing = backend == "VANILLA" and importlib.util.find_spec("flash_attn") is None
-    what = f"attention_backend {backend}"
-    what += " needs flash-attn, which is not installed" if missing else ""
-    return Found(not missing, what, "Run: pip install flash-attn")
-
-
 @check("warning")
 def faults_known(patient: Patient) -> Found:
     """Check for known faults with these GPUs, arguments and packages."""
@@ -181,6 +170,5 @@ OF_BUNDLE: tuple[Check[[Patient]], ...] = (
     gpu_model,
     gpu_memory,
     tensorrt_llm,
-    drafter_attention,
     faults_known,
 )

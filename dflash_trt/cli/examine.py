@@ -1,4 +1,4 @@
-"""`dflash-trt verify` and `doctor`: whether a build decodes correctly, and runs on this machine."""
+"""`dflash-trt plan`, `inspect`, `verify` and `doctor`: what a pair and a build are."""
 # ruff: noqa: PLC0415
 
 import json
@@ -9,8 +9,84 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Built, Check, Json, print_json, reporting, writing
+from dflash_trt.cli.output import Built, Check, Config, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
+
+
+def plan(
+    config: Config,
+    machine: Annotated[
+        str | None, typer.Option(help="Preset that overrides the config's hardware.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for speeds.")
+    ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Tokens that a DFlash round commits with all drafts."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
+    from tempfile import TemporaryDirectory
+
+    from dflash_trt.cli.plan import dflash_drafter, locate_config, make_plan, show_plan
+    from dflash_trt.config import load_config
+    from dflash_trt.planning import machine as named
+
+    settings = load_config(config)
+    hardware = None if machine is None else named(machine)
+    with TemporaryDirectory(prefix="dflash-trt-plan-") as scratch, reporting() as report:
+        target = locate_config(settings.target, "target", report, Path(scratch))
+        drafter = locate_config(dflash_drafter(settings), "drafter", report, Path(scratch))
+        found = make_plan(settings, target, drafter, hardware, context, acceptance)
+    if json_:
+        print_json(**found)
+    else:
+        show_plan(found)
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(help="Its directory, GGUF file or ORG/NAME@REVISION."),
+    ],
+    drafter: Annotated[str | None, typer.Argument(help="Likewise for its drafter.")] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Build engines in TMPDIR, decode, and report acceptance."),
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help='With --deep: JSON lines with "text" or "ids".')
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
+    from dflash_trt.chat import CHAT_CHECKS, about_chats
+    from dflash_trt.checkpoints import inspect as run
+    from dflash_trt.checkpoints import locate_argument
+    from dflash_trt.cli.show import show
+
+    deep = deep or prompts is not None
+    if deep and drafter is None:
+        raise RequestError("--deep measures a pair", "Give the drafter too")
+    with reporting() as report:
+        at = [locate_argument(target, "target", report)]
+        if drafter is not None:
+            at.append(locate_argument(drafter, "drafter", report))
+        found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
+        found["chats"] = about_chats(at[0])
+        fits = {kind["kind"]: kind["fits"] for kind in found["engine_kinds"]}
+        if deep and fits["onnxruntime"]:
+            from dflash_trt.build.acceptance_probe import measure
+
+            found["measured"] = asdict(measure(at[0], at[1], prompts, report))
+            found["checks"].append(found["measured"].pop("finding"))
+    if json_:
+        print_json(**found)
+    else:
+        show(found)
+    raise typer.Exit(0 if any(fits.values()) else 1)
 
 
 def verify(
@@ -36,17 +112,11 @@ def verify(
         )
     check_build(directory, check)
     longest = manifest["config"]["serving"]["max_seq_len"]
-    if max_tokens >= longest:
-        raise RequestError(
-            f"--max-tokens is {max_tokens}, but this build's max_seq_len is {longest}, with the "
-            "prompt",
-            f"Give at most {longest - 1}, or build with a larger serving.max_seq_len",
-        )
     asked = read_prompts(
         prompts,
         load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
-        longest=longest - max_tokens,
+        longest=max(longest - max_tokens, 0),
     )
     with reporting() as report:
         found = run(
@@ -95,7 +165,7 @@ def doctor(
     json_: Json = False,
 ) -> None:
     """Check that this machine can run a build; exit 1 if it cannot."""
-    from dflash_trt.cli.report import show_checks
+    from dflash_trt.cli.show import show_checks
     from dflash_trt.doctor import examine
 
     found = []

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Iterator
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
-from dflash_trt.checkpoints.checks import Check, Finding, Found, check, checks_for, checks_of, run
+from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import BuildConfig, Method
-from dflash_trt.planning import Machine, section
-from dflash_trt.tensorrt_llm import memory_checks
-from dflash_trt.tensorrt_llm.context import Context, undivided
+from dflash_trt.planning import OVERHEAD, Machine, section
+from dflash_trt.tensorrt_llm.context import Context, weight_bytes
 from dflash_trt.tensorrt_llm.faults import look_up
 from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
-from dflash_trt.tensorrt_llm.memory_checks import lower
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
 OWN = "engine.args.speculative_config"
+CACHE = "engine.args.kv_cache_config"
+TAIL = "speculative_config.context_recompute_tail"
+GIB = 1 << 30
 
 
 def check_args(
@@ -31,12 +32,7 @@ def check_args(
     """
     context = Context(config, pair, machine)
     yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), pair)
-    yield from run(checks_for(all_checks(), context.method), context, args)
-
-
-def all_checks() -> list[Check[[Context, LlmArgs]]]:
-    """Return the checks below and those of `memory_checks.py`."""
-    return checks_of(sys.modules[__name__], memory_checks)
+    yield from run(checks_for(checks_of(sys.modules[__name__]), context.method), context, args)
 
 
 # --- single values --------------------------------------------------------------------------------
@@ -48,9 +44,6 @@ TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
         "TensorRT-LLM would silently use another",
     ),
     "load_format": (("AUTO", "auto"), "no weights would be loaded"),
-    "encode_only": ((False,), "an encoder generates no text"),
-    "mm_encoder_only": ((False,), "an encoder generates no text"),
-    "skip_tokenizer_init": ((False,), "`doctor` generates with TensorRT-LLM's tokenizer"),
     "num_postprocess_workers": ((0,), "texts are made by our server"),
     "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
 }
@@ -88,14 +81,6 @@ def forced_acceptance(context: Context, args: LlmArgs) -> Found:
     forced = name in (args.env_overrides or {})
     what = f"{name} is {'' if forced else 'not '}set"
     return Found(not forced, what, "Remove it from env_overrides")
-
-
-@check("warning")
-def no_remote_code(context: Context, args: LlmArgs) -> Found:
-    """Check for remote code: Python files of the checkpoint would run as the server."""
-    what = f"trust_remote_code is {lower(args.trust_remote_code)}"
-    fix = "Read the checkpoint's Python files first, and pin its revision"
-    return Found(not args.trust_remote_code, what, fix)
 
 
 @check("warning")
@@ -139,17 +124,6 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
     return Found(True, "target_layer_ids and mask_token_id are the drafter's")
 
 
-@check("error", "dflash", "eagle3")
-def drafter_is_local(context: Context, args: LlmArgs) -> Found:
-    """Check that the drafter is local: upstream reads its config.json before resolving Hub ids."""
-    place = args.speculative_config.speculative_model
-    return Found(
-        place is not None and (place == DRAFTER or place.startswith(("/", "./", "../"))),
-        f"speculative_model is {place}",
-        f"Leave out {OWN}.speculative_model, or give a path that starts with / or ./",
-    )
-
-
 @check("warning", *DRAFTING)
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Check the schedule: without drafts the drafter misses tokens (pull request 16888)."""
@@ -189,15 +163,6 @@ def sampled_requests(context: Context, args: LlmArgs) -> Found:
     return Found(on, what, fix)
 
 
-@check("note", *DRAFTING)
-def penalties(context: Context, args: LlmArgs) -> Found:
-    """Check for penalties: requests with one are refused unless enabled."""
-    on = args.speculative_config.enable_penalty
-    what = f"enable_penalty is {lower(on)}"
-    what += "" if on else ": requests with a repetition, presence or frequency penalty are refused"
-    return Found(on, what, f"For them set {OWN}.enable_penalty: true (a prototype)")
-
-
 @check("warning")
 def guided_of_channels(context: Context, args: LlmArgs) -> Found:
     """Check guided decoding of gpt-oss, which needs xgrammar's structural tags.
@@ -215,18 +180,6 @@ def guided_of_channels(context: Context, args: LlmArgs) -> Found:
 # --- ranks and kernels ----------------------------------------------------------------------------
 
 
-@check("error")
-def heads_divide(context: Context, args: LlmArgs) -> Found:
-    """Check that ranks divide the heads of both models; KV heads may be repeated on several."""
-    left = undivided(context, args.tensor_parallel_size)
-    return Found(
-        not left,
-        f"{args.tensor_parallel_size} ranks divide "
-        + (f"not {' and '.join(left)}" if left else "the heads of both models"),
-        "Set tensor_parallel_size to a power of two that divides them",
-    )
-
-
 @check("warning")
 def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
     """Check for unused GPUs."""
@@ -241,17 +194,6 @@ def nvlink_domain(context: Context, args: LlmArgs) -> Found:
     ranks, joined = args.tensor_parallel_size, context.machine.domain
     what = f"{ranks} ranks, NVLink joins {joined} GPUs of {context.machine.name}"
     return Found(ranks <= joined, what, f"Set engine.gpus to at most {joined}")
-
-
-@check("warning")
-def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
-    """Check attention DP: ranks hold attention and drafter whole, which pays only with experts."""
-    return Found(
-        not args.enable_attention_dp or context.experts is not None,
-        f"enable_attention_dp is {lower(args.enable_attention_dp)}, the target has "
-        f"{context.experts or 'no'} experts",
-        "Leave it out: for a dense target start several instances instead",
-    )
 
 
 @check("warning", "dflash")
@@ -273,26 +215,141 @@ def drafter_windows(context: Context, args: LlmArgs) -> Found:
     )
 
 
-# --- where the target comes from ------------------------------------------------------------------
+# --- which models -------------------------------------------------------------------------------
 
 
 @check("error")
-def hub_target(context: Context, args: LlmArgs) -> Found:
-    """Check that `checkpoints: hub` comes with a Hub id."""
-    kept, hub = context.engine.checkpoints, context.config.target.hub
+def models_as_checked(context: Context, args: LlmArgs) -> Found:
+    """Check that target and drafter are those that were checked, and a Hub target has its id."""
+    target, place = context.config.target, args.value("speculative_config.speculative_model")
+    if context.engine.checkpoints == "hub" and target.hub is None:
+        fix = "Give target: {hub: ORG/NAME, revision: COMMIT}, or set checkpoints to copy or link"
+        return Found(False, "engine.checkpoints is hub, the target a directory", fix)
+    same = args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision)
     return Found(
-        kept != "hub" or hub is not None,
-        f"engine.checkpoints is {kept}, the target {hub or 'a directory'}",
-        "Give target: {hub: ORG/NAME, revision: COMMIT}, or set engine.checkpoints to copy or link",
+        same and place in (None, DRAFTER),
+        f"model is {args.model}"
+        + (f" at {args.revision}" if args.revision else "")
+        + (f", speculative_model {place}" if place else ""),
+        f"Set the config's target and drafter; leave engine.args.model, revision and {OWN}."
+        "speculative_model out",
+    )
+
+
+# --- memory and lengths -------------------------------------------------------------------------
+
+
+@check("error")
+def weights_fit(context: Context, args: LlmArgs) -> Found:
+    """Check that the weights of both models, divided over the ranks, fit a GPU with overhead."""
+    ranks, gpu = args.tensor_parallel_size, context.gpu
+    drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
+    need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
+    return Found(
+        need < gpu.memory_bytes,
+        f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "
+        f"{need / GIB:.1f} GiB of each {gpu.name}, which has {gpu.memory_bytes / GIB:.1f} GiB",
+        "Take more GPUs (engine.gpus), a machine with more memory, or a quantized target",
+    )
+
+
+@check("warning", "dflash")
+def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
+    """Check the KV cache's dtype: with another than the drafter's, its context is dense.
+
+    `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back to
+    that.
+    """
+    dtype = args.kv_cache_config.dtype
+    fine = dtype in ("auto", "bfloat16") or args.speculative_config.attention_backend != "TRTLLM"
+    what = f"the KV cache's dtype is {dtype}" + ("" if fine else ", the drafter's bfloat16")
+    fix = f"Leave {CACHE}.dtype at auto, or see that its context has room beside the cache"
+    return Found(fine, what, fix)
+
+
+@check("warning")
+def concurrency_met(context: Context, args: LlmArgs) -> Found:
+    """Check the concurrency: with a dense drafter context fewer sequences may fit."""
+    asked = context.engine.concurrency or 0
+    each = args.tensor_parallel_size if args.enable_attention_dp else 1
+    together = (args.max_batch_size or 0) * each
+    return Found(
+        together >= asked,
+        f"{together} sequences are decoded together"
+        + (f", engine.concurrency is {asked}" if asked else ""),
+        "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
     )
 
 
 @check("error")
-def target_as_checked(context: Context, args: LlmArgs) -> Found:
-    """Check that the target and its revision are those that were checked."""
-    target = context.config.target
-    return Found(
-        args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision),
-        f"model is {args.model}" + (f" at {args.revision}" if args.revision else ""),
-        "Set the config's target, and leave engine.args.model and revision out",
-    )
+def positions(context: Context, args: LlmArgs) -> Found:
+    """Check positions: beyond the drafter's nothing is drafted, and upstream only logs it."""
+    asked, most = args.max_seq_len or 0, context.target.number("max_position_embeddings")
+    what = f"max_seq_len is {asked}, the target knows {most} positions"
+    if asked > most:
+        return Found(False, what, f"Set max_seq_len to at most {most}")
+    if not context.in_blocks:
+        return Found(True, what)
+    most = context.drafter.number("max_position_embeddings")
+    fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
+    return Found(asked <= most, f"{what}, the drafter {most}", fix, "warning")
+
+
+# upstream's tests (tests/unittest/_torch, TestSpecRecomputeClaimLimit, TestV1RewindReusedContext,
+# TestV1WindowedLayerGate) show how each KV cache manager treats a tail
+
+
+@check("warning", "dflash")
+def block_reuse(context: Context, args: LlmArgs) -> Found:
+    """Check block reuse: reused tokens have no hidden states, so the drafter misses them."""
+    reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
+    what = f"enable_block_reuse is {lower(reused)}, of reused prompts "
+    what += f"the last {tail} tokens are run again" if tail else "no token is run again"
+    fix = "Set serving.prefix_cache: recompute_tail in its place; texts stay right, but acceptance "
+    return Found(not reused or bool(tail), what, f"{fix}drops")
+
+
+@check("error", "dflash")
+def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
+    """Check for arguments that contradict serving.prefix_cache."""
+    tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
+    longest = args.max_seq_len
+    what = f"enable_block_reuse is {lower(reused)}, context_recompute_tail {tail}"
+    if not context.reuses:
+        return Found(True, what)
+    if tail < 0:
+        what += ", which runs every prompt whole"
+    elif longest is not None and tail >= longest:
+        what += f", and max_seq_len {longest}: nothing is ever reused"
+    fine = reused and 0 < tail < (longest or tail + 1)
+    return Found(fine, what, f"Leave enable_block_reuse and {TAIL} out of engine.args, or "
+                 "serving.prefix_cache out of the config")  # fmt: skip
+
+
+@check("error", "dflash")
+def tail_of_manager(context: Context, args: LlmArgs) -> Found:
+    """Check the KV cache manager: V1 silently drops the tail, and the drafter sees nothing."""
+    if not args.value(TAIL):
+        return Found(True, "there is no tail to run again")
+    second = args.kv_cache_config.use_kv_cache_manager_v2 is not False
+    windows = any(layer.window for layer in context.target_size.layers)
+    chunks = args.enable_chunked_prefill
+    what = f"KV cache manager {'V2' if second else 'V1'}, the target has "
+    what += f"{'layers' if windows else 'no layer'} with a window, prompts go in "
+    what += "by chunks" if chunks else "whole"
+    fix = "Leave engine.args.kv_cache_config.use_kv_cache_manager_v2 out"
+    return Found(second or (chunks and not windows), what, fix)
+
+
+@check("warning", "dflash", "eagle3")
+def one_server(context: Context, args: LlmArgs) -> Found:
+    """Check for separate prefill: generation gets no hidden states (pull request 19352)."""
+    apart = args.cache_transceiver_config is not None
+    what = f"prefill and generation are {'apart' if apart else 'in one server'}"
+    fix = "Leave engine.args.cache_transceiver_config out; texts stay right, but acceptance drops"
+    return Found(not apart, what, fix)
+
+
+def lower(value: object) -> str:
+    """Return a value in lower case, as YAML writes true and false."""
+    return str(value).lower()

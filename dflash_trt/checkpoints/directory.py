@@ -8,9 +8,8 @@ import yaml
 from tokenizers import Tokenizer
 
 from dflash_trt import files
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
-from dflash_trt.panics import panics_as_errors
 
 POINTER = b"version https://git-lfs.github.com/spec/"  # beginning of a Git LFS pointer
 

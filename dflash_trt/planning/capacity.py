@@ -1,0 +1,180 @@
+"""What fits on a machine: layouts, weights, caches and the drafter's context.
+
+TensorRT-LLM gives the KV cache a fraction of the memory left by the weights. The drafter's context
+is either in that pool (`attention_backend: TRTLLM`) or a dense arena with room for every sequence
+at its longest, (batch + 1) 2 L (max_seq_len + block) heads head_dim 2 bytes, which may take 0.7 of
+the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dflash_trt.planning.hardware import Machine
+from dflash_trt.planning.model_size import ModelSize
+from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Step, fastest
+
+OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
+ARENA_SHARE = 0.7  # of the memory that the KV cache leaves
+CONTEXT_BYTES = 2  # per number in the drafter's context, bf16
+POOL_FRACTION = 0.85  # free_gpu_memory_fraction if the pool holds everything
+STATE_BYTES = 2
+MAX_CONCURRENCY = 16384  # largest number of sequences considered
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Sequences of one length; bytes are of one sequence on one GPU."""
+
+    sequences: int
+    kv_bytes: int  # the target's cache and state
+    drafter_context_bytes: int
+    free_gpu_memory_fraction: float  # to set
+
+
+@dataclass(frozen=True)
+class LayoutMemory:
+    """Memory of one GPU of a layout, and sequences of the whole machine by length."""
+
+    layout: str
+    gpus: int
+    instances: int
+    target_bytes: int
+    drafter_bytes: int
+    free_bytes: int  # for caches
+    kv_bytes_per_token: int  # in the target's cache, layers without a window only
+    by_context: dict[int, Fit]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at its best for a number of sequences on the whole machine."""
+
+    method: str
+    concurrency: int
+    layout: str
+    draft_tokens: int
+    acceptance: float
+    tokens_per_user: float  # tokens/s
+    tokens_per_gpu: float
+    round: Step
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The subject of a plan."""
+
+    machine: Machine
+    gpus: int
+    target: ModelSize
+    drafter: ModelSize
+    block: int  # most tokens of a round
+    kv_bytes: float = 2  # per number in the target's cache
+    paged: bool = True  # the drafter's context is in the KV cache's pool
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield the layouts of one instance; the GPUs hold as many instances as fit."""
+        experts = any(layer.experts for layer in self.target.layers)
+        gpus = 1
+        while gpus <= min(self.gpus, self.machine.domain):
+            if self.gpus % gpus == 0:
+                yield Layout(gpus)
+                if experts and gpus > 1:
+                    yield Layout(gpus, experts_parallel=True)
+                    yield Layout(gpus, attention_dp=True, experts_parallel=True)
+            gpus *= 2
+
+    def free(self, layout: Layout) -> float:
+        """Return the bytes of a GPU that are left for caches."""
+        used = weights(self.target, layout) + weights(self.drafter, layout) + OVERHEAD
+        return self.machine.gpu.memory_bytes - used
+
+    def fit(self, layout: Layout, context: int) -> Fit:
+        """Return how many sequences one instance holds; 0 if weights do not fit."""
+        free = self.free(layout)
+        sequence = cache(self.target, layout, context + self.block, self.kv_bytes)
+        if self.paged:
+            slot = cache(self.drafter, layout, context, CONTEXT_BYTES)
+            fraction = POOL_FRACTION
+            count = int(free * fraction / (sequence + slot))
+        else:  # at this fraction pool and arena hold equally many sequences; one slot is padding
+            slot = arena_slot(self.drafter, layout.split, context + self.block)
+            count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
+            fraction = count * sequence / free if count > 0 else 0.0
+        sequences = max(count, 0) * (layout.gpus if layout.attention_dp else 1)
+        return Fit(sequences, round(sequence), round(slot), round(fraction, 3))
+
+    def memory(self, contexts: Sequence[int]) -> Iterator[LayoutMemory]:
+        """Yield each layout; one that splits whole experts weighs the same as one without."""
+        for layout in self.layouts():
+            if layout.experts_parallel and not layout.attention_dp:
+                continue
+            instances, fits = self.gpus // layout.gpus, {}
+            for context in contexts:
+                one = self.fit(layout, context)
+                fits[context] = replace(one, sequences=instances * one.sequences)
+            windowless = sum(n * x.cached for x, n in self.target.kinds.items() if not x.window)
+            heads = min((x.kv_heads for x in self.target.kinds if x.cached), default=1)
+            yield LayoutMemory(
+                layout=str(layout),
+                gpus=layout.gpus,
+                instances=instances,
+                target_bytes=round(weights(self.target, layout)),
+                drafter_bytes=round(weights(self.drafter, layout)),
+                free_bytes=round(self.free(layout)),
+                kv_bytes_per_token=round(windowless * self.kv_bytes / min(layout.split, heads)),
+                by_context=fits,
+            )
+
+    def speed(self, method: Method, context: int, constants: Constants) -> Iterator[Point]:
+        """Yield the best layout and draft length for 1, 2, 4, .. sequences, while they fit."""
+        room = {layout: self.fit(layout, context).sequences for layout in self.layouts()}
+        concurrency = 1
+        while concurrency <= MAX_CONCURRENCY:
+            found = []
+            for layout, sequences in room.items():
+                rows = -(-concurrency * layout.gpus // self.gpus)  # of the fullest instance
+                if rows <= sequences:
+                    runtime = Runtime(self.machine.gpu, layout, constants, kv_bytes=self.kv_bytes)
+                    choice, step = fastest(self.target, method, runtime, rows, context)
+                    found.append((choice.acceptance / step.seconds, layout, choice, step))
+            if not found:
+                return
+            rate, layout, choice, step = max(found, key=lambda one: one[0])
+            yield Point(
+                method=choice.name,
+                concurrency=concurrency,
+                layout=str(layout),
+                draft_tokens=choice.draft_tokens,
+                acceptance=round(choice.acceptance, 3),
+                tokens_per_user=round(rate, 1),
+                tokens_per_gpu=round(rate * concurrency / self.gpus, 1),
+                round=step,
+            )
+            concurrency *= 2
+
+
+def weights(model: ModelSize, layout: Layout) -> float:
+    """Return the bytes on each GPU; attention-DP replicates everything but the experts."""
+    experts = sum(x.experts * x.expert * x.expert_format.bytes for x in model.layers)
+    return (model.weight_bytes - experts) / layout.split + experts / layout.gpus
+
+
+def cache(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
+    """Return the bytes per GPU of a sequence of `tokens` tokens, `size` bytes a number."""
+    return sum(
+        count
+        * (layer.cached * min(tokens, layer.window or tokens) * size + layer.state * STATE_BYTES)
+        / min(layout.split, layer.kv_heads)
+        for layer, count in model.kinds.items()
+    )
+
+
+def arena_slot(drafter: ModelSize, ranks: int, tokens: int) -> int:
+    """Return the bytes per GPU of one sequence in the dense arena; windows do not reduce it.
+
+    ranks: divide the KV heads; tokens: max_seq_len and a round's.
+    """
+    return sum(
+        count * layer.cached // layer.kv_heads * max(1, layer.kv_heads // ranks)
+        for layer, count in drafter.kinds.items()
+    ) * (tokens * CONTEXT_BYTES)
