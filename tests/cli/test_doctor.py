@@ -168,10 +168,7 @@ def test_a_machine_that_fits_is_well(built: Path) -> None:
         ({"driver": "550.163.01"}, {"gpu-model": "warning"}),
         ({"used": {2: 40_000}}, {"gpu-memory": "warning"}),
         ({"used": {6: 40_000}}, {}),  # not one of the four that it takes
-        (
-            {"name": "hgx-h200"},
-            {"gpu-model": "warning", "gpu-memory": "warning"},
-        ),
+        ({"name": "hgx-h200"}, {"gpu-model": "warning", "gpu-memory": "warning"}),
     ],
 )
 def test_what_is_wrong_with_the_gpus_is_found(

@@ -133,11 +133,7 @@ def speculators(
     to_speculators(pair, directory / "speculators", from_anchor=from_anchor, ids=ids)
     engines = directory / "engines"
     target, drafter = build_engines(
-        pair.target_dir,
-        directory / "speculators",
-        engines,
-        slots=SLOTS,
-        max_seq_len=MAX_SEQ_LEN,
+        pair.target_dir, directory / "speculators", engines, slots=SLOTS, max_seq_len=MAX_SEQ_LEN
     )
     built = BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
     return built, ids

@@ -30,13 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import (
-    inspect,
-    load_target,
-    load_tokenizer,
-    locate,
-    locate_argument,
-)
+from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
 from dflash_trt.checkpoints.gguf import BITS, as_directory, read_header, unpacked
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.info import EngineInfo, read_info

@@ -104,11 +104,7 @@ def case_for(built: BuiltPair) -> Case:
     ]
     plain = scheduler_of(in_process(target, None), Fixed(0))
     return Case(
-        built,
-        in_process(target, drafter),
-        grammars,
-        requests,
-        run_all(plain, requests, grammars),
+        built, in_process(target, drafter), grammars, requests, run_all(plain, requests, grammars)
     )
 
 

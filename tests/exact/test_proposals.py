@@ -11,12 +11,7 @@ from built_pairs import BuildPair
 from exact import run_all, scheduler_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    SequenceState,
-    in_process,
-)
+from dflash_trt.decoding import Request, SamplingParams, SequenceState, in_process
 from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, Row, depths, strategy
 from dflash_trt.decoding.speculation.proposer import NgramIndex
 from dflash_trt.engines.info import read_info

@@ -23,13 +23,7 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    SequenceState,
-    check_lossless,
-    in_process,
-)
+from dflash_trt.decoding import Request, SamplingParams, SequenceState, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session

@@ -24,10 +24,7 @@ from dflash_trt.build.repository import read_config, templates
 Json = Any
 Files = dict[str, bytes]
 EACH_ONCE = settings(  # a property over many inputs, none of them shrunk
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 
 # --- values and bytes -----------------------------------------------------------------------------

@@ -34,8 +34,7 @@ LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
 
 
 @pytest.fixture(
-    scope="module",
-    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+    scope="module", params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)]
 )
 def server(
     request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
@@ -126,11 +125,7 @@ def test_refusals_are_explained(client: Client) -> None:
         ("", {}, "empty"),
         (PROMPT, {"max_tokens": 0}, "max_tokens"),
         (PROMPT, {"top_p": 1.5}, "top_p"),
-        (
-            PROMPT,
-            {"max_tokens": 2**31},
-            "must be an integer of 32 bits",
-        ),
+        (PROMPT, {"max_tokens": 2**31}, "must be an integer of 32 bits"),
         (PROMPT, {"max_tokens": "many"}, "max_tokens must be a valid integer"),
         (PROMPT, {"seed": -1}, "seed is -1 and must be"),
         (PROMPT, {"stop_words": [3]}, r"stop_words\[0\] is 3 and must be a valid string"),

@@ -330,10 +330,7 @@ def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, na
 
 def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
     tls, ports = _tls(tmp_path, "triton.example.com"), serve_ports()
-    options = [
-        f"--grpc-cert={tls.cert}",
-        f"--grpc-key={tls.key}",
-    ]
+    options = [f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}"]
     with serving(built, ports, *options):
         body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
         url = f"http://127.0.0.1:{ports.http}/v1/completions"

@@ -57,8 +57,7 @@ def test_the_files_need_no_key_and_may_do_little(front: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/page/", "/page/none.js", "/page/../page.py", "/page/%2e%2e/app.py", "/page//etc"],
+    "path", ["/page/", "/page/none.js", "/page/../page.py", "/page/%2e%2e/app.py", "/page//etc"]
 )
 def test_nothing_else_is_given_out(front: httpx.Client, path: str) -> None:
     assert front.get(path).status_code == 401

@@ -198,12 +198,7 @@ ANSWERS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
     ("Hi", "stop", [("message", "Hi")], "completed"),
     ("", "stop", [("message", "")], "completed"),
     ("Hi", "length", [("message", "Hi")], "incomplete"),
-    (
-        "<think>Hm.</think>Well.",
-        "stop",
-        [("reasoning", "Hm."), ("message", "Well.")],
-        "completed",
-    ),
+    ("<think>Hm.</think>Well.", "stop", [("reasoning", "Hm."), ("message", "Well.")], "completed"),
     (CALLS, "stop", [("function_call", {"a": 1})] * 2, "completed"),
     (
         f"<think>Hm.</think>So. {CALL}",

@@ -86,8 +86,7 @@ def expected(built: Path) -> list[Expected]:
 
 
 @pytest.fixture(
-    scope="module",
-    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+    scope="module", params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)]
 )
 def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
     directory = built

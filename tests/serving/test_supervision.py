@@ -451,13 +451,7 @@ def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
         f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
         f"http://127.0.0.1:{ports.http}/v1/completions": {"model": "dflash", "prompt": "a"},
     }
-    with (
-        serving(built, ports, "--drain-seconds=0.5") as (
-            process,
-            _,
-        ),
-        ExitStack() as stack,
-    ):
+    with serving(built, ports, "--drain-seconds=0.5") as (process, _), ExitStack() as stack:
         answers = [
             stack.enter_context(httpx.stream("POST", url, json={**ask, **options}, timeout=WAIT))
             for url, ask in asks.items()

@@ -26,14 +26,7 @@ from dflash_trt.build import acceptance_probe as costs
 from dflash_trt.build.acceptance_probe import Cost, calibration_texts, check_loss, measure_cost
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.pipeline import build
-from dflash_trt.checkpoints import (
-    Pair,
-    Weights,
-    inspect,
-    open_drafter,
-    open_target,
-    read_json,
-)
+from dflash_trt.checkpoints import Pair, Weights, inspect, open_drafter, open_target, read_json
 from dflash_trt.cli.plan import make_plan as plan
 from dflash_trt.config import BuildConfig, Quantize, load_config
 from dflash_trt.decoding import LosslessReport
@@ -252,9 +245,7 @@ CASES = [
 
 def by_compressed_tensors(stored: dict[str, Any], name: str) -> Any:
     """It divides by a global scale where ModelOpt multiplies: equal but for the last bit."""
-    from compressed_tensors.compressors.nvfp4.helpers import (  # noqa: PLC0415
-        unpack_fp4_from_uint8,
-    )
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: PLC0415
     from compressed_tensors.quantization import preset_name_to_scheme  # noqa: PLC0415
     from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: PLC0415
 

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.config import (
-    BuildConfig,
-    TensorRT,
-    TensorRTLLM,
-    json_schema,
-    load_config,
-    variants,
-)
+from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config, variants
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import Machine
 

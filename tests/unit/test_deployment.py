@@ -63,12 +63,7 @@ OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
 def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
     hub = {"hub": "org/name", "revision": "0" * 40}
     return BuildConfig.model_validate(
-        {
-            "name": name,
-            "target": hub,
-            "drafter": hub,
-            "engine": {"kind": "tensorrt_llm"} | engine,
-        }
+        {"name": name, "target": hub, "drafter": hub, "engine": {"kind": "tensorrt_llm"} | engine}
     )
 
 

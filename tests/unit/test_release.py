@@ -17,12 +17,7 @@ from model_signing import signing
 from pairs import make_pair
 from signing_keys import write_keys
 
-from dflash_trt.build.manifest import (
-    SIGNATURE,
-    check_build,
-    differences,
-    read_manifest,
-)
+from dflash_trt.build.manifest import SIGNATURE, check_build, differences, read_manifest
 from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import BOM
 from dflash_trt.build.signing import check_signed, sign, verify_signature

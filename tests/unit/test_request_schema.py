@@ -88,19 +88,11 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
         ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
         ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
-        (
-            "logit_bias",
-            np.array([b'{"5": 101}'], object),
-            "logit_bias.5 is 101 and must be less",
-        ),
+        ("logit_bias", np.array([b'{"5": 101}'], object), "logit_bias.5 is 101 and must be less"),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
         ("messages", np.array([b"{}"], object), "messages must be a valid list"),
         ("messages", np.array([b"[" * 100_000], object), "messages is not JSON"),
-        (
-            "messages",
-            np.array([b"[1]"], object),
-            r"messages\[0\] is 1 and must be",
-        ),
+        ("messages", np.array([b"[1]"], object), r"messages\[0\] is 1 and must be"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:

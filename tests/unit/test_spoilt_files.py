@@ -209,10 +209,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
         ),
     ),
     "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
-    "built/engines/costs.json": (
-        spoil_json,
-        (lambda home: kept_profiles(home / "built/engines"),),
-    ),
+    "built/engines/costs.json": (spoil_json, (lambda home: kept_profiles(home / "built/engines"),)),
     "built/model.sig": (
         spoil_json,
         (lambda home: check_signed(home / "built", None, home / "key.pub"),),
@@ -226,10 +223,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "built/model_repository/dflash/config.pbtxt": (spoil_text, BUILT),
     "linked/engines/target/engine.json": (
         spoil_json,
-        (
-            lambda home: check_build(home / "linked"),
-            lambda home: find_repository(home / "linked"),
-        ),
+        (lambda home: check_build(home / "linked"), lambda home: find_repository(home / "linked")),
     ),
 }
 

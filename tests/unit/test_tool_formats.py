@@ -61,17 +61,7 @@ DEFINITIONS = [
 ]
 TOOLS = parse_tools(DEFINITIONS)
 THINK = REASONING_TAGS[0]
-WORDS = [
-    "Paris",
-    "ü 東京 🙂",
-    'he said "no"',
-    "a\\b\\",
-    "{[}",
-    "<tool_call",
-    "1\n2",
-    "",
-    " x ",
-]
+WORDS = ["Paris", "ü 東京 🙂", 'he said "no"', "a\\b\\", "{[}", "<tool_call", "1\n2", "", " x "]
 every = pytest.mark.parametrize("format", FORMATS, ids=[each.sign.strip() for each in FORMATS])
 
 Outcome = tuple[str, str, list[tuple[str, str]]]  # thought, said, calls with their arguments
