@@ -136,23 +136,6 @@ def test_greedy_text_under_rules_is_transformers(name: str, built: BuiltPair) ->
     assert sum(s.accepted for s in sequences[:4]) > 0, "no draft was ever kept under the rule"
 
 
-def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
-    prompts = [text[:12] for text in built.texts[:4]]
-    plain = reference.greedy(built.pair.target_dir, prompts, 40)
-    stops = frozenset(text[5] for text in plain)
-    early = decoded(built, [Request(p, 40, stop_ids=stops) for p in prompts], drafting=True)
-    assert all(len(s.tokens) <= 6 for s in early)
-    requests = [Request(p, 40, SamplingParams(min_tokens=20), stops) for p in prompts]
-    for late, alone in zip(
-        decoded(built, requests, drafting=True),
-        decoded(built, requests, drafting=False),
-        strict=True,
-    ):
-        assert late.tokens == alone.tokens
-        assert len(late.tokens) >= 20
-        assert not stops.intersection(late.tokens[:20])
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
     prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]

@@ -13,7 +13,6 @@ from page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_
 pytestmark = pytest.mark.page
 
 TEXT = "Use a slice:\n\n```python\nword[::-1]\n```\n\nIt goes from **end** to start, one by one.\n"
-DRAFTS = ("drafter", "lookup", "grammar")
 
 
 def expected(text: str) -> Counter[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from builds import build_engines
+from commands import program
 from families import FAMILIES, FORMATS, pair_of
 from pairs import make_pair
 
@@ -153,13 +154,7 @@ def test_without_a_gpu_a_sentence_says_so(demo: Demo, tmp_path: Path, command: s
     (tmp_path / "prompts").write_text('{"text": "def"}\n')
     options = {"serve": [], "verify": ["--prompts", tmp_path / "prompts", "--max-tokens", "4"]}
     words = [command, plans_of(demo, "bf16", 1), "--check=none", *options[command]]
-    done = subprocess.run(
-        [sys.executable, "-m", "dflash_trt", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = program(sys.executable, "-m", "dflash_trt", *words)
     assert done.returncode == 1
     assert done.stderr == (
         "error: this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver. "

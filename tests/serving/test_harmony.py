@@ -19,7 +19,6 @@ ANSWER = (
 )
 CALL = "<|start|>assistant to=f<|channel|>commentary <|constrain|>json<|message|>{}"
 FIRST_CALL = " to=f<|channel|>commentary json<|message|>{}"
-WAIT = 60.0
 
 
 @pytest.fixture

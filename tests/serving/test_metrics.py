@@ -18,6 +18,7 @@ import prometheus_client
 import promql_parser as promql
 import pytest
 import yaml
+from load import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -193,7 +194,7 @@ def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "INTERVAL", 0.001)
     metrics = Metrics(triton, MOST_DRAFTS)
     metrics.state(active=1, waiting=0, kv_rows=1)
-    _until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
+    wait_until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
     calls = triton.calls
     for _ in range(20):
         metrics.state(active=1, waiting=0, kv_rows=1)
@@ -217,17 +218,10 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
     triton.kinds["dflash_kv_rows_used"] = "counter"  # another model has the name
     metrics = Metrics(triton, MOST_DRAFTS)
     metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
-    _until(lambda: "metrics are given up" in caplog.text)
+    wait_until(lambda: "metrics are given up" in caplog.text)
     metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
     metrics.close()
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- the real server -----------------------------------------------------------------------------
@@ -252,15 +246,15 @@ def test_triton_shows_them_all() -> None:
     ]
     with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
         # not `wait_ready`: there is no dflash_infer to warm up
-        _until(server.health.is_ready)
+        wait_until(server.health.is_ready)
         url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-        _until(lambda: _shows(url, "dflash_kv_rows_used"))  # all there before any request
+        wait_until(lambda: _shows(url, "dflash_kv_rows_used"))  # all there before any request
         assert set(_samples(url)[0].values()) == {0.0}
         _make_calls(server.ports.grpc, calls, 1000)
-        _until(lambda: _samples(url)[0]["dflash_kv_rows_used"] == 4)  # the last that is sent
+        wait_until(lambda: _samples(url)[0]["dflash_kv_rows_used"] == 4)  # the last that is sent
         samples, types = _samples(url)
         _make_calls(server.ports.grpc, calls, 500)
-        _until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
+        wait_until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
     assert server.process.returncode == 0
     for family in families(MOST_DRAFTS):
         if family.kind == TALLY:

@@ -15,8 +15,6 @@ import openai
 import pytest
 import reference
 import torch
-from chat_pair import build_chat_pair
-from live import openai_front
 from load import metric
 from openai import types
 from openai.types.chat import completion_create_params
@@ -29,39 +27,12 @@ from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
 from dflash_trt.serving.app.guard import BODY_LIMIT
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.ports import Ports
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"
 MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a chat template."""
-    return build_chat_pair(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def triton(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
-        yield ports
-
-
-@pytest.fixture(scope="module")
-def url(built: Path, triton: Ports) -> Iterator[str]:
-    port = free_ports().http
-    with openai_front(built, port, triton):
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture(scope="module")
-def api(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
-        yield client
 
 
 def test_completions(api: openai.OpenAI, triton: Ports) -> None:
@@ -232,16 +203,6 @@ def test_sampling_fields_work(api: openai.OpenAI) -> None:
     assert other.choices[0].text != text
 
 
-def test_a_deadline_is_504(api: openai.OpenAI) -> None:
-    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 1000}
-    fields["extra_body"] = {"timeout": 0.05, "ignore_eos": True}
-    with pytest.raises(openai.APIStatusError) as caught:
-        api.completions.create(**fields)
-    assert caught.value.status_code == 504
-    with pytest.raises(openai.APIError, match="timeout"):
-        list(api.completions.create(**fields, stream=True))
-
-
 def test_the_raw_stream_is_server_sent_events(url: str) -> None:
     body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 5, "stream": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
@@ -272,9 +233,9 @@ def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) ->
     assert "lower max_completion_tokens" in caught.value.message
 
 
-def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
+def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
     """As texts and as token ids, each as if it had come alone."""
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = [PROMPT, "import os\n", "class "]
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
     alone = [api.completions.create(prompt=text, **fields) for text in texts]
@@ -302,8 +263,8 @@ def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
         list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
 
 
-def test_echo(api: openai.OpenAI, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
     text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
     for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
@@ -313,9 +274,9 @@ def test_echo(api: openai.OpenAI, built: Path) -> None:
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
 
 
-def test_echo_with_logprobs(api: openai.OpenAI, built: Path) -> None:
+def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
     """As evaluation harnesses ask for likelihoods: the whole text's, or the prompt's alone."""
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
     ids = [tokenizer.encode(text).ids for text in texts]
     fields: dict[str, Any] = {"model": "pycode", "temperature": 0, "echo": True, "logprobs": 1}
@@ -409,32 +370,19 @@ def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
         ({"prompt": "a" * 5000}, "prompt", "exceed"),
         ({"prompt": "\ud800"}, "prompt", "prompt is not acceptable"),
         ({"max_tokens": 2**40}, "max_tokens", "must be an integer of 32 bits"),
-        ({"max_tokens": "many"}, "max_tokens", "integer"),
         ({"prompt": ["a", 5]}, "prompt", "token ids"),
-        ({"prompt": [1, "a"]}, "prompt", "token ids"),
         ({"prompt": []}, "prompt", "1 to 64"),
         ({"prompt": ["a"] * 65}, "prompt", "1 to 64"),
         ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
         ({"prompt": [[-1], [-1]]}, "prompt", "prompt holds -1, no token"),
         ({"prompt": None}, "prompt", "Missing required parameter"),
         ({"stop": [""]}, "stop", "stop[0] must have at least 1 character"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids", "stop_token_ids holds 1000000"),
-        ({"top_p": 7}, "top_p", "'top_p' is 7"),
-        ({"n": 0}, "n", "greater"),
-        ({"stop": 5}, "stop", "string"),
         ({"timeout": 0}, "timeout", "greater"),
-        ({"logprobs": 21}, "logprobs", "20"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"guided_regex": "[ab"}, "guided_regex", "unclosed character class"),
-        ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"guided_json": {"type": "x"}}, "guided_json", "guided_json cannot be used"),
-        ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "both given"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot be used"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "structural_tag"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "no token"),
-        ({"logit_bias": {"5": 101}}, "logit_bias", "is 101 and must be less"),
         ({"guided_jsn": {}}, "guided_jsn", "Unknown parameter: 'guided_jsn'"),
     ],
 )
@@ -681,24 +629,8 @@ def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_the_key(built: Path, triton: Ports) -> None:
-    own, port = "s3cret-0123456789", free_ports().http
-    with openai_front(built, port, triton, Security(key=own)):
-        base = f"http://127.0.0.1:{port}"
-        assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
-        for key in ("guess", f"{own}2"):
-            api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
-            with pytest.raises(openai.AuthenticationError, match="key"):
-                api.models.list()
-            with pytest.raises(openai.AuthenticationError):
-                api.completions.create(model="pycode", prompt=PROMPT)
-        for path in ("v1/models", "openapi.json", "none"):
-            assert httpx.get(f"{base}/{path}").status_code == 401
-        assert httpx.get(f"{base}/health").status_code == 200
-
-
-def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_spelling_of_every_kind_of_vocabulary(chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     spell = speller(tokenizer)
     for text in ("def main():\n\treturn 'é🙂'", "<|endoftext|>"):
         assert b"".join(map(spell, tokenizer.encode(text).ids)).decode() == text

@@ -23,7 +23,6 @@ from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")
 ROWS = 4  # slots of the demo pair
-WAIT = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,6 @@ from dflash_trt.serving.security import (
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.run import Options, prepare, running_server
 
-ROOT = Path(__file__).parents[2]
 WAIT = 30.0
 KEY = "inference-0123456789"
 PROMPT = "def zzqx_a_secret():"

@@ -17,6 +17,7 @@ import pytest
 import reference
 import torch
 from llm_build import standins, write_llm_build
+from load import wait_until
 from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -96,11 +97,6 @@ def ask(server: Ports, model: str = "dflash", **body: Any) -> dict[str, Any]:
         return json.loads(response.read())
 
 
-def listed(value: Any) -> list[Any]:
-    """The generate endpoint writes a list of one as its element."""
-    return value if isinstance(value, list) else [value]
-
-
 def test_one_seed_one_text_whatever_else_runs(server: Ports, mode: str) -> None:
     values = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
     if mode != "tensorrt_llm":
@@ -119,14 +115,6 @@ def test_one_seed_one_text_whatever_else_runs(server: Ports, mode: str) -> None:
     assert ask(server, seed=8, **values)["text_output"] != alone
     unseeded = {ask(server, **values)["text_output"] for _ in range(3)}
     assert len(unseeded) > 1, "without a seed every text is another one"
-
-
-def test_greedy_texts_of_more_sequences_than_slots(server: Ports, greedy: list[int]) -> None:
-    lengths = [5 + i for i in range(NEW_TOKENS - 5)]
-    with ThreadPoolExecutor(2 * SLOTS) as pool:
-        answers = list(pool.map(lambda n: ask(server, max_tokens=n), lengths))
-    for answer, length in zip(answers, lengths, strict=True):
-        assert answer["token_ids"] == greedy[:length]
 
 
 def test_rules_give_transformers_text(
@@ -165,26 +153,6 @@ def test_a_stop_word_is_never_given_out(
     assert word not in tokenizer.decode(greedy[: count - 1])
 
 
-def test_logprobs_of_committed_tokens(
-    server: Ports, mode: str, target: Path, greedy: list[int], tokenizer: Tokenizer
-) -> None:
-    if mode == "tensorrt_llm":
-        pytest.skip("refused: test_llm.py")
-    ids = tokenizer.encode(PROMPT).ids
-    logits, _ = reference.target_logits_and_taps(target, ids + greedy, [0])
-    expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()[len(ids) - 1 : -1]
-    answer = ask(server, logprobs=2)
-    own = [line[token] for line, token in zip(expected, greedy, strict=True)]
-    np.testing.assert_allclose(answer["token_logprobs"], own, atol=1e-3)
-    best = np.argsort(-expected, axis=-1, kind="stable")[:, :2]
-    assert np.reshape(answer["top_token_ids"], (-1, 2)).tolist() == best.tolist()
-    np.testing.assert_allclose(
-        np.reshape(answer["top_logprobs"], (-1, 2)),
-        np.take_along_axis(expected, best, -1),
-        atol=1e-3,
-    )
-
-
 def test_several_choices(server: Ports, greedy: list[int]) -> None:
     answer = ask(server, n=3)
     assert answer["index"] == [0, 1, 2]
@@ -209,11 +177,6 @@ def test_chat(server: Ports, target: Path) -> None:
         answer = ask(server, messages=json.dumps(messages), max_tokens=8, **sent)
         assert answer["prompt_tokens"] == len(ids)
         assert answer["token_ids"] == reference.greedy(target, [ids], 8)[0]
-
-
-def test_the_input_can_come_back(server: Ports, greedy: list[int], tokenizer: Tokenizer) -> None:
-    answer = ask(server, exclude_input_in_output=False)
-    assert answer["text_output"] == PROMPT + tokenizer.decode(greedy)
 
 
 def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
@@ -243,9 +206,7 @@ def test_a_deadline(model: str, server: Ports) -> None:
                 )
             )
             client.async_stream_infer(model, inputs, timeout=200)
-            deadline = time.monotonic() + WAIT
-            while not reasons and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: reasons)
             client.stop_stream()
     assert reasons == ["cancelled"]
     assert settled(server)["trtllm_num_requests_running"] == 0

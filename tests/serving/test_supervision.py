@@ -14,7 +14,7 @@ import sysconfig
 import threading
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live import serve_ports, serving
-from load import metric
+from load import metric, wait_until
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
@@ -68,15 +68,8 @@ class Supervised:
 
     def wait_until(self, words: str) -> str:
         """The first line with `words` that was said."""
-        return _wait_for(lambda: next((line for line in self.said if words in line), None))
-
-
-def _wait_for(get: Callable[[], str | None]) -> str:
-    deadline = time.monotonic() + WAIT
-    while (found := get()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
+        wait_until(lambda: any(words in line for line in self.said))
+        return next(line for line in self.said if words in line)
 
 
 def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
@@ -213,10 +206,7 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
     before, url = supervised.pid("dflash"), supervised.url
     os.kill(pid, signal.SIGKILL)
     supervised.wait_until("the application ended (exit -9)")
-    deadline = time.monotonic() + WAIT
-    while httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code == 200)
     assert supervised.pid("dflash") == before
 
 
@@ -345,10 +335,7 @@ def test_nothing_stays_when_serve_is_killed(built: Path) -> None:
     with _serve(built) as (process, _, log):
         prefix = _prefix(log)
         process.kill()
-        deadline = time.monotonic() + STOP
-        while processes_naming(prefix) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert processes_naming(prefix) == []
+        wait_until(lambda: not processes_naming(prefix))
     remove_stale_memory()
     assert _traces(prefix) == []
 
@@ -414,11 +401,9 @@ def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
             asked = [pool.submit(ask, number) for number in range(32)]
             states = [f"trtllm_num_requests_{state}" for state in ("running", "waiting")]
 
-            def admitted() -> str | None:
-                count = sum(sum(metric(ports.metrics, name).values()) for name in states)
-                return "all" if count == 32 else None
-
-            _wait_for(admitted)
+            wait_until(
+                lambda: sum(sum(metric(ports.metrics, name).values()) for name in states) == 32
+            )
             process.send_signal(signal.SIGTERM)
             assert [each.result(WAIT) for each in asked] == [LONG] * 32
         assert process.wait(WAIT) == 0

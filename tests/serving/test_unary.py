@@ -20,11 +20,6 @@ from dflash_trt.serving.internal import GRPC
 WAIT = 10.0
 
 
-@pytest.fixture
-def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRPC, json.dumps({"address": "127.0.0.1:9", "headers": {}, "tls": None}))
-
-
 @contextmanager
 def asked(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, cancelled: bool = False

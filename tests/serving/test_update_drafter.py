@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import pytest
 from builds import edit_weights, quiet
 from commands import run
 from live import serve_ports, serving
+from load import wait_until
 from pycode import PYCODE, demo_config
 
 from dflash_trt.build.pipeline import build
@@ -150,10 +150,7 @@ def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Serve
         # the old one is back: the next is measured against it
         assert float(re.findall(r"([\d.]+) before", served.update("a")[0])[0]) > 2
         count = len(clients.texts)
-        deadline = time.monotonic() + WAIT
-        while len(clients.texts) < count + 8:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: len(clients.texts) >= count + 8)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ import openai
 import pytest
 from live import serve_ports, serving
 from llm_build import STANDINS, standins, write_llm_build
+from load import wait_until
 from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
@@ -104,13 +105,6 @@ def _ask(front: RequestHandler, **values: Any) -> list[Any]:
     return reply.parts()
 
 
-def _until(holds: Any, seconds: float = WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     args = {"max_num_tokens": 30, "enable_chunked_prefill": False}
     with _front(tmp_path, args) as (front, _, _):
@@ -155,7 +149,7 @@ def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_p
             for salt in ({"cache_salt": b"a"}, {"cache_salt": b"a"}, {}, {"cache_salt": b"b"}, {})
         ]
         assert found == [0, 128, 0, 0, 128]
-        _until(lambda: triton.value("dflash_cached_prompt_tokens_total") == 256)
+        wait_until(lambda: triton.value("dflash_cached_prompt_tokens_total") == 256)
         assert triton.value("trtllm_prompt_tokens_total") == 5 * 200
         assert triton.violations == []
 
@@ -180,7 +174,7 @@ def test_figures_however_many_iterations_come_together(
             assert len(rounds) == end.rounds[0]
             assert end.acceptance_length[0] == pytest.approx(59 / end.rounds[0])
             assert 0 < end.accepted[0] < end.drafted[0] <= 7 * end.rounds[0]
-            _until(lambda t=triton: t.value("trtllm_spec_decode_num_draft_tokens_total") > 0)
+            wait_until(lambda t=triton: t.value("trtllm_spec_decode_num_draft_tokens_total") > 0)
             for name, value in {
                 "trtllm_spec_decode_num_draft_tokens_total": end.drafted[0],
                 "trtllm_spec_decode_num_accepted_tokens_total": end.accepted[0],
@@ -207,7 +201,7 @@ def test_a_stop_word_ends_the_generation(tensorrt_llm: ModuleType, tmp_path: Pat
         [part] = _ask(front, stream=False, stop_words=[word.encode()], max_tokens=400)
         assert part.finish_reason == ["stop"]
         assert part.text_output[0] == whole.text_output[0].split(word)[0]
-        _until(lambda: _live(decoder) == 0)
+        wait_until(lambda: _live(decoder) == 0)
 
 
 def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
@@ -229,7 +223,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
         end = late.parts()[-1]
         assert end.finish_reason == ["cancelled"]
         assert end.completion_tokens[0] < 480
-        _until(lambda: _live(decoder) == 0)
+        wait_until(lambda: _live(decoder) == 0)
 
 
 def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
@@ -310,7 +304,7 @@ def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.Mo
                 time.sleep(0.5)
                 return False
 
-        _until(answers, 120.0)
+        wait_until(answers)
 
 
 def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 import yaml
 from builds import assert_only, config_of, edit, quiet
 from families import DRAFTER, FAMILIES
+from load import wait_until
 from pairs import make_pair, write_pair
 from pydantic import ValidationError
 
@@ -362,10 +363,7 @@ def test_a_killed_build_leaves_no_process_and_nothing_half_written(
         if output.exists():  # a machine may be quicker than the kill: then it is whole
             assert not differences(output, read_manifest(output), "full", quiet)
             shutil.rmtree(output)
-        until = time.monotonic() + 60
-        while any(_alive(worker) for worker in workers):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda workers=workers: not any(map(_alive, workers)))
         assert workers or step != b"quantizing"
     assert build(asked, output, quiet).built
     assert_only(pair, "built")

@@ -87,6 +87,8 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         ("seed", np.array([2**63], np.uint64), "seed is 9223372036854775808 and must be less than"),
         ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
         ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
+        ("stop_words", np.array([b"w" * 257], object), r"stop_words\[0\] must have at most 256"),
+        ("stop_token_ids", np.array([1] * 65), "stop_token_ids must have at most 64 items"),
         ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
         ("logit_bias", np.array([b'{"5": 101}'], object), "logit_bias.5 is 101 and must be less"),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
@@ -98,6 +100,17 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         from_tensors({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", -1), ("temperature", np.inf), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1),
+     ("min_p", 2.0), ("repetition_penalty", 0.0), ("presence_penalty", np.nan), ("min_tokens", -1),
+     ("logprobs", 21), ("logprobs", -1), ("n", 0)],
+)  # fmt: skip
+def test_a_number_out_of_its_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=f"{name} is {value} and must be"):
+        from_tensors({name: np.array([value])})
 
 
 def test_the_text_is_the_first_output() -> None:

@@ -175,14 +175,6 @@ def test_calls_are_read_as_templates_write_them(format: Format, write: Callable[
 
 
 @every
-def test_a_split_anywhere_changes_nothing(format: Format, write: Callable[..., str]) -> None:
-    for text, _, _ in list(random_outputs(format, write))[:5]:
-        whole = read(format, [text])
-        for at in range(len(text)):
-            assert read(format, [text[:at], text[at:]]) == whole
-
-
-@every
 def test_text_around_calls_is_said(format: Format, write: Callable[..., str]) -> None:
     one = write(format, [("get-time.now", {})], "").strip()
     thought, said, calls = read_any_way(format, one)
