@@ -1,7 +1,5 @@
 """`dflash-trt bench engine` on the demo pair."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

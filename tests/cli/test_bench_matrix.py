@@ -3,8 +3,6 @@
 AIPerf is a stand-in that refuses what AIPerf 0.13 does (`tests/fakes/aiperf.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@
 with the real library is shown on a directory and on files of this machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@
 the stand-in of `standins/`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

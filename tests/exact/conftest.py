@@ -1,7 +1,5 @@
 """Cases of `test_adaptive` that other files share."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

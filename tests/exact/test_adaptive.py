@@ -3,8 +3,6 @@
 That any text is the target's is in test_lossless.py.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What tests/baseline keeps of the code before a rewrite: texts by seed, graphs, and replays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """DFlash 2 drafters, dynamic convolutions and candidate selector, against z-lab's `dflash`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

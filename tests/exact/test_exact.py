@@ -1,7 +1,5 @@
 """Lossless, on pairs no one trained: our engines against `transformers` and z-lab's `dflash`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every target family and every form of a drafter, against `transformers` and z-lab's `dflash`."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path

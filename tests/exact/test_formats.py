@@ -3,8 +3,6 @@
 `samples/` holds drafters that the two wrote themselves, with the logits they computed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Targets in GGUF files: what is read of them against `transformers`' own reading."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The oracle of plain decoding itself is `transformers` with llguidance's masks, token by token.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Penalties, forbidden words, least lengths and log-probabilities, against `transformers`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Builds without a DFlash drafter: plain decoding and n-grams give the target's own text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

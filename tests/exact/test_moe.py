@@ -1,7 +1,5 @@
 """Targets with a mixture of experts, against `transformers`."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Chats whose turns send all of the text back, greedy and sampled, of several tena
 all kinds; and what is never shared.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

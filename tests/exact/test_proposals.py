@@ -1,7 +1,5 @@
 """What else may draft: prompt lookup. The text stays the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The demo pair in examples/pycode: the issue's bars, held on the 40 held-out prompts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quantized checkpoints, written and read by the formats' own libraries."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

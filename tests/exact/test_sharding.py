@@ -3,8 +3,6 @@
 The ranks' graphs run in turn, in this process (`lib/ranks.py`).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

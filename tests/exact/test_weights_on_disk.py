@@ -1,7 +1,5 @@
 """Where weights lie and in what form: copied, linked, or quantized in blocks of 32."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

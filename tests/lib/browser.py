@@ -1,7 +1,5 @@
 """Chromium without a window, as a reader of the page has it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`dflash-trt` in this process, as a shell would see it, and programs in their own."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Scripts of `dflash-trt export`: their options are published ones, and the shell agrees."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A front over a model that counts, and replies that are kept: no Triton, no engine."""
 
-from __future__ import annotations
-
 import queue
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Tensors of a request by name, metrics of a server by name, and waiting for what must come."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.request

@@ -9,8 +9,6 @@ process, and prints how many there were of what, and all that differs; `smollm2`
 takes that pair instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

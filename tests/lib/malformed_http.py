@@ -3,8 +3,6 @@
 They go as raw bytes: a client's library would not send most of them.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -5,8 +5,6 @@ that target and drafter share (they share the output head), so that drafts are a
 and a wrong rollback shows in the text.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

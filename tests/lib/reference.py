@@ -1,7 +1,5 @@
 """What the tests hold our engine against: `transformers` and z-lab's `dflash`, fp32 on the CPU."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Sequence

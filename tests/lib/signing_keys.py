@@ -1,7 +1,5 @@
 """Keys for signatures of builds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization

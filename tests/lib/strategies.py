@@ -4,8 +4,6 @@
 with an index and a quantization; `over_grpc` and `hostile_over_grpc` are what a server is asked.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The page in a browser, over a stand-in that keeps to the contract: a chat and its tokens."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

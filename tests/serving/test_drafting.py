@@ -1,7 +1,5 @@
 """Who wrote each token and what rounds proposed: as the server says it, over the real Triton."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

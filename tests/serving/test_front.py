@@ -1,7 +1,5 @@
 """The front model's thread, without Triton: failures, cancellation and admission."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

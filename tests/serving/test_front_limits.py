@@ -1,7 +1,5 @@
 """No request holds up another client's, and none stays unanswered, whatever fails."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

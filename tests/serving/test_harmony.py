@@ -1,7 +1,5 @@
 """Models that write in channels (gpt-oss): markers stay in the text, chats tell them apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """HTTP around the APIs: methods, types of bodies, web pages of other origins; no Triton."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a server's processes say: the form of its lines, requests in them, where the log stays."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

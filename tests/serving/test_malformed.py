@@ -3,8 +3,6 @@
 How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The metrics: what is counted, what it costs the caller, what Triton shows, and who queries it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The OpenAI front, called with OpenAI's client, over the real Triton."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """What the OpenAI front serves a browser: the page's files, and what they ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`/v1/responses` as a chat, and its events as OpenAI's own types read them; no server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a running server keeps from other users of its machine and from its own clients."""
 
-from __future__ import annotations
-
 import stat
 import threading
 from collections.abc import Iterator

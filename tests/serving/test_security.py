@@ -1,7 +1,5 @@
 """Who may reach the real server, with which keys and certificates, and what its log keeps."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.error

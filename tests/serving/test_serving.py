@@ -1,7 +1,5 @@
 """The real Triton server over a built random pair: same text as the target, whatever the road."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

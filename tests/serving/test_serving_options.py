@@ -1,7 +1,5 @@
 """What a request may ask for, through the real server, in both modes."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Answers that follow a grammar, from the real Triton: valid, and alike with drafts and without."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

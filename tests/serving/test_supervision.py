@@ -1,8 +1,6 @@
 """`dflash-trt serve` over the real server: what it does when a process dies, hangs or is told to
 stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

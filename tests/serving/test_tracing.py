@@ -1,7 +1,5 @@
 """Trace context: passed on to Triton, and a span for each HTTP request where a sink is named."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import sys

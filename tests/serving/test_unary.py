@@ -1,7 +1,5 @@
 """Plain infer as a small gRPC client of `dflash`, over a stand-in for that model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`dflash-trt update-drafter` on the real server, under load: no request lost, no text changed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

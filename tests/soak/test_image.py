@@ -4,8 +4,6 @@ Installed are the Dockerfile's own requirements and the package without dependen
 is the wheel's, in place of the one that the image copies. Needs the network, and root for mounts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

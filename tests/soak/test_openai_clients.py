@@ -5,8 +5,6 @@ copied. A row is a request and what has to hold of its answer; what we do otherw
 in docs/serving.md ("Differences from other servers").
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

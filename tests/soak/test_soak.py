@@ -4,8 +4,6 @@ Clients over every road; some cancel, some have no time, some are hostile; a mod
 killed. Who gets a whole answer gets the target's own text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

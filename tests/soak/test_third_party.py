@@ -3,8 +3,6 @@
 Each has an environment of its own in build/clients, made once: it needs the network then.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

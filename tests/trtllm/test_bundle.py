@@ -6,8 +6,6 @@ down what they were given, `trtllm-llmapi-launch` splits words as the published 
 (tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e).
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Known faults: each touches what it says, and not its neighbor."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

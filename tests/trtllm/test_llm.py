@@ -1,7 +1,5 @@
 """TensorRT-LLM as the front's decoder: what differs from our own rounds. Over the stand-in."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`engine.quantize` of a bundle: what ModelOpt writes, what it costs, what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

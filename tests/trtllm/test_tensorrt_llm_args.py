@@ -4,8 +4,6 @@ The tables are in `cases.yaml`. The stand-ins have the fields of the published g
 drafter, and files that are a header over a hole: shapes and sizes, no weights.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

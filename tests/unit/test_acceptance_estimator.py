@@ -1,7 +1,5 @@
 """Prompt lookup's index against a search through the whole text; what becomes of proposals."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

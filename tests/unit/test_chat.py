@@ -1,7 +1,5 @@
 """Chat templates: found and rendered as `transformers` does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ extra installs; custom resources have schemas trimmed from the published ones, i
 image was built, and nothing was applied to a cluster.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """Scripts for other engines: their options are published ones, and the shell agrees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

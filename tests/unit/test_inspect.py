@@ -1,7 +1,5 @@
 """The report of a pair, and each named check on a pair made wrong in exactly its way."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

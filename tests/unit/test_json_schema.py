@@ -1,7 +1,5 @@
 """Schemas and patterns of clients as llguidance gets them: what asserts nothing refuses nothing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

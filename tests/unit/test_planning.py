@@ -1,7 +1,5 @@
 """The plan: sizes against transformers' own models, memory by hand, and figures of others."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What the policy chooses, without engines: by costs and chances that are made up here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product

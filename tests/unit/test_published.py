@@ -2,8 +2,6 @@
 `dflash-trt build` does, exported for the other engines, or refused as its first line says.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

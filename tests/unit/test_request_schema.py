@@ -1,7 +1,5 @@
 """The one schema of a request: whoever has its fields elsewhere has the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

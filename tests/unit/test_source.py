@@ -1,7 +1,5 @@
 """Checkpoints on the Hub, fetched by `huggingface_hub` from a stand-in that speaks its API."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 `SPOILT_EXAMPLES=2000` spoils more than `make test` does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

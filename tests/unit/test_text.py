@@ -1,7 +1,5 @@
 """The pieces add up to the text of all tokens, split no character, and end at a stop word."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Formats of calls: what templates write is read, in any split; grammars admit nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence

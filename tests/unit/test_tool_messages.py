@@ -1,7 +1,5 @@
 """What templates tell of models, and chats with tools as each of them wants it."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

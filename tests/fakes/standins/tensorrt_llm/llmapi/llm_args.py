@@ -1,7 +1,5 @@
 """Whether `LLM(...)` takes these arguments."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
