@@ -22,7 +22,8 @@ from builds import build_pair, config_of, quiet
 from google.protobuf import text_format
 from hypothesis import given, settings
 from signing_keys import write_keys
-from strategies import CHECKPOINTS, DICE, EACH_ONCE, Files, spoil, spoil_json
+from spoilt_checkpoints import CHECKPOINTS
+from strategies import DICE, EACH_ONCE, Files, spoil, spoil_json
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
