@@ -115,7 +115,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dataset_as_the_library_reads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory laid out as on the Hub: configs in the card, Parquet by config and split."""
     task, (row, prompt) = TASKS[name], ROWS[name]
     card = "configs:\n"
     for config, told in ((task.config or "default", row), ("another", {"x": 1})):

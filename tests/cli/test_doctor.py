@@ -315,8 +315,6 @@ def test_a_generation_that_fails_names_its_log(
 
 @pytest.mark.usefixtures("decoding", "machine")
 def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
-    """All checks of a pair that was taught, over the stand-in; plain decoding finds no
-    drafter beside the target, as in the Hub's cache."""
     teach(make_pair(tmp_path, tied=False))
     (tmp_path / "drafter").rename(tmp_path / "elsewhere")
     args = {"guided_decoding_backend": "llguidance"}

@@ -35,7 +35,6 @@ def test_target_logits_and_taps(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [*DENSE, *FORMS, "dflash2"], indirect=True)
 def test_drafter_logits(case: Case) -> None:
-    """With the target's embedding as it is stored and its head."""
     assert_drafter_logits(case)
 
 

@@ -20,7 +20,6 @@ NEW_TOKENS = 40
 
 
 def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
-    """Prompts that come in chunks, texts that follow others in a row."""
     built, compared = built_pair(**QWEN3), 0
 
     class Compared(Proposer):

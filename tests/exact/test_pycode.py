@@ -74,7 +74,6 @@ def test_same_text_and_same_rounds(demo: Demo) -> None:
 
 
 def test_served_text(demo: Demo, built: Path) -> None:
-    """What `build`, the real Triton server and a gRPC client make of it: the target's own text."""
     with running_server(built) as ports:
         for text, greedy in zip(prompt_texts(), demo.greedy, strict=True):
             chunks = list(

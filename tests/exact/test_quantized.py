@@ -140,7 +140,6 @@ def test_fp8_is_read_as_transformers_reads_it(
 
 
 def test_a_quantized_target_is_built(tmp_path: Path) -> None:
-    """Its engine computes what transformers does with the plain weights."""
     pair = make_pair(tmp_path)
     dense = load_file(pair.target_dir / "model.safetensors")
     config = FineGrainedFP8Config(weight_block_size=(16, 32))

@@ -70,7 +70,6 @@ def counted_up_to(url: str, tokens: float) -> dict[str, float]:
 
 
 def test_the_stand_in_speaks_as_the_server_does(url: str) -> None:
-    """Else the other tests of the page would be of another server."""
     facts = httpx.get(f"{url}/page/server").json()
     assert facts.keys() == {*FACTS, "costs"}
     assert [each.keys() for each in facts["costs"][:1]] == [

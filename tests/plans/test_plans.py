@@ -389,7 +389,6 @@ def test_timings_are_kept_from_one_build_to_the_next(
 
 
 def test_types_against_the_library_itself(tmp_path: Path) -> None:
-    """mypy over the modules that use it, with stubs made of the bindings that are installed."""
     python = [sys.executable, "-m"]
     generate = [*python, "pybind11_stubgen", "tensorrt_rtx_bindings", "--ignore-all-errors"]
     subprocess.run([*generate, "-o", tmp_path], check=True, capture_output=True, timeout=120)

@@ -339,7 +339,6 @@ def test_a_silent_server_is_given_up_at_the_deadline(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_no_time_is_refused(kind: str, timeout: float) -> None:
-    """It was taken for unlimited."""
     with (
         stand_in.stand_in(parts(part())) as server,
         pytest.raises(RequestError, match=f"timeout is {timeout}"),
@@ -356,7 +355,6 @@ def test_the_deadline_met_is_an_answer() -> None:
 
 
 def test_a_model_that_is_down_is_unavailable() -> None:
-    """Triton's own words, which come without a code."""
     for words in (
         "Stub process 'dflash_0_0' is not healthy.",
         "Request for unknown model: 'dflash' has no available versions",

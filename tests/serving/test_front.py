@@ -40,7 +40,6 @@ def _stream(reply: FakeReply) -> list[RequestOutput]:
 
 
 def test_a_stream_gives_its_rounds_in_order(front: RequestHandler, model: CountingModel) -> None:
-    """News that come while others are being sent are put together."""
     model.seconds = 0.01
     parts = _stream(ask(front, max_tokens=100, stream=True, ignore_eos=True))
     assert len(parts) > 1
@@ -210,7 +209,6 @@ class SlowReply(FakeReply):
 
 
 def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: CountingModel) -> None:
-    """In the metric and in what the client is told; a whole answer has that of its decoding."""
     triton, reply = Triton(), SlowReply()
     with open_front(model, triton=triton) as front:
         model.seconds = 0.02

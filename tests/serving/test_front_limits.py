@@ -105,7 +105,6 @@ def test_a_text_that_cannot_be_given_out_ends_alone(
 def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """Sequences without a row were forgotten when the step's news could not be told."""
     failed = threading.Event()
 
     def fail(*_: Any, **__: Any) -> None:

@@ -31,7 +31,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_thoughts_are_told_from_what_is_said(size: int) -> None:
-    """Without tools a call is said, as it is written."""
     for text, expected in (
         (ANSWER, ("A < b, so 1.", "It is <|1|> é.")),
         ("no markers at all, a < b", ("", "no markers at all, a < b")),

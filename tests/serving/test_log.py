@@ -118,7 +118,6 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
 
 
 def test_it_can_all_go_to_the_output(built: Path) -> None:
-    """For a container: one stream, each line once, Triton's among them."""
     options = ("--log-file=/dev/stdout", "--log-format=json")
     process = subprocess.Popen(
         serve_command(built, free_ports(), *options), stdout=subprocess.PIPE, text=True

@@ -85,7 +85,6 @@ def test_what_ended_triton(server: Ports, name: str) -> None:
 
 
 def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
-    """Triton calls it its own failure."""
     for body, words in (
         ({"max_tokens": "x"}, "max_tokens is not an integer"),
         ({"max_tokens": 2**31}, "max_tokens is not an integer"),

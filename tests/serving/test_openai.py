@@ -70,7 +70,6 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
 
 
 def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
-    """A chunk has several tokens: who counts chunks needs it."""
     chunks = list(
         api.completions.create(
             model="pycode",
@@ -232,7 +231,6 @@ def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) ->
 
 
 def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
-    """As texts and as token ids, each as if it had come alone."""
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = [PROMPT, "import os\n", "class "]
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
@@ -273,7 +271,6 @@ def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
 
 
 def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
-    """As evaluation harnesses ask for likelihoods: the whole text's, or the prompt's alone."""
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
     ids = [tokenizer.encode(text).ids for text in texts]
@@ -571,7 +568,6 @@ def test_each_field_of_openai_is_known() -> None:
 def test_each_field_that_clients_send(
     url: str, path: str, table: list[tuple[str, list[Any], list[Any]]]
 ) -> None:
-    """It works, or asks for nothing, or is refused by a sentence that names it."""
     prompt = {"prompt": PROMPT, "messages": [{"role": "user", "content": "hi"}]}
     body = {"model": "pycode", "max_tokens": 2}
     name = "messages" if path.startswith("chat") else "prompt"
@@ -648,7 +644,6 @@ def test_spelling_of_every_kind_of_vocabulary(chat_built: Path) -> None:
 
 
 def test_a_tool_loop(api: openai.OpenAI) -> None:
-    """What is required comes, streamed and whole, and its results go back through the template."""
     schema: dict[str, Any] = {
         "properties": {
             "city": {"enum": ["Oslo", "Kraków"]},

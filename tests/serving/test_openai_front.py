@@ -281,7 +281,6 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
 
 
 def test_the_front_shows_triton_its_key(chat_built: Path) -> None:
-    """Triton's restricted protocols want a header with every request."""
     with stand_in.stand_in(parts(part())) as server:
         ports, port = Ports(0, server.port, 0), free_ports().http
         with openai_front(chat_built, port, ports, Security(key="s3cret")):
@@ -294,7 +293,6 @@ def test_the_front_shows_triton_its_key(chat_built: Path) -> None:
 
 
 def test_the_front_says_for_whom_it_asks(chat_built: Path) -> None:
-    """Whatever a client says of itself."""
     with stand_in.stand_in(parts(part())) as server:
         ports, port = Ports(0, server.port, 0), free_ports().http
         security = Security()

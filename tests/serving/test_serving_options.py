@@ -219,7 +219,6 @@ def test_a_deadline_over_http(model: str, server: Ports) -> None:
 
 
 def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
-    """The client's `cancel` of plain infers: not all of the texts are decoded to their ends."""
     calls, most = 12, 250
     inputs = [
         tensor("text_input", b"a", "BYTES", object),

@@ -36,7 +36,6 @@ ASKED: list[tuple[dict[str, Any], str]] = [  # and a regex that the text has to 
 
 
 def test_texts_follow_what_was_asked_with_drafts_and_without(triton: Ports) -> None:
-    """All at once, greedy and sampled, beside requests without a grammar."""
     cases = [
         (asked, matches, {"temperature": temperature, "seed": 5})
         for asked, matches in [*ASKED, ({}, r"(.|\n)*")]

@@ -182,7 +182,6 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
 
 
 def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says each time why, and serves again when what was wrong is mended."""
     monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
@@ -238,7 +237,6 @@ def test_it_survives_a_lack_of_files(built: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_hung_model_of_plain_requests_is_noticed_under_load(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though streams go on, over the other road."""
     monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 1.0)
     monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 4.0)
     with _supervised(built) as each, ThreadPoolExecutor(1) as pool:
@@ -340,7 +338,6 @@ def test_nothing_stays_when_serve_is_killed(built: Path) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_stopping_is_bounded(built: Path, signals: int) -> None:
-    """With an open stream, a dead and a hung model process."""
     with _serve(built) as (process, port, log):
         prefix = _prefix(log)
         chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0, ignore_eos=True)
@@ -373,7 +370,6 @@ def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
 
 
 def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
-    """Over gRPC, OpenAI's API and Triton's HTTP, streamed and not; new requests are refused."""
     ports = serve_ports()
     url = f"http://127.0.0.1:{ports.http}"
     options = {"max_tokens": LONG, "ignore_eos": True, "temperature": 1.0}

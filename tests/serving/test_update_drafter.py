@@ -153,7 +153,6 @@ def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Serve
 
 @pytest.mark.soak
 def test_twenty_updates_under_load(served: Served) -> None:
-    """Each fifth a worse one, which does not stay."""
     with asking(served.ports, 8):
         for number in range(20):
             if number % 5 == 4:

@@ -92,7 +92,6 @@ def test_a_client(server: tuple[Ports, str], built: Path, requirement: str, scri
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="AIPerf needs Python 3.11")
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path: Path) -> None:
-    """Its report is what it asked for, and what the server's own metrics say."""
     ports, url = server
     requests, tokens = 30, 40
     per_chunk = ["--per-chunk-usage"] if endpoint == "chat" else []

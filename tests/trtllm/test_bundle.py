@@ -352,7 +352,6 @@ def test_a_path_with_a_space_is_said_before_triton_stumbles(
 
 
 def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
-    """The real tritonserver, over the stand-in of TensorRT-LLM."""
     runtime = tmp_path / "runtime"
     runtime.mkdir()
     binary, ports = find_binary(runtime), free_ports()

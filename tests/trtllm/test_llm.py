@@ -153,7 +153,6 @@ def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_p
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:
-    """Else we would refuse without need."""
     for values in ({"logprobs": 0}, {"min_p": 0.1}, {"min_tokens": 3}, {"bad": "x"}):
         params = tensorrt_llm.SamplingParams(**values)
         assert "not supported" in params._refused_with_a_drafter(enable_penalty=True)

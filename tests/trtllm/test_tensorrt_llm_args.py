@@ -344,7 +344,6 @@ def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: st
 
 @pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads"])
 def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
-    """Upstream is left to say so."""
     assert "tensor_parallel_size" not in chosen(deploy, Setup(drafter={field: -4})).to_dict()
 
 
@@ -373,7 +372,6 @@ def test_the_environment(deploy: Deploy) -> None:
 
 
 def test_the_kinds_say_the_same(deploy: Deploy) -> None:
-    """`inspect` lists what stands against a pair, whatever its configuration."""
     for check in ("hidden-states-captured", "drafter-layout", "drafter-method", "taps-ascending"):
         _, pair = deploy(CASES[check][0])
         (kind,) = (k for k in engine_kinds(pair, []) if k["kind"] == "tensorrt_llm")

@@ -238,7 +238,6 @@ def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_scales_it(deploy: Path, case: str) -> None:
-    """The schemas take it, its target is the Deployment, and its metric is there."""
     if case == SEVERAL:
         return
     (scaler,) = resources(deploy / "kubernetes" / "hpa.yaml").values()
@@ -252,7 +251,6 @@ def test_what_scales_it(deploy: Path, case: str) -> None:
 
 
 def test_kserve(deploy: Path, case: str) -> None:
-    """The runtime and the service fit their schemas and each other."""
     if case == SEVERAL:
         return
     kinds = resources(deploy / "kserve.yaml")

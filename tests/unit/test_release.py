@@ -129,7 +129,6 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
 
 
 def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
-    """By the commands; the text of what was copied elsewhere is that of what was built."""
     texts, moved = [], tmp_path / "elsewhere" / "build"
     (built / SIGNATURE).unlink()
     code, _, err = run("sign", built, "--key", original / "key.pem")

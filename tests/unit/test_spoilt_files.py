@@ -255,7 +255,6 @@ def test_a_spoilt_file_gives_an_answer_of_ours(home: Path, name: str) -> None:
 
 @pytest.mark.parametrize("how", ["file", "link", "link to a folder", "folder"])
 def test_what_no_manifest_names_is_refused(home: Path, how: str) -> None:
-    """Wherever it lies in a build and whatever it is called, with a signature and without."""
     built = home / "built"
     folders = [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]
     for folder in folders:
@@ -305,7 +304,6 @@ def test_spoilt_weights_are_refused_or_read(tmp_path: Path) -> None:
 
 
 def test_dice_are_thrown() -> None:
-    """Else every example would spoil the same place."""
     seen = set[float]()
     settings(many, max_examples=20)(given(DICE)(lambda dice: seen.add(dice.random())))()
     assert len(seen) > 10

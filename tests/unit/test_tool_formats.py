@@ -245,7 +245,6 @@ def test_arguments_may_come_before_the_name() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    """A piece of them is not held back until the call is whole."""
     answer = Answer(HERMES, TOOLS, None)
     assert not answer.push('<tool_call>\n{"name": "f", "argum', last=False).calls
     [begun] = answer.push('ents": {"a": "x', last=False).calls
@@ -346,27 +345,15 @@ class Grammar:
         return None
 
 
-SMALL = parse_tools(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "f",
-                "parameters": {
-                    "properties": {
-                        "a": {"type": "string"},
-                        "b": {"type": "integer"},
-                        "c": {"enum": ["x", "y"]},
-                        "d": {"type": "array", "items": {"type": "boolean"}},
-                    },
-                    "required": ["b"],
-                    "additionalProperties": False,
-                },
-            },
-        },
-        {"type": "function", "function": {"name": "g"}},
-    ]
-)
+PROPERTIES = {
+    "a": {"type": "string"},
+    "b": {"type": "integer"},
+    "c": {"enum": ["x", "y"]},
+    "d": {"type": "array", "items": {"type": "boolean"}},
+}
+PARAMETERS = {"properties": PROPERTIES, "required": ["b"], "additionalProperties": False}
+FUNCTIONS = [{"name": "f", "parameters": PARAMETERS}, {"name": "g"}]
+SMALL = parse_tools([{"type": "function", "function": each} for each in FUNCTIONS])
 
 
 @every
