@@ -66,7 +66,6 @@ def test_pair_scores(case: Case) -> None:
             pair.drafter_dir,
             states.repeat_interleave(k, 0),
             before.ravel().tolist(),
-            1.0,
         )
         expected = expected.reshape(places, k, -1)
         expected = np.take_along_axis(expected, np.repeat(ids[:, None], k, 1), -1)

@@ -14,13 +14,7 @@ from built_pairs import BuildPair
 from exact import run_all
 from test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
 
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    Scheduler,
-    SequenceState,
-    in_process,
-)
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.speculation import FeatureBuffer, Fixed, Policy

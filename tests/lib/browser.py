@@ -164,9 +164,6 @@ class Browser:
             for node in each.get("nodes", [{"html": ""}])
         ]
 
-    def picture(self, file: Path) -> None:
-        self.driver.save_screenshot(str(file))
-
 
 def axe() -> str:
     """axe-core's script, of the wheel that carries it."""

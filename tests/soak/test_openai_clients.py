@@ -22,6 +22,7 @@ pytestmark = pytest.mark.soak
 Json = dict[str, Any]
 Check = Callable[[Any], object]
 WAIT = 120.0
+CHAT = "chat/completions"
 HI: list[Json] = [{"role": "user", "content": "Say hello."}]
 COUNT: list[Json] = [{"role": "user", "content": "Count from one to twenty in words."}]
 SCHEMA: Json = {
@@ -100,56 +101,48 @@ def logprobs_of_text(answer: Any) -> bool:
 
 
 ANSWERED: list[tuple[str, Json, Check]] = [
-    ("chat/completions", {"messages": HI}, lambda a: a["choices"][0]["finish_reason"] == "stop"),
+    (CHAT, {"messages": HI}, lambda a: a["choices"][0]["finish_reason"] == "stop"),
     (
-        "chat/completions",
+        CHAT,
         {"messages": COUNT, "max_completion_tokens": 5},
         lambda a: (
             (a["usage"]["completion_tokens"], a["choices"][0]["finish_reason"]) == (5, "length")
         ),
     ),
-    ("chat/completions", {"messages": COUNT, "n": 3, "max_tokens": 4}, lambda a: len(a["choices"])),
-    ("chat/completions", {"messages": [{"role": "user", "content": PARTS}]}, content),
-    ("chat/completions", {"messages": [{"role": "developer", "content": "Rhyme."}, *HI]}, content),
+    (CHAT, {"messages": COUNT, "n": 3, "max_tokens": 4}, lambda a: len(a["choices"])),
+    (CHAT, {"messages": [{"role": "user", "content": PARTS}]}, content),
+    (CHAT, {"messages": [{"role": "developer", "content": "Rhyme."}, *HI]}, content),
     (
-        "chat/completions",
+        CHAT,
         {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": None}, *HI]},
         content,
     ),
     (
-        "chat/completions",
+        CHAT,
         {"messages": COUNT, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
         logprobs_of_chat,
     ),
     (
-        "chat/completions",
+        CHAT,
         {"messages": COUNT, "stop": ["three", "Three"], "max_tokens": 60},
         lambda a: (
             "hree" not in content(a) and a["choices"][0]["stop_reason"] in ("three", "Three", None)
         ),
     ),
     (
-        "chat/completions",
+        CHAT,
         {"messages": HI, "response_format": {"type": "json_object"}, "max_tokens": 200},
         lambda a: isinstance(json.loads(content(a)), dict),
     ),
+    (CHAT, {"messages": HI, "response_format": FORMAT}, lambda a: valid(json.loads(content(a)))),
     (
-        "chat/completions",
-        {"messages": HI, "response_format": FORMAT},
-        lambda a: valid(json.loads(content(a))),
-    ),
-    (
-        "chat/completions",
+        CHAT,
         {"messages": HI, "structured_outputs": {"regex": r"\d{3}-\w"}},
         lambda a: re.fullmatch(r"[0-9]{3}-\w", content(a), re.ASCII),
     ),
+    (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": NAMED}, lambda a: valid(arguments(a))),
     (
-        "chat/completions",
-        {"messages": HI, "tools": [TOOL], "tool_choice": NAMED},
-        lambda a: valid(arguments(a)),
-    ),
-    (
-        "chat/completions",
+        CHAT,
         {"messages": HI, "tools": [TOOL], "tool_choice": NAMED, "max_tokens": 6},
         lambda a: (
             a["choices"][0]["message"]["content"] is None
@@ -157,12 +150,12 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         ),
     ),
     (
-        "chat/completions",
+        CHAT,
         {"messages": HI, "tools": [TOOL], "tool_choice": "none"},
         lambda a: content(a) and not a["choices"][0]["message"].get("tool_calls"),
     ),
     (
-        "chat/completions",
+        CHAT,
         {
             "messages": [
                 {"role": "user", "content": "x"},
@@ -175,7 +168,7 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         content,
     ),
     (
-        "chat/completions",
+        CHAT,
         {"messages": HI, "max_tokens": 3, "seed": 2**63 - 1, "temperature": 1.5, "top_k": -1},
         content,
     ),
@@ -219,22 +212,18 @@ ANSWERED: list[tuple[str, Json, Check]] = [
     ),
 ]
 REFUSED: list[tuple[str, Json, str | None]] = [
-    ("chat/completions", {"messages": HI, "max_tokens": 0}, ""),
-    ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
-    ("chat/completions", {"messages": HI, "tool_choice": NAMED}, ""),
-    ("chat/completions", {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
-    ("chat/completions", {"messages": []}, ""),
-    ("chat/completions", {}, "messages"),
-    ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
-    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ""),
-    ("chat/completions", {"messages": HI, "guided_json": {"type": "object", "not": {}}}, ""),
-    ("chat/completions", {"messages": HI, "logit_bias": {"999999": 1}}, ""),
-    ("chat/completions", {"messages": HI, "nonsense": 1}, "nonsense"),
-    (
-        "chat/completions",
-        {"messages": HI, "continue_final_message": True},
-        "continue_final_message",
-    ),
+    (CHAT, {"messages": HI, "max_tokens": 0}, ""),
+    (CHAT, {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
+    (CHAT, {"messages": HI, "tool_choice": NAMED}, ""),
+    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": []}, ""),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ""),
+    (CHAT, {"messages": HI, "guided_json": {"type": "object", "not": {}}}, ""),
+    (CHAT, {"messages": HI, "logit_bias": {"999999": 1}}, ""),
+    (CHAT, {"messages": HI, "nonsense": 1}, "nonsense"),
+    (CHAT, {"messages": HI, "continue_final_message": True}, "continue_final_message"),
     ("completions", {"prompt": [[]]}, "prompt"),
     ("responses", {}, "input"),
 ]
@@ -269,9 +258,9 @@ STREAMED: list[Json] = [
 
 @pytest.mark.parametrize("fields", STREAMED, ids=str)
 def test_a_stream_adds_up_to_the_whole(api: httpx.Client, fields: Json) -> None:
-    whole = post(api, "chat/completions", fields).json()["choices"][0]
+    whole = post(api, CHAT, fields).json()["choices"][0]
     asked = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = events(post(api, "chat/completions", asked))
+    *chunks, last = events(post(api, CHAT, asked))
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] > 0
     assert {chunk["usage"] for chunk in chunks} == {None}
