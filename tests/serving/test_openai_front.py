@@ -68,37 +68,20 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "3"},
     ]
+    same = {
+        **{"temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_p": 0.125, "min_tokens": 1, "n": 1},
+        **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5},
+        **{"ignore_eos": True, "bad_words": ["x"], "stop_token_ids": [3, 4], "priority": 2},
+        **{"add_generation_prompt": True, "tool_choice": "auto"},
+    }
+    other = {
+        **{"max_completion_tokens": 9, "stop": "\n", "seed": -1, "user": "somebody", "timeout": 30},
+        **{"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+        **{"response_format": {"type": "text"}, "skip_special_tokens": True},
+        "include_stop_str_in_output": False,
+    }
     found = api.chat.completions.create(
-        model="pycode",
-        messages=messages,
-        tools=[tool],
-        tool_choice="auto",
-        temperature=0.5,
-        top_p=0.25,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        max_completion_tokens=9,
-        stop="\n",
-        seed=-1,
-        n=1,
-        user="somebody",
-        response_format={"type": "text"},
-        extra_body={
-            "top_k": 5,
-            "min_p": 0.125,
-            "repetition_penalty": 1.5,
-            "min_tokens": 1,
-            "ignore_eos": True,
-            "bad_words": ["x"],
-            "priority": 2,
-            "timeout": 30,
-            "chat_template_kwargs": {"enable_thinking": False},
-            "add_generation_prompt": True,
-            "reasoning_effort": "low",
-            "stop_token_ids": [3, 4],
-            "skip_special_tokens": True,
-            "include_stop_str_in_output": False,
-        },
+        model="pycode", messages=messages, tools=[tool], extra_body=same | other
     )
     api.chat.completions.create(
         model="pycode",
@@ -115,31 +98,10 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
     assert sent[2]["tool_calls"] == [call]
     assert sent[3]["tool_call_id"] == "1"
     assert json.loads(first.pop("tools")) == [tool]
-    assert json.loads(first.pop("chat_template_kwargs")) == {
-        "reasoning_effort": "low",
-        "enable_thinking": False,
-    }
-    assert first == {
-        "stream": False,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "max_tokens": 9,
-        "stop_words": ["\n"],
-        "stop_token_ids": [3, 4],
-        "seed": 2**63 - 1,
-        "n": 1,
-        "top_k": 5,
-        "min_p": 0.125,
-        "repetition_penalty": 1.5,
-        "min_tokens": 1,
-        "ignore_eos": True,
-        "bad_words": ["x"],
-        "priority": 2,
-        "add_generation_prompt": True,
-        "tool_choice": "auto",
-    }
+    values = {"reasoning_effort": "low", "enable_thinking": False}
+    assert json.loads(first.pop("chat_template_kwargs")) == values
+    renamed = {"stream": False, "max_tokens": 9, "stop_words": ["\n"], "seed": 2**63 - 1}
+    assert first == same | renamed
     assert 29 < server.timeouts[0] <= 30
     assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
     assert json.loads(second.pop("tools")) == [tool]
@@ -200,43 +162,6 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, chat_built
     assert last.usage is not None
     assert last.usage.completion_tokens == 3
     assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
-
-
-def test_completions_logprobs(scripted: Scripted, chat_built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
-    ids = tokenizer.encode("return x").ids
-    texts = [speller(tokenizer)(token).decode() for token in ids]
-    answer = {
-        "text_output": ["return x"],
-        "token_ids": ids,
-        "token_logprobs": [-1.0] * len(ids),
-        "top_token_ids": [[token] for token in ids],
-        "top_logprobs": [[-1.0]] * len(ids),
-    }
-    first, *rest = ids
-    cut = len(rest)
-    pieces = (
-        part(text_output=["r"], finish_reason=[""], token_ids=[first], token_logprobs=[-1.0]),
-        part(token_ids=rest, token_logprobs=[-1.0] * cut, completion_tokens=[len(ids)]),
-    )
-    api, server = scripted(parts(part(**answer)), parts(*pieces))
-    whole = api.completions.create(model="pycode", prompt="a", logprobs=1)
-    got = whole.choices[0].logprobs
-    assert got is not None
-    assert got.tokens == texts
-    assert "".join(texts) == "return x"
-    assert got.text_offset == [len("".join(texts[:k])) for k in range(len(texts))]
-    assert got.top_logprobs == [{text: -1.0} for text in texts]
-    stream = api.completions.create(model="pycode", prompt="a", logprobs=0, stream=True)
-    offsets = [
-        offset
-        for chunk in stream
-        if chunk.choices[0].logprobs
-        for offset in chunk.choices[0].logprobs.text_offset or []
-    ]
-    assert offsets == got.text_offset
-    assert [request["logprobs"] for request in server.requests] == [1, 0]
-    assert server.requests[0]["max_tokens"] == 16
 
 
 @pytest.mark.parametrize(
