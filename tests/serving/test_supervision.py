@@ -22,6 +22,7 @@ import httpx
 import pytest
 from live import serve_ports, serving
 from load import metric, wait_until
+from roads import Roads
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
@@ -370,25 +371,13 @@ def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
 
 
 def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
-    ports = serve_ports()
+    ports, roads = serve_ports(), list[Roads]()
     url = f"http://127.0.0.1:{ports.http}"
-    options = {"max_tokens": LONG, "ignore_eos": True, "temperature": 1.0}
 
-    def ask(number: int) -> int:
-        """The tokens of an answer."""
-        if number % 4 == 0:
-            with Client(f"127.0.0.1:{ports.grpc}") as client:
-                return sum(len(chunk.token_ids) for chunk in client.stream("a", **options))
-        if number % 4 == 1:
-            with Client(f"127.0.0.1:{ports.grpc}") as client:
-                return client.generate("a", **options).choices[0].summary.completion_tokens
-        if number % 4 == 2:
-            body = {"model": "pycode", "prompt": "a", **options}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
-            return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
-        body = {"text_input": "a", **options}
-        answer = httpx.post(f"{url}/v2/models/dflash/generate", json=body, timeout=WAIT)
-        return int(answer.raise_for_status().json()["completion_tokens"])
+    def ask(number: int) -> str:
+        """How it ended."""
+        roads.append(Roads(ports))
+        return roads[-1].all[number % 7]("a", LONG, None)[1]
 
     with serving(built, ports, "--drain-seconds=60") as (process, _):
         with ThreadPoolExecutor(32) as pool:
@@ -399,7 +388,9 @@ def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
                 lambda: sum(sum(metric(ports.metrics, name).values()) for name in states) == 32
             )
             process.send_signal(signal.SIGTERM)
-            assert [each.result(WAIT) for each in asked] == [LONG] * 32
+            assert [each.result(WAIT) for each in asked] == ["length"] * 32
+        for each in roads:
+            each.close()
         assert process.wait(WAIT) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
