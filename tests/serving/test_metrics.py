@@ -5,12 +5,12 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import prometheus_client
 import promql_parser as promql
@@ -226,7 +226,7 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
 
 
 def _shows(url: str, name: str) -> bool:
-    with suppress(OSError):  # it listens a moment after the server is ready
+    with suppress(httpx.TransportError):  # it listens a moment after the server is ready
         return name in _samples(url)[1]
     return False
 
@@ -280,8 +280,7 @@ def test_triton_shows_them_all() -> None:
 
 def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
     """The package's samples as {"name,label=value": number}, and the families' types."""
-    with urllib.request.urlopen(url, timeout=WAIT) as response:
-        parsed = list(text_string_to_metric_families(response.read().decode()))
+    parsed = list(text_string_to_metric_families(httpx.get(url, timeout=WAIT).text))
     ours = [family for family in parsed if family.name.startswith(("dflash_", "trtllm_"))]
     known = _exported()
 

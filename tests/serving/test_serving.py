@@ -6,14 +6,13 @@ import re
 import shutil
 import signal
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import reference
@@ -99,13 +98,9 @@ def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
 
 
 def _post(server: Ports, path: str, body: Any) -> tuple[int, str]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{server.http}/v2/models/{path}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    url = f"http://127.0.0.1:{server.http}/v2/models/{path}"
+    answer = httpx.post(url, json=body, timeout=WAIT)
+    return answer.status_code, answer.text
 
 
 def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int], Summary]:

@@ -3,13 +3,12 @@
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import reference
@@ -88,11 +87,8 @@ def ask(server: Ports, model: str = "dflash", **body: Any) -> dict[str, Any]:
     body = {"max_tokens": NEW_TOKENS, **body}
     if "messages" not in body:
         body.setdefault("text_input", PROMPT)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.http}/v2/models/{model}/generate", json.dumps(body).encode()
-    )
-    with urllib.request.urlopen(request, timeout=WAIT) as response:
-        return json.loads(response.read())
+    url = f"http://127.0.0.1:{server.http}/v2/models/{model}/generate"
+    return httpx.post(url, json=body, timeout=WAIT).raise_for_status().json()
 
 
 def test_one_seed_one_text_whatever_else_runs(server: Ports, mode: str) -> None:
@@ -248,11 +244,10 @@ def settled(server: Ports) -> dict[str, float]:
     url, previous = f"http://127.0.0.1:{server.metrics}/metrics", None
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(url, timeout=WAIT) as page:
-            values: dict[str, float] = {}
-            for line in page.read().decode().splitlines():
-                if found := re.match(r"((?:trtllm|dflash)_\w+)(?:\{.*\})? (\S+)$", line):
-                    values[found[1]] = values.get(found[1], 0.0) + float(found[2])
+        values: dict[str, float] = {}
+        for line in httpx.get(url, timeout=WAIT).text.splitlines():
+            if found := re.match(r"((?:trtllm|dflash)_\w+)(?:\{.*\})? (\S+)$", line):
+                values[found[1]] = values.get(found[1], 0.0) + float(found[2])
         if values == previous:
             return values
         previous = values

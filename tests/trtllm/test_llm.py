@@ -1,6 +1,5 @@
 """TensorRT-LLM as the front's decoder: what differs from our own rounds. Over the stand-in."""
 
-import queue
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fronts import FakeReply
 from live import serve_ports, serving
 from llm_build import STANDINS, standins, write_llm_build
 from load import wait_until
@@ -36,21 +36,9 @@ ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}
 WAIT = 30.0
 
 
-class FakeReply:
-    """Keeps what the front sends."""
-
-    def __init__(self) -> None:
-        self.got: queue.Queue[Any] = queue.Queue()
-        self.gone = threading.Event()
-
+class Reply(FakeReply):
     def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put(part)
-
-    def fail(self, code: str, message: str) -> None:
-        self.got.put((code, message))
-
-    def cancelled(self) -> bool:
-        return self.gone.is_set()
 
     def parts(self) -> list[RequestOutput]:
         """All, up to the last one, or to the error's code and message."""
@@ -98,7 +86,7 @@ def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
 
 
 def _ask(front: RequestHandler, **values: Any) -> list[Any]:
-    reply = FakeReply()
+    reply = Reply()
     front.submit(_inputs(**values), reply)
     return reply.parts()
 
@@ -203,7 +191,7 @@ def test_a_stop_word_ends_the_generation(tensorrt_llm: ModuleType, tmp_path: Pat
 
 def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {}) as (front, decoder, _):
-        replies = [FakeReply() for _ in range(3)]  # one more than there are slots
+        replies = [Reply() for _ in range(3)]  # one more than there are slots
         for reply in replies:
             front.submit(_inputs(max_tokens=400, ignore_eos=True), reply)
         for reply in replies[:2]:
@@ -215,7 +203,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
             while isinstance(said, RequestOutput):  # the last of them perhaps after it has left
                 said = reply.got.get(timeout=WAIT)
             assert said == ("CANCELLED", "The request was cancelled.")
-        late = FakeReply()
+        late = Reply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), late, timeout=0.05)
         end = late.parts()[-1]
         assert end.finish_reason == ["cancelled"]
@@ -225,7 +213,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
 
 def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {"max_batch_size": 1}) as (front, _, _):
-        first, both = FakeReply(), FakeReply()  # `both`: of two requests, in order
+        first, both = Reply(), Reply()  # `both`: of two requests, in order
         front.submit(_inputs(max_tokens=300, ignore_eos=True), first)
         front.submit(_inputs(max_tokens=100, ignore_eos=True, priority=2), both)
         front.submit(_inputs(max_tokens=10, ignore_eos=True, priority=1), both)
@@ -272,7 +260,7 @@ def test_a_dead_engine_ends_the_process(
     ended = threading.Event()
     monkeypatch.setattr("dflash_trt.serving.front.llm.end_process", ended.set)
     with _front(tmp_path, {}) as (front, decoder, _):
-        pending = FakeReply()
+        pending = Reply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), pending)
         pending.got.get(timeout=WAIT)
         assert not ended.is_set()
@@ -305,7 +293,7 @@ def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    replies = [FakeReply() for _ in range(3)]
+    replies = [Reply() for _ in range(3)]
     with _front(tmp_path, {}) as (front, decoder, _):
         for reply in replies:
             front.submit(_inputs(max_tokens=480, ignore_eos=True), reply)

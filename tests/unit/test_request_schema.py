@@ -102,7 +102,7 @@ def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", -1), ("temperature", np.inf), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1),
+    [("temperature", np.inf), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1),
      ("min_p", 2.0), ("repetition_penalty", 0.0), ("presence_penalty", np.nan), ("min_tokens", -1),
      ("logprobs", 21), ("logprobs", -1), ("n", 0)],
 )  # fmt: skip
