@@ -34,6 +34,7 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.models
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     """Tokens, rounds, tau and texts, exactly."""
     measured_run = engine_run(measured / "run.json")

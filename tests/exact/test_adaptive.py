@@ -189,15 +189,8 @@ def filling(case_of: CaseOf) -> CaseOf:
     return get
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3",
-        pytest.param("windows", marks=pytest.mark.models),
-        pytest.param("llama", marks=pytest.mark.models),
-        pytest.param("dflash2", marks=pytest.mark.models),
-    ],
-)
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["qwen3", "windows", "llama", "dflash2"])
 def test_any_choice(name: str, filling: CaseOf) -> None:
     """At random: widths, chains and trees right in places, when the drafter runs, neighbors.
 

@@ -68,6 +68,7 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
     assert compared > 30
 
 
+@pytest.mark.models
 def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> None:
     """The second token of 2,000 texts each, which is the first that a draft may become."""
     built = built_pair(**QWEN3)

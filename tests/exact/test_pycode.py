@@ -76,6 +76,7 @@ def test_same_text_and_same_rounds(demo: Demo) -> None:
     assert tau >= BAR
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_shorter_drafts(drafts: int, demo: Demo) -> None:
     scheduler = demo.scheduler(slots=SLOTS, drafts=drafts)
@@ -83,6 +84,7 @@ def test_shorter_drafts(drafts: int, demo: Demo) -> None:
     assert [s.tokens for s in sequences] == demo.greedy
 
 
+@pytest.mark.models
 def test_served_text(demo: Demo, built: Path) -> None:
     """What `build`, the real Triton server and a gRPC client make of it: the target's own text."""
     with running_server(built) as ports:

@@ -283,6 +283,7 @@ def closed(costs: Costs, n: int) -> Adaptive:
     return policy
 
 
+@pytest.mark.models
 def test_is_near_the_best_fixed_width() -> None:
     """Probing included, after it has learned for a while; and never below plain decoding."""
     shares = []

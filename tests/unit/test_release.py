@@ -92,6 +92,7 @@ sys.exit(main())
     assert contents(built) == before
 
 
+@pytest.mark.models
 def test_one_flipped_bit_anywhere_is_named(original: Path, built: Path) -> None:
     chance = random.Random(1)
     signed = [file for file in sorted(built.rglob("*")) if file.is_file() and file.stat().st_size]
@@ -157,6 +158,7 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
     assert "licenses" not in target
 
 
+@pytest.mark.models
 def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
     """By the commands; the text of what was copied elsewhere is that of what was built."""
     texts, moved = [], tmp_path / "elsewhere" / "build"

@@ -237,6 +237,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         fetch()
 
 
+@pytest.mark.models
 def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> None:
     """The command in its own process, set by the library's environment variables alone."""
     hub.repositories["org/target"].gated = True
