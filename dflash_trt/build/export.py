@@ -16,7 +16,15 @@ import yaml
 
 from dflash_trt.build.deployment import render, resource_name
 from dflash_trt.build.tensorrt_llm import summarize, warnings_of
-from dflash_trt.checkpoints import Pair, Report, drafter_layout, engine_kinds, locate, pair_findings
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    drafter_format,
+    drafter_layout,
+    engine_kinds,
+    locate,
+    pair_findings,
+)
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning import Machine, machine
@@ -59,8 +67,9 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
             f"{made_for.gpus}; scripts for other engines are for one node",
             f"Set engine.gpus to at most {made_for.gpus}",
         )
-    if engine != "vllm" and (layout := drafter_layout(pair)).fix:
-        raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
+    form, layout = drafter_format(pair.drafter.values), drafter_layout(pair)
+    if layout.fix and (engine != "vllm" or form == "DeepSpec"):  # vLLM shifts its rows: issue 49614
+        raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)
     lines = ENGINES[engine](config, pair, args)
     method = config.speculation.method
     head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]
