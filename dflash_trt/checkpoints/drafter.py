@@ -1,4 +1,4 @@
-"""Drafters: DFlash checkpoints in z-lab's layout (ModelOpt's exports too), speculators', DeepSpec's.
+"""Drafters: DFlash checkpoints in the layout of z-lab (ModelOpt too), speculators or DeepSpec.
 
 z-lab's have no embedding, head or prefix. Those of speculators (0.9.0) have a nested transformer
 config and often a vocabulary map. DeepSpec's are z-lab's with an embedding and a head, and draft
@@ -307,13 +307,15 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     inner = config.get("dflash_config")
     own = {**config, **inner} if isinstance(inner, Mapping) else config
     marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
-    marks += ["confidence"] * (own.get("markov_rank") == 0)
+    marks += ["confidence"] * bool(
+        own.get("markov_rank") == 0 and own.get("enable_confidence_head")
+    )
     names = " ".join(map(str, (*_method(config), *marks))).lower()
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
 def is_deepspec(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is of DeepSpec's DFlash, which names DSpark as its architecture."""
+    """Return whether config.json is of DeepSpec's DFlash, whose architecture is called DSpark."""
     plain = config.get("markov_rank") == 0 and not config.get("enable_confidence_head")
     return plain and config.get("architectures") == [DEEPSPEC]
 

@@ -231,7 +231,9 @@ def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
     budget = int((143771 * (1 << 20) - TARGET_GIB * GIB // 8 - 4 * GIB) * (1 - 0.8) * 0.7)
     for figure in (81 * slot / GIB, budget / GIB):
         assert f"{figure:.2f} GiB" in found.found
+    with_fa4 = Setup(engine={**H200, "concurrency": 999}, args=spec(attention_backend="FA4"))
     fits = budget // slot - 1
+    assert chosen(deploy, with_fa4).max_batch_size == fits
     assert found.fix == f"Set max_batch_size to at most {fits}"
     assert chosen(deploy, Setup(engine={**H200, "concurrency": 999})).max_batch_size == fits
     # with attention-DP each rank has all eight KV heads
