@@ -19,8 +19,15 @@ import numpy as np
 
 from dflash_trt.bench import load_task
 from dflash_trt.config import Speculation
-from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, in_process
-from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding import (
+    Request,
+    RoundOutput,
+    RunRound,
+    Scheduler,
+    SequenceState,
+    VerifyInput,
+    in_process,
+)
 from dflash_trt.decoding.acceptance import parents_of
 from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, slot_copies
 from dflash_trt.decoding.speculation import (
@@ -69,7 +76,7 @@ def decode(
     policy: Policy,
     by: Proposer | None = None,
     streams: int = 1,
-) -> list[Decoded]:
+) -> list[SequenceState]:
     scheduler = Scheduler(
         run,
         slots=streams,
@@ -162,13 +169,13 @@ def replay(
     policy: Policy,
     by: Proposer,
     streams: int = 1,
-) -> tuple[float, list[Decoded]]:
+) -> tuple[float, list[SequenceState]]:
     """Seconds, and what was decoded. ValueError if it is not the text."""
     run = Replay(texts, costs, info.block_size - 1)
     rows, timed = by.rows, policy.timed
     of = {tuple(text.request.prompt): text for text in texts}
 
-    def noted(sequences: Sequence[Decoded]) -> list[Row]:
+    def noted(sequences: Sequence[SequenceState]) -> list[Row]:
         found = rows(sequences)
         for sequence, row in zip(sequences, found, strict=True):
             text = of[tuple(sequence.request.prompt)]

@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
-from dflash_trt.decoding import Request, RunRound, Scheduler
-from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding import Request, RunRound, Scheduler, SequenceState
 from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines import Step, load_engine
 
@@ -56,7 +55,7 @@ class Decoder:
     proposer: Proposer | None
     engines: list[TimedEngine]  # the target first
     first_row: int = 0  # of its cache rows
-    passes: list[list[Decoded]] = field(default_factory=list)
+    passes: list[list[SequenceState]] = field(default_factory=list)
 
 
 class Pass:

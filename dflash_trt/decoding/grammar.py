@@ -4,8 +4,7 @@ llguidance is imported when the first grammar is compiled.
 """
 
 import threading
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -168,17 +167,17 @@ class Matcher:
         problem = str(self._inner.get_error())
         return problem or ("" if self._next.any() else "no token may come next")
 
-    def forced(self, path: Seq[int]) -> list[int]:
+    def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that the grammar forces next, tokenized as usual."""
         found = self._inner.compute_ff_tokens() if self._go(path) else []
         return [] if self._recover() else found
 
-    def allowed(self, path: Seq[int], tokens: Seq[int]) -> int:
+    def allowed(self, path: Sequence[int], tokens: Sequence[int]) -> int:
         """Return how many of these tokens, in order, the grammar allows after the path."""
         count = self._inner.validate_tokens([*tokens]) if self._go(path) else 0
         return 0 if self._recover() else count
 
-    def masks(self, tokens: Seq[int], parents: Seq[int]) -> list[Int32 | None]:
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Int32 | None]:
         """Return the bit masks of allowed tokens after the text and after each draft.
 
         parents: as in `speculation.proposal.Tree`. None: no mask is needed, because the grammar
@@ -200,7 +199,7 @@ class Matcher:
             mask[self._mark // 32] &= ~(1 << self._mark % 32)
         return mask[: self._words]
 
-    def _go(self, path: Seq[int]) -> bool:
+    def _go(self, path: Sequence[int]) -> bool:
         """Move to the end of these drafts; return False if the grammar forbids one."""
         same = 0
         while same < min(len(path), len(self._ahead)) and path[same] == self._ahead[same]:

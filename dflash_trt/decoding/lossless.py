@@ -10,8 +10,7 @@ from dflash_trt.config import Speculation
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.sequence import Request, SequenceState
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, profile_of, strategy
 from dflash_trt.engines import Engine, load_engines
 from dflash_trt.errors import EngineError, RequestError
@@ -78,7 +77,7 @@ def check_lossless(
     requests = [Request(prompt, max_tokens) for prompt in prompts]
     for warm_up in (dflash, plain):
         _decode(warm_up, Request(requests[0].prompt, min(max_tokens, 16)))
-    pairs: list[tuple[Decoded, Decoded]] = []
+    pairs: list[tuple[SequenceState, SequenceState]] = []
     times: list[tuple[float, float]] = []
     for done, request in enumerate(requests):
         # alternate on each prompt, so that noise of the machine affects both
@@ -139,7 +138,7 @@ def _scheduler(
     )
 
 
-def _decode(scheduler: Scheduler, request: Request) -> tuple[Decoded, float]:
+def _decode(scheduler: Scheduler, request: Request) -> tuple[SequenceState, float]:
     start = time.perf_counter()
     sequence = scheduler.submit(request)
     while scheduler.busy:
@@ -147,7 +146,9 @@ def _decode(scheduler: Scheduler, request: Request) -> tuple[Decoded, float]:
     return sequence, time.perf_counter() - start
 
 
-def _mismatch(prompt: int, found: Decoded, alone: Decoded, *, together: bool) -> Mismatch | None:
+def _mismatch(
+    prompt: int, found: SequenceState, alone: SequenceState, *, together: bool
+) -> Mismatch | None:
     """Return the first mismatch; `got` is -1 where a failed sequence has no token."""
     for position, expected in enumerate(alone.tokens):
         got = found.tokens[position] if position < len(found.tokens) else -1

@@ -7,8 +7,7 @@ engines do the copies that `VerifyInput.batch` lists.
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dflash_trt.engines import KEPT, EngineInfo
@@ -49,7 +48,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, owner: object, salt: str, tokens: Seq[int], *, drafted: bool) -> list[Block]:
+    def find(
+        self, owner: object, salt: str, tokens: Sequence[int], *, drafted: bool
+    ) -> list[Block]:
         """Return the cached blocks of a prompt's prefix, never of its last token.
 
         drafted: only blocks that the drafter has too.
@@ -67,7 +68,7 @@ class PrefixCache:
         return found
 
     def keep(
-        self, owner: object, salt: str, tokens: Seq[int], drafted: int
+        self, owner: object, salt: str, tokens: Sequence[int], drafted: int
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Insert a sequence's blocks; the drafter's cache holds the first `drafted` tokens.
 
@@ -127,7 +128,7 @@ class PrefixCache:
         self._pinned[owner].append(block)
         path.append(block)
 
-    def _touch(self, path: Seq[Block]) -> None:
+    def _touch(self, path: Sequence[Block]) -> None:
         """Mark blocks as recently used, the first one last, so that it is evicted last."""
         for block in reversed(path):
             self._blocks.move_to_end(block.key)
@@ -150,7 +151,7 @@ class PrefixCache:
         return False
 
 
-def _keys(salt: str, tokens: Seq[int], path: Seq[Block]) -> Iterator[Key]:
+def _keys(salt: str, tokens: Sequence[int], path: Sequence[Block]) -> Iterator[Key]:
     """Yield the key of each block; the caller appends the block to `path` in between."""
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         yield path[-1].number if path else salt, tuple(tokens[start : start + BLOCK])

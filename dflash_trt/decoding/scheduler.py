@@ -3,7 +3,7 @@
 import heapq
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ from dflash_trt.decoding.messages import (
     verify_input,
 )
 from dflash_trt.decoding.prefix_cache import PrefixCache
-from dflash_trt.decoding.sequence import Request, Sequence, check_request
+from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan, depths
 from dflash_trt.engines import HELD, most_verified
@@ -91,7 +91,7 @@ class Scheduler:
         prefill_chunk: int,
         policy: Policy,
         proposer: Proposer | None = None,
-        queue: WaitingQueue[Sequence] | None = None,
+        queue: WaitingQueue[SequenceState] | None = None,
         first_slot: int = 0,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class Scheduler:
         self._policy = policy
         self._proposer = proposer or Proposer()
         self._max_verified = most_verified(policy.draft_tokens + 1)
-        self._queue = WaitingQueue[Sequence]() if queue is None else queue
+        self._queue = WaitingQueue[SequenceState]() if queue is None else queue
         self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
         self._verified = 0  # tokens verified in the last round
@@ -114,7 +114,7 @@ class Scheduler:
         self.report: StepReport | None = None  # of the last `step`; None: nothing ran
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[SequenceState]:
         """Sequences that have a slot."""
         return list(self._slots)
 
@@ -142,21 +142,21 @@ class Scheduler:
         """Drop all cached prefixes after a failed step; this scheduler must not be used again."""
         self._slots.forget()
 
-    def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
+    def submit(self, request: Request, matcher: Matcher | None = None) -> SequenceState:
         """Queue a request with its grammar's matcher; RequestError if it can never run."""
         check_request(request, self._max_seq_len)
-        sequence = Sequence(request, matcher=matcher)
+        sequence = SequenceState(request, matcher=matcher)
         self._queue.add(sequence, request.priority)
         return sequence
 
-    def finish(self, sequence: Sequence, reason: str) -> None:
+    def finish(self, sequence: SequenceState, reason: str) -> None:
         """End a sequence and free its slot; does nothing if it has ended."""
         if sequence.finish_reason is None:
             sequence.finish_reason = reason
             if not self._queue.remove(sequence):
                 self._slots.free(sequence)
 
-    def step(self, take: bool = True, beside: bool = False) -> list[Sequence]:
+    def step(self, take: bool = True, beside: bool = False) -> list[SequenceState]:
         """Run one prompt chunk or one round; return the sequences that changed.
 
         take: whether a waiting sequence may join; beside: whether other schedulers are waiting to
@@ -167,6 +167,8 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if (new := slots.prefilling) is not None:
                 new.started = time.monotonic()
+                if self.active == 1 and new.request.drafting:
+                    self._policy.begin(bool(new.request.sampling.temperature))
                 drafted = self._drafts_first(new) or self._without_drafts([new]) != DISCARD
                 slots.load(new, drafted=drafted)
         # alternate chunks and rounds: a long prompt delays others by one chunk at a time
@@ -181,7 +183,7 @@ class Scheduler:
             self.report = None
         return []
 
-    def _prefill(self, sequence: Sequence, beside: bool) -> list[Sequence]:
+    def _prefill(self, sequence: SequenceState, beside: bool) -> list[SequenceState]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
@@ -219,18 +221,18 @@ class Scheduler:
             self._slots.keep(sequence)
         return [sequence]
 
-    def _drafts_first(self, sequence: Sequence) -> bool:
+    def _drafts_first(self, sequence: SequenceState) -> bool:
         """Return whether the drafter should run after this prompt."""
         policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
         return sequence.request.drafting and policy.prefill(self.active, sampled)
 
-    def _policy_for(self, sequences: Seq[Sequence]) -> Policy:
+    def _policy_for(self, sequences: Sequence[SequenceState]) -> Policy:
         """Return the policy; if one sequence always drafts, the whole batch does."""
         most = self._policy.draft_tokens
         always = most and any(sequence.request.always_drafts for sequence in sequences)
         return Fixed(most) if always else self._policy
 
-    def _round(self) -> list[Sequence]:
+    def _round(self) -> list[SequenceState]:
         start = time.perf_counter()
         sequences = list(self._slots.decoding)
         plan = StepPlan([None] * len(sequences), 0)
@@ -248,7 +250,7 @@ class Scheduler:
             self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
-    def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
+    def _choose(self, sequences: Sequence[SequenceState]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
         may_rest = not any(sequence.matcher for sequence in sequences)  # a grammar may force tokens
@@ -260,18 +262,18 @@ class Scheduler:
         self._chosen_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan
 
-    def _room(self, sequences: Seq[Sequence]) -> int:
+    def _room(self, sequences: Sequence[SequenceState]) -> int:
         """Return how many plain rounds fit the feature buffer before the drafter must run."""
         return HELD - self._max_verified - max(sequence.buffered for sequence in sequences)
 
-    def _without_drafts(self, sequences: Seq[Sequence]) -> int:
+    def _without_drafts(self, sequences: Sequence[SequenceState]) -> int:
         """Return the draft tokens to request if the drafter does not run: 0 or DISCARD."""
         if not any(sequence.request.drafting for sequence in sequences):
             return DISCARD
         budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.holds(budget) else DISCARD
 
-    def _verify(self, sequences: Seq[Sequence], plan: StepPlan) -> StepReport:
+    def _verify(self, sequences: Sequence[SequenceState], plan: StepPlan) -> StepReport:
         rows, lines = [], []
         for sequence, proposal in zip(sequences, plan.chosen, strict=True):
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
@@ -286,10 +288,10 @@ class Scheduler:
 
     def _run(
         self,
-        sequences: Seq[Sequence],
+        sequences: Sequence[SequenceState],
         slot: int,
-        rows: Seq[Seq[int]],
-        lines: Seq[Seq[int]],
+        rows: Sequence[Sequence[int]],
+        lines: Sequence[Sequence[int]],
         parents: Int64 | None,
         wanted: int,
         masks: Int32 | None,
@@ -311,7 +313,7 @@ class Scheduler:
 
     def _commit(
         self,
-        sequences: Seq[Sequence],
+        sequences: Sequence[SequenceState],
         plan: StepPlan | None,
         output: RoundOutput,
         report: StepReport,
@@ -346,7 +348,7 @@ class Scheduler:
             sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
 
 
-def _history(sequences: Seq[Sequence]) -> Int64:
+def _history(sequences: Sequence[SequenceState]) -> Int64:
     """Return `[n, L]` tokens in the caches, for rows whose logits depend on them."""
     lines = [
         [*s.request.prompt, *s.tokens][: s.position] if s.request.processor.needs_history else []
@@ -356,7 +358,7 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
 
 
-def _masks(sequences: Seq[Sequence], chosen: Seq[Proposal | None]) -> Int32 | None:
+def _masks(sequences: Sequence[SequenceState], chosen: Sequence[Proposal | None]) -> Int32 | None:
     """Return grammar masks after each anchor and draft, None if all tokens are allowed."""
     found = [
         sequence.matcher.masks(*((proposal.tokens, proposal.parents) if proposal else ((), ())))

@@ -1,7 +1,6 @@
 """A request and the state of its decoding."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from dflash_trt.errors import RequestError
 class Request:
     """Prompt token ids and how to continue them; a token of `stop_ids` ends the text."""
 
-    prompt: Seq[int]
+    prompt: Sequence[int]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
@@ -60,7 +59,7 @@ class Draft(NamedTuple):
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """One request being decoded."""
 
     request: Request
@@ -145,7 +144,7 @@ class Sequence:
             logprobs=output.logprobs[:, count:], logprob_ids=output.logprob_ids[:, count:]
         )
 
-    def commit(self, tokens: Seq[int]) -> int:
+    def commit(self, tokens: Sequence[int]) -> int:
         """Append tokens up to the budget or a stop token; return how many."""
         taken = 0
         for token in tokens[: self.budget]:
@@ -165,7 +164,9 @@ class Sequence:
             self.finish_reason = "error" if self.failure else None
         return taken
 
-    def commit_row(self, tokens: Seq[int], sources: Seq[int], output: RoundOutput, i: int) -> int:
+    def commit_row(
+        self, tokens: Sequence[int], sources: Sequence[int], output: RoundOutput, i: int
+    ) -> int:
         """Commit accepted drafts of these sources, the target's token and log-probabilities."""
         taken = self.commit(tokens)
         self.sources += [*sources, 0][:taken]
@@ -176,7 +177,7 @@ class Sequence:
         return taken
 
     def end_round(
-        self, proposal: Proposal | None, kept: Seq[int], committed: int, logprobs: Float32
+        self, proposal: Proposal | None, kept: Sequence[int], committed: int, logprobs: Float32
     ) -> None:
         """Count the round's drafts and store them if requested.
 

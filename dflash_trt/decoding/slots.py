@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dflash_trt.decoding.messages import FREED
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding.sequence import SequenceState
 
 
 class Slots:
@@ -13,13 +13,13 @@ class Slots:
     def __init__(self, first: int, cache: PrefixCache | None = None) -> None:
         """Set up without sequences; `cache` keeps their prefixes for later requests."""
         self.first = first
-        self.decoding: list[Sequence] = []
-        self.prefilling: Sequence | None = None
+        self.decoding: list[SequenceState] = []
+        self.prefilling: SequenceState | None = None
         self._cache = cache
-        self._copies: list[tuple[int, int, int | Sequence, int]] = []  # tokens, or whose all
+        self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # tokens, or whose all
         self._used = 0  # slots used in the last step
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         yield from self.decoding
         if self.prefilling is not None:
             yield self.prefilling
@@ -37,7 +37,7 @@ class Slots:
         """Whether copies wait for a step while no sequence has a slot."""
         return self._cache is not None and bool(self._copies) and not len(self)
 
-    def load(self, sequence: Sequence, *, drafted: bool) -> None:
+    def load(self, sequence: SequenceState, *, drafted: bool) -> None:
         """Load the cached prefix of the sequence in prefill.
 
         drafted: only what the drafter has too.
@@ -51,7 +51,7 @@ class Slots:
         seen = next((i for i, each in enumerate(found) if not each.drafted), len(found))
         sequence.load(len(found) * BLOCK, seen * BLOCK)
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: SequenceState) -> None:
         """Add a sequence to the prefix cache; while it runs, only tokens that both models have."""
         if self._cache is None:
             return
@@ -63,7 +63,7 @@ class Slots:
         self._copies += [(number, FREED, 0, 0) for number in dropped]
         self._copies += [(slot, number, BLOCK, start) for number, start in stored]
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: SequenceState) -> None:
         """Free a slot: the last decoding sequence moves into it, the one in prefill moves down."""
         if sequence.finish_reason != "error":
             self.keep(sequence)
@@ -82,7 +82,7 @@ class Slots:
         """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
         copies: list[int] = []
         for source, destination, tokens, start in self._copies:
-            count = tokens.position if isinstance(tokens, Sequence) else tokens
+            count = tokens.position if isinstance(tokens, SequenceState) else tokens
             copies += [source, destination, count, start]
         for left in range(len(self), self._used):
             copies += [self.first + left, FREED, 0, 0]
@@ -99,5 +99,5 @@ class Slots:
         if self._cache is not None:
             self._cache.clear(self)
 
-    def _move(self, source: int, destination: int, whose: Sequence) -> None:
+    def _move(self, source: int, destination: int, whose: SequenceState) -> None:
         self._copies.append((self.first + source, self.first + destination, whose, 0))

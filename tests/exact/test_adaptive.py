@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +22,14 @@ from exact import run_all
 from guesses import COSTS, AtRandom, Guesses
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
+from dflash_trt.decoding import (
+    Request,
+    RunRound,
+    SamplingParams,
+    Scheduler,
+    SequenceState,
+    in_process,
+)
 from dflash_trt.decoding.speculation import Fixed, Row, StepPlan, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
@@ -92,13 +98,13 @@ def case_for(built: BuiltPair) -> Case:
     return Case(built, in_process(target, drafter), requests, texts)
 
 
-def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Counter[str]:
+def decode(scheduler: Scheduler, case: Case, *, cancelled: Sequence[int] = ()) -> Counter[str]:
     """All requests, joining while others run; some are cancelled. Asserts the texts of the others.
 
     Returns how often each kind of proposal was verified.
     """
     choices: Counter[str] = Counter()
-    sequences: list[Sequence] = []
+    sequences: list[SequenceState] = []
     waiting = list(case.requests)
     for turn in itertools.count():
         if waiting and turn % 5 == 0:
@@ -130,7 +136,7 @@ def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Cou
 class EveryToken(AtRandom):
     """Verifies nothing; the drafter runs behind every token."""
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
 
     def prefill(self, n: int, sampled: bool) -> bool:
@@ -145,7 +151,7 @@ class Resting(Fixed):
         self.chosen_for: list[int] = []
         self.timings = 0
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         self.chosen_for.append(len(rows))
         return StepPlan([None] * len(rows), 0, rest=20)
 

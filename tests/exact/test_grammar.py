@@ -35,7 +35,7 @@ from dflash_trt.decoding import (
     RunRound,
     SamplingParams,
     Scheduler,
-    Sequence,
+    SequenceState,
     VerifyInput,
     in_process,
 )
@@ -86,7 +86,7 @@ class Case:
     rounds: RunRound
     grammars: Grammars
     requests: list[Request]
-    plain: list[Sequence]
+    plain: list[SequenceState]
 
 
 pytestmark = pytest.mark.usefixtures("made_up_time")
@@ -136,7 +136,7 @@ def case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> 
 def decode(scheduler: Scheduler, case: Case) -> Counter[str]:
     """All requests, joining while others run; asserts the texts. What was verified, how often."""
     choices: Counter[str] = Counter()
-    sequences: list[Sequence] = []
+    sequences: list[SequenceState] = []
     waiting = list(case.requests)
     for turn in itertools.count():
         if waiting and turn % 3 == 0:
@@ -153,7 +153,7 @@ def decode(scheduler: Scheduler, case: Case) -> Counter[str]:
     return choices
 
 
-def text_of(case: Case, sequence: Sequence) -> str:
+def text_of(case: Case, sequence: SequenceState) -> str:
     tokenizer = Tokenizer.from_file(str(case.built.pair.target_dir / "tokenizer.json"))
     return tokenizer.decode(sequence.tokens)  # but for special tokens
 

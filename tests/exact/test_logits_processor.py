@@ -18,7 +18,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import Request, SamplingParams, Sequence, in_process
+from dflash_trt.decoding import Request, SamplingParams, SequenceState, in_process
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
@@ -99,7 +99,7 @@ def built(built_pair: BuildPair) -> BuiltPair:
     return built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
 
 
-def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> list[Sequence]:
+def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> list[SequenceState]:
     drafter = Engine(built.drafter_engine) if drafting else None
     rounds = in_process(Engine(built.target_engine), drafter)
     return run_all(scheduler_of(rounds, Fixed(7 if drafting else 0), prefill_chunk=7), requests)

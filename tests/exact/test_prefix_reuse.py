@@ -22,7 +22,7 @@ from dflash_trt.decoding import (
     RoundOutput,
     SamplingParams,
     Scheduler,
-    Sequence,
+    SequenceState,
     VerifyInput,
     in_process,
 )
@@ -59,7 +59,7 @@ CaseOf = Callable[[str], Case]
 
 def chat(
     scheduler: Scheduler, turns: int, sampling: SamplingParams, said: int = 9, **options: object
-) -> list[Sequence]:
+) -> list[SequenceState]:
     """Each turn sends all of the text back, and something new."""
     text, dice, answers = [*SYSTEM], np.random.default_rng(said), []
     for turn in range(turns):

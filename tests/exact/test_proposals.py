@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Request,
     SamplingParams,
-    Sequence,
+    SequenceState,
     in_process,
 )
 from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, Row, depths, strategy
@@ -49,7 +49,7 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
     built, compared = built_pair(**QWEN3), 0
 
     class Compared(Proposer):
-        def rows(self, sequences: Seq[Sequence]) -> list[Row]:
+        def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
             nonlocal compared
             rows = super().rows(sequences)
             for sequence, row in zip(sequences, rows, strict=True):
@@ -97,7 +97,7 @@ def test_trees_are_no_deeper_than_the_smallest_window(
     _, proposer = strategy(Speculation(lookup=False, tree=tree), info, costs)
     ids = np.arange(7 * 8).reshape(7, 8)
     probs = np.tile(np.array([[0.9] + [0.1 / 7] * 7], np.float32), (7, 1))
-    sequence = Sequence(Request([1, 2], NEW_TOKENS), [3], candidates=(ids, probs))
+    sequence = SequenceState(Request([1, 2], NEW_TOKENS), [3], candidates=(ids, probs))
     ((((_, tokens, parents, *_),), *_),) = proposer.rows([sequence])
     assert (max(depths(tuple(parents))), len(tokens)) == (deepest, drafts)
     assert tokens[:3] == [0, 8, 16]
@@ -109,7 +109,7 @@ def test_whether_the_drafter_contradicts_what_was_looked_up(
 ) -> None:
     ids, probs = np.array([[drafted or 0]]), np.ones((1, 1), np.float32)
     candidates = None if drafted is None else (ids, probs)
-    sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
+    sequence = SequenceState(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
     ((proposals, *_),) = Proposer(15, lookup=True).rows([sequence])
     assert [each.source for each in proposals] == [*["drafter"] * (drafted is not None), "lookup"]
     assert proposals[-1].tokens[:3] == [4, 5, 1]
@@ -119,7 +119,7 @@ def test_whether_the_drafter_contradicts_what_was_looked_up(
 def test_a_drafter_that_says_no_numbers_contradicts_nothing() -> None:
     """Its tree is empty: it is judged as any other, and does not hurt what is looked up."""
     candidates = np.arange(8).reshape(1, 8), np.full((1, 8), np.nan, np.float32)
-    sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
+    sequence = SequenceState(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
     (((drafted, copied), *_),) = Proposer(15, max_depth=15, lookup=True).rows([sequence])
     assert (drafted.source, [*drafted.tokens]) == ("drafter", [])
     assert (copied.tokens[:2], copied.contradicted) == ([4, 5], False)

@@ -26,7 +26,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Request,
     SamplingParams,
-    Sequence,
+    SequenceState,
     check_lossless,
     in_process,
 )
@@ -189,7 +189,7 @@ def test_of_a_quantized_target_no_trees_are_verified(
         build_pair(pair, tmp_path / "built", quantize=quantize)
         info = read_info(tmp_path / "built" / "engines" / "target", KIND)
         ids, probs = np.array([[1, 2], [3, 4]]), np.array([[0.5, 0.4], [0.5, 0.4]], np.float32)
-        sequence = Sequence(Request([1], 24), tokens=[1])
+        sequence = SequenceState(Request([1], 24), tokens=[1])
         sequence.candidates = ids, probs
         _, proposer = strategy(Speculation(), info, COSTS["cheap"])
         assert proposer is not None

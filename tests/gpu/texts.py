@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines import Engine, load_engine
 
@@ -23,7 +23,7 @@ COUNT, TOKENS, BEST = 64, 128, 8
 NEAR = 0.01
 
 
-def decode(engine: Engine, requests: list[Request]) -> list[Sequence]:
+def decode(engine: Engine, requests: list[Request]) -> list[SequenceState]:
     scheduler = Scheduler(
         in_process(engine, None),
         slots=engine.info.slots,

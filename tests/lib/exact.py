@@ -14,8 +14,15 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.build.run import build
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, check_lossless, in_process
-from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding import (
+    Grammars,
+    Request,
+    RunRound,
+    Scheduler,
+    SequenceState,
+    check_lossless,
+    in_process,
+)
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
@@ -79,19 +86,19 @@ def scheduler_of(
 
 def run_all(
     scheduler: Scheduler, requests: Sequence[Request], grammars: Grammars | None = None
-) -> list[Decoded]:
+) -> list[SequenceState]:
     sequences = [submit(scheduler, request, grammars) for request in requests]
     while scheduler.busy:
         scheduler.step()
     return sequences
 
 
-def submit(scheduler: Scheduler, request: Request, grammars: Grammars | None) -> Decoded:
+def submit(scheduler: Scheduler, request: Request, grammars: Grammars | None) -> SequenceState:
     grammar = request.grammar
     return scheduler.submit(request, grammars.matcher(grammar) if grammars and grammar else None)
 
 
-def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[SequenceState]:
     return [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in prompts]
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dflash_trt.decoding import Sequence
+from dflash_trt.decoding import SequenceState
 from dflash_trt.decoding.speculation import Policy, Proposal, Proposer, Row, StepPlan
 from dflash_trt.engines.info import HELD, EngineInfo
 
-Drafts = tuple[Seq[Seq[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
+Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
 
 class MadeUp:
     """Costs in plain steps, of each further token and of the drafter, by the number of rows."""
 
-    def __init__(self, token: Seq[float], drafter: Seq[float]) -> None:
+    def __init__(self, token: Sequence[float], drafter: Sequence[float]) -> None:
         self._token, self._drafter = token, drafter
 
     def verify(self, n: int, width: int, context: int) -> float:
@@ -45,7 +44,7 @@ class AtRandom(Policy):
         self._resting = 0
         self.fed = 0  # rounds in which the drafter had to run
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         width = int(self._dice.integers(16))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)
@@ -89,7 +88,7 @@ class Guesses(Proposer):
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
 
-    def rows(self, sequences: Seq[Sequence]) -> list[Row]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences), strict=True):
             assert sequence.buffered <= HELD

@@ -46,7 +46,7 @@ from dflash_trt.decoding import (
     RunRound,
     SamplingParams,
     Scheduler,
-    Sequence,
+    SequenceState,
     in_process,
 )
 from dflash_trt.decoding.prefix_cache import PrefixCache
@@ -281,7 +281,7 @@ def _decode(
     verified: Counter[str],
     grammars: Grammars,
     bits: bool,
-) -> list[tuple[Expected, Sequence]]:
+) -> list[tuple[Expected, SequenceState]]:
     """All in random order, joining while others run, some cancelled, some losing their drafter to a
     swap; returns what is different.
 
@@ -290,7 +290,9 @@ def _decode(
     waiting = [asked[i] for i in dice.permutation(len(asked))]
     pace, cancelled = dice.choice([0.2, 1.0]), dice.choice([0.0, 0.1])
     swapped = dice.choice([0.0, 0.01])
-    started: list[tuple[Expected, Sequence, int]] = []  # and at how many tokens it is cancelled
+    started: list[
+        tuple[Expected, SequenceState, int]
+    ] = []  # and at how many tokens it is cancelled
     while waiting or scheduler.busy:
         while waiting and dice.random() < pace:
             each = waiting.pop()

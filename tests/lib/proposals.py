@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_trt.decoding.speculation import Proposal, Row, StepPlan
@@ -15,7 +15,7 @@ SECOND = 1e-2  # of a plain step
 class Costs:
     """Plain steps: `steps` of a round by its drafts, each row `more`; and the drafter's."""
 
-    steps: Seq[float]
+    steps: Sequence[float]
     drafter: float = 0.0
     more: float = 0.0
 
@@ -30,7 +30,7 @@ def linear(token: float) -> list[float]:
     return [1 + token * drafts for drafts in range(MOST + 1)]
 
 
-def chain(values: Seq[float], sampled: bool = False) -> Proposal:
+def chain(values: Sequence[float], sampled: bool = False) -> Proposal:
     return Proposal("drafter", [5] * len(values), range(len(values)), values, sampled)
 
 

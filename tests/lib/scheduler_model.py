@@ -19,7 +19,7 @@ from dflash_trt.decoding import (
     Request,
     RoundOutput,
     Scheduler,
-    Sequence,
+    SequenceState,
     VerifyInput,
     WaitingQueue,
 )
@@ -109,12 +109,14 @@ class MadeUpEngine:
         assert len(row) >= start, "a hole in a row"
         row[start : start + tokens] = values
 
-    def _holds(self, slot: int, sequence: Sequence) -> None:
+    def _holds(self, slot: int, sequence: SequenceState) -> None:
         request, row = sequence.request, self.memory.get(slot, [])
         text = [*request.prompt, *sequence.tokens][: sequence.position]
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
-    def _verify(self, x: VerifyInput, i: int, sequence: Sequence | None) -> tuple[list[int], int]:
+    def _verify(
+        self, x: VerifyInput, i: int, sequence: SequenceState | None
+    ) -> tuple[list[int], int]:
         """The accepted drafts of row i and the token after them, whose row then ends with them."""
         length, known, place, _ = x.rows[i].tolist()
         tokens, salt = (
@@ -159,15 +161,15 @@ class SchedulerModel(RuleBasedStateMachine):
     )
     def start(self, groups: int, slots: int, chunk: int, blocks: int, seed: int) -> None:
         self.slots, self.chunk, self.seed = slots, chunk, seed
-        self.queue = WaitingQueue[Sequence]()
+        self.queue = WaitingQueue[SequenceState]()
         self.cache = PrefixCache(blocks) if blocks else None
         self.firsts = [slots * group for group in range(groups)]
         self.schedulers: list[Scheduler] = []
         self.engine = MadeUpEngine(self.schedulers, self.firsts, seed)
         self.schedulers += [self._new_scheduler(first) for first in self.firsts]
-        self.asked: list[Sequence] = []
-        self.told: list[Sequence] = []  # the end of these
-        self.ended_here: list[Sequence] = []  # by us, or by a step that failed or spoilt it
+        self.asked: list[SequenceState] = []
+        self.told: list[SequenceState] = []  # the end of these
+        self.ended_here: list[SequenceState] = []  # by us, or by a step that failed or spoilt it
 
     def _new_scheduler(self, first: int) -> Scheduler:
         return Scheduler(
@@ -217,13 +219,13 @@ class SchedulerModel(RuleBasedStateMachine):
         self.told += [sequence for sequence in ended if sequence.finish_reason != "error"]
         self.ended_here += [sequence for sequence in ended if sequence.finish_reason == "error"]
 
-    def _waiting(self) -> list[Sequence]:
+    def _waiting(self) -> list[SequenceState]:
         """Those without a slot, the next one first."""
         left = {id(entry[2]) for entry in self.queue._heap}
         found = [each for each in self.asked if id(each) in left]
         return sorted(found, key=lambda each: each.request.priority)
 
-    def _took_the_next(self, waited: list[Sequence]) -> None:
+    def _took_the_next(self, waited: list[SequenceState]) -> None:
         left = {id(each) for each in self._waiting()}
         taken = [each for each in waited if id(each) not in left]
         assert taken == waited[: len(taken)], "another one's turn"

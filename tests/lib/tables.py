@@ -7,8 +7,7 @@ random numbers, scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +88,7 @@ class TableModel:
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         pass
 
-    def keep_tokens(self, row: int, start: int, kept: Seq[int]) -> None:
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         pass
 
 

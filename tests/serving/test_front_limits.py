@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
 
-from dflash_trt.decoding import Sequence
+from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
@@ -145,14 +145,14 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
 def test_who_ended_in_a_step_that_failed_is_answered(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = Sequence.commit
+    commit = SequenceState.commit
 
-    def fail(self: Sequence, tokens: Any) -> int:
+    def fail(self: SequenceState, tokens: Any) -> int:
         if self.request.prompt[0] == 5 and self.tokens:
             raise ValueError
         return commit(self, tokens)
 
-    monkeypatch.setattr(Sequence, "commit", fail)
+    monkeypatch.setattr(SequenceState, "commit", fail)
     with open_front(model) as front:
         model.pause.clear()
         # the second round is the first of both: one ends in it, the other fails

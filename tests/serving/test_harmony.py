@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from dflash_trt.chat import HARMONY, Answer, has_channels
 from dflash_trt.chat.formats.harmony import MARKERS
-from dflash_trt.decoding import Request, Sequence
+from dflash_trt.decoding import Request, SequenceState
 from dflash_trt.serving.front.output_processor import OutputProcessor
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode" / "target" / "tokenizer.json"
@@ -58,7 +58,7 @@ def test_markers_are_in_the_text_but_not_the_end(tokenizer: Tokenizer) -> None:
     end = tokenizer.token_to_id("<|return|>")
     for stop_words in ((), ("never",)):
         request = Request([1], max_tokens=999, stop_ids=frozenset({end}))
-        sequence = Sequence(request)
+        sequence = SequenceState(request)
         choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
         for token in tokenizer.encode(ANSWER + "<|return|>", add_special_tokens=False).ids:
             sequence.commit([token])

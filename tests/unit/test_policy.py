@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -29,7 +29,9 @@ from dflash_trt.decoding.speculation.policy import CLEARLY, MAX_REST, PROBING
         (linear(0.1), [0.05, 0.04], 0),
     ],
 )
-def test_width_follows_costs_and_chances(steps: Seq[float], values: Seq[float], width: int) -> None:
+def test_width_follows_costs_and_chances(
+    steps: Sequence[float], values: Sequence[float], width: int
+) -> None:
     assert widths(adaptive(Costs(steps)).choose(rows(chain(values)), 0)) == [width]
 
 
@@ -156,6 +158,18 @@ def test_plain_steps_after_the_drafter_do_not_count() -> None:
     assert 1 <= later.count((0, False)) == later.count((0, True)) <= 4
     # nine times as long, wide steps would be free
     assert policy._costs.costs(1, 0)[0] == pytest.approx(linear(0.01), rel=0.1)
+
+
+def test_a_few_slow_plain_steps_do_not_hide_a_cost() -> None:
+    profile = Costs(linear(0.3))
+    model = CostModel(profile, MOST)
+    for slow, cost in ((TIMED, 0.85), (40, 0.7)):  # a machine that was busy, and one that differs
+        for _ in range(slow):
+            model.add(1, 2, 10, profile.verify(1, 3, 0), 0.0, streak=4)
+            model.add(1, 0, 10, SECOND / 0.7, 0.0, streak=0)
+        model._corrected.clear()
+        expected = [1, *(max(cost * step, 1) for step in linear(0.3)[1:])]
+        assert model.costs(1, 10)[0] == pytest.approx(expected)
 
 
 def test_costs_follow_what_steps_take() -> None:
@@ -305,6 +319,29 @@ def test_a_drafter_that_says_the_same_is_found_to_have_become_better() -> None:
     of.right = 0.9
     of.run(2000)
     assert of.run(1000) > 0.95 * best_fixed(of.costs, 0.9)
+
+
+def test_a_text_alone_opens_the_gate_for_less_each_time_that_it_loses() -> None:
+    policy, tries = closed(Costs(linear(0.1), 0.2), 1), list[int]()
+    for _ in range(6):
+        policy.begin(sampled=False)
+        tries.append(0)
+        while policy.prefill(1, sampled=False):
+            plan = policy.choose(rows(chain([1e-3] * MOST)), 0)
+            tries[-1] += plan.draft_tokens > 0
+    assert tries[0] > tries[1] > tries[2] == tries[-1] > 0
+    # and for more again after a text that gained
+    policy.begin(sampled=False)
+    for _ in range(4):
+        plan = policy.choose(rows(chain([0.95**k for k in range(1, MOST + 1)])), 0)
+        assert plan.chosen[0]
+        policy.observe(plan.chosen[0], plan.width)
+    policy.begin(sampled=False)
+    lost = 0
+    while policy.prefill(1, sampled=False):
+        policy.choose(rows(chain([1e-3] * MOST)), 0)
+        lost += 1
+    assert lost > 1
 
 
 @pytest.mark.parametrize("unsure", [0.0, 0.15, 0.3])

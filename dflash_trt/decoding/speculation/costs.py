@@ -32,6 +32,7 @@ from dflash_trt.machine import cpu_model, usable_cores, versions
 NEAR = 256  # width of the context buckets, tokens
 REFRESH = 8  # rounds between recalculations
 TIMED = 3  # samples needed before a measured ratio is used
+PROFILED = 3  # samples that the profile counts for against cheaper ones
 RECENT = 24  # samples kept
 BESIDE = 16  # largest distance in rounds of two steps that are compared
 WINDOW = 512  # rounds after which a sample expires
@@ -123,11 +124,17 @@ class CostModel:
         return len(known) < TIMED or self._now - known[-1][0] > STALE
 
     def _ratio(self, n: int, kind: str) -> float:
-        """Return the median ratio, 1 with too few samples; a median ignores single delays."""
+        """Return the median ratio, 1 with too few samples; a median ignores some delays.
+
+        A few slow plain steps must not hide a cost, so the profile counts against lower ratios.
+        """
         ratios = self._ratios[n.bit_length(), kind]
         while ratios and self._now - ratios[0][0] > WINDOW:
             ratios.popleft()  # expired samples let an expensive step be tried again
-        return median(ratio for _, ratio in ratios) if len(ratios) >= TIMED else 1.0
+        if len(ratios) < TIMED:
+            return 1.0
+        found = [ratio for _, ratio in ratios]
+        return max(median(found), median([*found, *[1.0] * PROFILED]))
 
 
 _Times = deque[tuple[int, float]]  # (round, ratio)

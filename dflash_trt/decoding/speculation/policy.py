@@ -13,10 +13,9 @@ from operator import mul
 from dflash_trt.decoding.speculation.costs import CostModel, StepCosts
 from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan, depths
 
-# plain steps per row that drafting may lose before the gate closes; more at first, while acceptance
-# is unknown
-FIRST_CREDIT, CREDIT = 6.0, 3.0
+CREDIT = 3.0  # plain steps per row that drafting may lose before the gate closes
 MAX_CREDIT = 10.0  # limits how long past gains hide present losses
+LEAST_CREDIT = 0.5  # of a new text alone, after many that drafting slowed down
 OPENS = 0.5  # plain steps that probes must gain to reopen the gate
 MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
 
@@ -31,7 +30,7 @@ class Gates:
         """Return the gate for a round of n rows."""
         key = n.bit_length(), sampled
         if key not in self._gates:
-            self._gates[key] = Gate(n, first=not any(its == sampled for _, its in self._gates))
+            self._gates[key] = Gate(n)
         return self._gates[key]
 
     def any_open(self, n: int) -> bool:
@@ -48,11 +47,21 @@ class Gate:
     shrink with it.
     """
 
-    def __init__(self, rows: int = 1, *, first: bool = True) -> None:
-        """Open the gate; first: no gate has measured acceptance for such requests yet."""
+    def __init__(self, rows: int = 1) -> None:
+        """Open the gate."""
         self.open = True
         self._scale = rows**-0.5
-        self._credit = (FIRST_CREDIT if first else CREDIT) * self._scale
+        self._granted = CREDIT * self._scale
+        self._credit = self._granted
+
+    def try_again(self) -> None:
+        """Open the gate for a new text: texts differ more in acceptance than parts of one.
+
+        The credit halves with each text that closed the gate, and doubles with others.
+        """
+        most, least = CREDIT * self._scale, LEAST_CREDIT * self._scale
+        self._granted = min(self._granted * 2, most) if self.open else max(self._granted / 2, least)
+        self.open, self._credit = True, self._granted
 
     def add(self, gained: float, cost: float) -> None:
         """Add a round's gain over plain decoding, and its cost."""
@@ -182,6 +191,9 @@ class Policy:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
         raise NotImplementedError
 
+    def begin(self, sampled: bool) -> None:
+        """Note that a text begins with no other beside it."""
+
     def prefill(self, n: int, sampled: bool) -> bool:
         """Return whether the drafter should run after a prompt chunk; n: sequences then active."""
         return self.draft_tokens > 0
@@ -256,6 +268,10 @@ class Adaptive(Policy):
         self._rest = self._next_rest(self._costs.choice(n, context), plain=not (width or runs))
         self._idle += 1 + self._rest
         return StepPlan(chosen, self.draft_tokens if runs else 0, self._rest)
+
+    def begin(self, sampled: bool) -> None:
+        """Open the gate of single sequences for a while."""
+        self._gates.at(1, sampled).try_again()
 
     def prefill(self, n: int, sampled: bool) -> bool:
         """Return whether the gate is open."""

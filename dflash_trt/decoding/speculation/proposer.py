@@ -1,7 +1,6 @@
 """Proposer: drafts from the drafter's candidates, from n-gram lookup and from a grammar."""
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -137,7 +136,7 @@ def best_drafts(
 
 
 if TYPE_CHECKING:
-    from dflash_trt.decoding.sequence import Sequence
+    from dflash_trt.decoding.sequence import SequenceState
 
 ALL = 64  # candidates per draft: all that the drafter's graph returns
 CANDIDATES = 8  # per draft, for trees and sampled chains
@@ -160,9 +159,9 @@ class Proposer:
         """Set limits: drafts per row, depth of trees (0: chains), candidates of a draft."""
         self.candidates = candidates
         self._max_drafts, self._max_depth, self._lookup = max_drafts, max_depth, lookup
-        self._texts: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
+        self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
-    def rows(self, sequences: "Seq[Sequence]") -> list[Row]:
+    def rows(self, sequences: "Sequence[SequenceState]") -> list[Row]:
         """Return all proposals of each sequence for this round."""
         rows = []
         for sequence in sequences:
@@ -182,7 +181,7 @@ class Proposer:
             rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
         return rows
 
-    def _drafted(self, sequence: "Sequence", count: int) -> Proposal:
+    def _drafted(self, sequence: "SequenceState", count: int) -> Proposal:
         assert sequence.candidates is not None
         ids, probs = sequence.candidates
         ids, probs = ids[:count], probs[:count]
@@ -198,7 +197,9 @@ class Proposer:
             tree = best_chain(ids, probs)
         return Proposal("drafter", tree.tokens, tree.parents, tree.values, sampled)
 
-    def _looked_up(self, sequence: "Sequence", count: int, first: Seq[int]) -> list[Proposal]:
+    def _looked_up(
+        self, sequence: "SequenceState", count: int, first: Sequence[int]
+    ) -> list[Proposal]:
         """Return the n-gram proposal, if any; first: the drafter's first token, if any."""
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
@@ -244,7 +245,7 @@ def strategy(
     return Adaptive(costs, draft_tokens, max_drafts), proposer
 
 
-def _is_sampled(sequence: "Sequence") -> bool:
+def _is_sampled(sequence: "SequenceState") -> bool:
     return bool(sequence.request.sampling.temperature)
 
 

@@ -20,7 +20,7 @@ from dflash_trt.decoding import (
     Request,
     RunRound,
     Scheduler,
-    Sequence,
+    SequenceState,
     WaitingQueue,
     block_bytes,
 )
@@ -80,7 +80,7 @@ class EngineLoop:
         self._closing = False
         self._changed = threading.Condition()  # guards _closing; notified of new work
 
-    def new_sequence(self, request: Request) -> Sequence:
+    def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence with its grammar compiled, in the thread that parses requests."""
         grammar = request.grammar
         if grammar and grammar.kind != "lark" and self._channels:
@@ -88,9 +88,9 @@ class EngineLoop:
                 f"{grammar.name} is not possible: this model answers in channels",
                 "Send a guided_grammar that has them in it.",
             )
-        return Sequence(request, matcher=self._grammars.matcher(grammar) if grammar else None)
+        return SequenceState(request, matcher=self._grammars.matcher(grammar) if grammar else None)
 
-    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
+    def start(self, queue: WaitingQueue[SequenceState], deliver: Deliver) -> None:
         self._queue, self._deliver = queue, deliver
         self._groups = [
             _SlotGroup(first, slots, self._new_scheduler(first, slots))
@@ -157,7 +157,7 @@ class EngineLoop:
         waits = self._may_take(group) or (others and scheduler.unsaved)
         return bool(scheduler.active or waits or group.outdated)
 
-    def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
+    def _step(self, group: _SlotGroup, sequences: list[SequenceState]) -> None:
         """Run one scheduler step; add sequences that joined to `sequences`."""
         scheduler = group.scheduler
         if group.outdated:
@@ -246,7 +246,7 @@ class EngineLoop:
                 log.exception("steps cannot be measured; the policy is fixed")
                 return
 
-    def _fail(self, group: _SlotGroup, sequences: list[Sequence], error: Exception) -> None:
+    def _fail(self, group: _SlotGroup, sequences: list[SequenceState], error: Exception) -> None:
         """End a failed step's sequences with an error and give the group a new scheduler.
 
         sequences: had slots before the step; some may have ended in it without delivery.

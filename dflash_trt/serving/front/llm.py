@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.decoding import Grammar, Request, Sequence, WaitingQueue
+from dflash_trt.decoding import Grammar, Request, SequenceState, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
@@ -121,14 +121,14 @@ class TensorRTLLM:
         self._channels = channels
         self._drafts = settings.block_size - 1
         self._llm = tensorrt_llm.LLM(**with_local_target(args))
-        self._running: dict[Sequence, asyncio.Task[None]] = {}
+        self._running: dict[SequenceState, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
-    def new_sequence(self, request: Request) -> Sequence:
+    def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence for a request that passes `check`."""
         self.check(request)
-        return Sequence(request)
+        return SequenceState(request)
 
     def check(self, request: Request) -> None:
         """Raise RequestError for what TensorRT-LLM with a drafter refuses, ignores or cannot do."""
@@ -160,7 +160,7 @@ class TensorRTLLM:
                 "Shorten it, or build with engine.args.enable_chunked_prefill.",
             )
 
-    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
+    def start(self, queue: WaitingQueue[SequenceState], deliver: Deliver) -> None:
         self._queue, self._deliver = queue, deliver
         self._thread.start()
 
@@ -196,7 +196,7 @@ class TensorRTLLM:
             task.cancel()
         self._loop.call_later(0, self._loop.stop)
 
-    async def _decode(self, sequence: Sequence) -> None:
+    async def _decode(self, sequence: SequenceState) -> None:
         request = sequence.request
         try:
             result = self._llm.generate_async(
@@ -254,7 +254,7 @@ class TensorRTLLM:
         backend = self._args.get("guided_decoding_backend")
         return self._guided(**guide(request.grammar, backend, channels=self._channels))
 
-    def _take(self, sequence: Sequence, result: Any) -> None:
+    def _take(self, sequence: SequenceState, result: Any) -> None:
         """Commit a response: tokens of one or more iterations (`stream_interval`)."""
         output = result.outputs[0]
         first = not sequence.tokens
@@ -274,7 +274,7 @@ class TensorRTLLM:
         if sequence.finish_reason is not None:
             self._measure(sequence, output.request_perf_metrics)
 
-    def _measure(self, sequence: Sequence, measured: Any) -> None:
+    def _measure(self, sequence: SequenceState, measured: Any) -> None:
         """Count drafts, by TensorRT-LLM's own numbers if it reports them."""
         if measured is not None and measured.speculative_decoding.total_draft_tokens:
             sequence.drafted = measured.speculative_decoding.total_draft_tokens
@@ -288,7 +288,7 @@ class TensorRTLLM:
             left -= rounds[-1][0]
         self._metrics.drafted(rounds)
 
-    def _ended(self, sequence: Sequence, task: "asyncio.Task[None]") -> None:
+    def _ended(self, sequence: SequenceState, task: "asyncio.Task[None]") -> None:
         del self._running[sequence]
         code, said = INTERNAL, FAILED
         if task.cancelled():

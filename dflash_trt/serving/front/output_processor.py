@@ -3,14 +3,14 @@
 import json
 import math
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from dflash_trt.chat import Spell, speller
-from dflash_trt.decoding import Draft, Sequence
+from dflash_trt.decoding import Draft, SequenceState
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_output import RequestOutput
@@ -25,7 +25,7 @@ class DraftingReport:
     Round 0 is the prefill, which yields the first token.
     """
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, sequence: SequenceState, tokenizer: Tokenizer) -> None:
         self._sequence = sequence
         self._spell: Spell = _speller(tokenizer)
         self._texts: list[str] = []  # of all tokens
@@ -81,10 +81,10 @@ class OutputProcessor:
     def __init__(
         self,
         index: int,
-        sequence: Sequence,
+        sequence: SequenceState,
         received: float,
         tokenizer: Tokenizer,
-        stop_words: Seq[str],
+        stop_words: Sequence[str],
         prefix: str,
         hidden: frozenset[int] = frozenset(),
         *,

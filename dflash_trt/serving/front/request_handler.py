@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.chat import ChatModel, Render
-from dflash_trt.decoding import Request, Sequence, WaitingQueue
+from dflash_trt.decoding import Request, SequenceState, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.control import Command, Status
 from dflash_trt.serving.front.metrics import Metrics
@@ -48,16 +48,16 @@ class Deliver(Protocol):
     code, message: the client's error if its finish_reason is "error".
     """
 
-    def __call__(self, sequence: Sequence, code: str = ..., message: str = ...) -> None: ...
+    def __call__(self, sequence: SequenceState, code: str = ..., message: str = ...) -> None: ...
 
 
 class Decoder(Protocol):
     """Generates tokens of queued sequences in its own threads."""
 
-    def new_sequence(self, request: Request) -> Sequence:
+    def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence to queue; RequestError for a request that it cannot run."""
 
-    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
+    def start(self, queue: WaitingQueue[SequenceState], deliver: Deliver) -> None: ...
 
     def wake(self) -> None:
         """Look at the queue and at `dropped` sequences, which must end as "cancelled"."""
@@ -85,8 +85,8 @@ class RequestHandler:
         self._chat_model = ChatModel(tokenizer, template)
         self._decoder = decoder
         self._metrics = metrics
-        self._queue: WaitingQueue[Sequence] = WaitingQueue()
-        self._open: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
+        self._queue: WaitingQueue[SequenceState] = WaitingQueue()
+        self._open: dict[SequenceState, tuple[RequestState, OutputProcessor]] = {}
         self._limit = settings.slots + settings.max_queue
         self._client_limit = min(self._limit, settings.max_per_client or self._limit)
         self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
@@ -217,7 +217,9 @@ class RequestHandler:
 
     # --- called by the decoder --------------------------------------------------------------------
 
-    def _deliver(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
+    def _deliver(
+        self, sequence: SequenceState, code: str = INTERNAL, message: str = NO_NUMBER
+    ) -> None:
         """Pass a sequence's output to the sender; an error here fails only its request."""
         if sequence not in self._open:  # its end was already delivered
             return

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.decoding import Grammars, Request, Scheduler, Sequence, in_process
+from dflash_trt.decoding import Grammars, Request, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from dflash_trt.errors import RequestError as OurRequestError
@@ -65,7 +65,7 @@ class Engine:
         self._plain = not speculative
         self._enable_penalty: bool = speculative.get("enable_penalty", False)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
+        self._live: dict[int, tuple[SequenceState, RequestOutput]] = {}
         self._told: dict[int, int] = {}  # tokens that a request knows of; -1: it waits for all
         tokenizer = Tokenizer.from_file(str(Path(args["model"]) / "tokenizer.json"))
         self._grammars = Grammars(tokenizer, target.spec.vocab_size, target.spec.eos_token_ids)
