@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from dflash_trt.decoding import (
     RunRound,
     SamplingParams,
     Scheduler,
-    Sequence,
+    SequenceState,
     VerifyInput,
     in_process,
 )
@@ -73,7 +72,7 @@ class Right(Proposer):
         super().__init__(7)
         self._texts = texts
 
-    def rows(self, sequences: Seq[Sequence]) -> list[Row]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
         rest = [
             self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
         ]
@@ -93,8 +92,8 @@ class Case:
     def scheduler(
         self,
         name: str,
-        requests: Seq[Request] = (),
-        texts: Seq[list[int]] = (),
+        requests: Sequence[Request] = (),
+        texts: Sequence[list[int]] = (),
         costs: StepCosts = COSTS["cheap"],
         watch: Callable[[RunRound], RunRound] = lambda rounds: rounds,
         **options: Any,
@@ -114,15 +113,15 @@ class Case:
         return exact.scheduler_of(rounds, policy, **options)
 
     def run(
-        self, name: str, requests: Seq[Request], plain: Seq[Sequence], **options: Any
-    ) -> list[Sequence]:
+        self, name: str, requests: Sequence[Request], plain: Sequence[SequenceState], **options: Any
+    ) -> list[SequenceState]:
         grammars = options.pop("grammars", None)
         scheduler = self.scheduler(name, requests, [x.tokens for x in plain], **options)
         return run_all(scheduler, requests, grammars)
 
     def plain(
-        self, requests: Seq[Request], grammars: Grammars | None = None, **options: Any
-    ) -> list[Sequence]:
+        self, requests: Sequence[Request], grammars: Grammars | None = None, **options: Any
+    ) -> list[SequenceState]:
         return run_all(self.scheduler("none", **options), requests, grammars)
 
 
@@ -141,13 +140,13 @@ def words() -> Tokenizer:
     return tokenizer
 
 
-def assert_same(found: Sequence, plain: Sequence) -> None:
+def assert_same(found: SequenceState, plain: SequenceState) -> None:
     assert (found.tokens, found.finish_reason) == (plain.tokens, plain.finish_reason)
     assert found.logprob_ids == plain.logprob_ids
     np.testing.assert_allclose(found.logprobs, plain.logprobs, atol=1e-4)
 
 
-def assert_counts(sequence: Sequence) -> None:
+def assert_counts(sequence: SequenceState) -> None:
     """All figures are of what is in the text, not of what was verified behind its end."""
     drafts = sum(source > 0 for source in sequence.sources)
     assert len(sequence.sources) == len(sequence.tokens)
@@ -405,7 +404,7 @@ def test_a_kept_prefix_changes_no_round(name: str, case: Case) -> None:
     assert {sequence.cached_tokens for sequence in found} == {3 * BLOCK}
 
 
-def assert_prompt_logprobs(case: Case, name: str, lengths: Seq[int], chunk: int) -> None:
+def assert_prompt_logprobs(case: Case, name: str, lengths: Sequence[int], chunk: int) -> None:
     text = [*case.built.texts[1], *case.built.texts[2]] * 4
     sampling = SamplingParams(logprobs=2, prompt_logprobs=True)
     longest = max(lengths) + 9
