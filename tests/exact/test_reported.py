@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import exact
@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from built_pairs import BuildPair, BuiltPair
+from built_pairs import BuildPair
 from exact import run_all
-from guesses import COSTS, MadeUp
+from guesses import MadeUp
+from policies import MAX_SEQ_LEN, RIGHT, Case, case_of, every
 from tokenizers import Tokenizer, decoders, models
 
-from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammar,
     Grammars,
@@ -31,105 +31,24 @@ from dflash_trt.decoding import (
     RoundOutput,
     RunRound,
     SamplingParams,
-    Scheduler,
     SequenceState,
     VerifyInput,
     in_process,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row, strategy
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.decoding.speculation.costs import StepCosts
-from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.front.output_processor import OutputProcessor
 
 NEW_TOKENS, ENDS = 40, range(1, 25)  # three blocks and their borders
-MAX_SEQ_LEN = 160
-POLICIES = {
-    "fixed": Speculation(policy="fixed", draft_tokens=None, lookup=False, tree=False),
-    "fixed, 3 drafts": Speculation(policy="fixed", draft_tokens=3, lookup=False, tree=False),
-    "adaptive": Speculation(tree=False),
-    "tree": Speculation(lookup=False),
-    "ngram": Speculation(method="ngram"),
-    "none": Speculation(method="none"),
-}
-RIGHT = "all right"  # blocks of seven drafts, all of which are accepted
 pytestmark = pytest.mark.usefixtures("made_up_time")
-SLOWER = ["fixed, 3 drafts"]  # what the others hardly leave open
-every = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.models if name in SLOWER else ())
-        for name in (*POLICIES, RIGHT)
-    ],
-)
-
-
-class Right(Proposer):
-    """Proposes what plain decoding says, by the requests' `id`."""
-
-    def __init__(self, texts: Mapping[int, list[int]]) -> None:
-        super().__init__(7)
-        self._texts = texts
-
-    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
-        rest = [
-            self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
-        ]
-        chains = [Proposal("drafter", x, range(len(x)), [1.0] * len(x)) for x in rest]
-        return [Row([x] if x.tokens else [], False) for x in chains]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A pair, whose drafter knows how the prompt goes on, and what plain decoding says."""
-
-    built: BuiltPair
-    target: Engine
-    drafter: Engine
-    prompt: list[int]
-
-    def scheduler(
-        self,
-        name: str,
-        requests: Sequence[Request] = (),
-        texts: Sequence[list[int]] = (),
-        costs: StepCosts = COSTS["cheap"],
-        watch: Callable[[RunRound], RunRound] = lambda rounds: rounds,
-        **options: Any,
-    ) -> Scheduler:
-        """Of this policy; costs: by default all that can be proposed is worth its while.
-
-        texts: what the requests lead to, of which `RIGHT` proposes the next tokens.
-        """
-        speculation = POLICIES.get(name, POLICIES["none"])
-        policy, proposer = strategy(speculation, self.target.info, costs)
-        if name == RIGHT:
-            told = dict(zip(map(id, requests), texts, strict=True))
-            policy, proposer = Fixed(7), Right(told)
-        drafter = self.drafter if speculation.method == "dflash" else None
-        rounds = watch(in_process(self.target, drafter))
-        options = {"proposer": proposer, "max_seq_len": MAX_SEQ_LEN, **options}
-        return exact.scheduler_of(rounds, policy, **options)
-
-    def run(
-        self, name: str, requests: Sequence[Request], plain: Sequence[SequenceState], **options: Any
-    ) -> list[SequenceState]:
-        grammars = options.pop("grammars", None)
-        scheduler = self.scheduler(name, requests, [x.tokens for x in plain], **options)
-        return run_all(scheduler, requests, grammars)
-
-    def plain(
-        self, requests: Sequence[Request], grammars: Grammars | None = None, **options: Any
-    ) -> list[SequenceState]:
-        return run_all(self.scheduler("none", **options), requests, grammars)
 
 
 @pytest.fixture(scope="module")
 def case(built_pair: BuildPair) -> Case:
     built = built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
-    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
-    return Case(built, target, drafter, built.texts[0][:14])
+    return case_of(built)
 
 
 @pytest.fixture(scope="module")
@@ -380,6 +299,28 @@ def test_drafts_are_accepted_under_json_object_to_its_end(
 
 
 @every
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_slots_next_owner_inherits_nothing(
+    name: str, slots: int, case: Case, grammars: Grammars
+) -> None:
+    """llama.cpp PR 22105, tt-metal 56048: rules and drafts of one request changed the next one."""
+    texts = case.built.texts
+    json_only = Grammar("json_schema", NUMBER)
+    requests = [
+        Request(texts[0][:14], 9, SamplingParams(1.0, seed=1, logprobs=1, **RULES["repetition"])),
+        Request(texts[1][:20], 12, SamplingParams(logprobs=1)),
+        Request(texts[2][:14], 30, SamplingParams(logprobs=1), frozenset({END}), grammar=json_only),
+        Request(texts[3][:17], 12, SamplingParams(logprobs=1)),
+        Request(texts[4][:14], 9, SamplingParams(0.8, logprobs=1, **RULES["bias"]), drafting=False),
+        Request(texts[1][:20], 12, SamplingParams(logprobs=1)),
+    ]
+    alone = [case.plain([request], grammars)[0] for request in requests]
+    found = case.run(name, requests, alone, grammars=grammars, slots=slots)
+    for sequence, expected in zip(found, alone, strict=True):
+        assert_same(sequence, expected)
+
+
+@every
 def test_a_kept_prefix_changes_no_round(name: str, case: Case) -> None:
     """vllm 47930, 53477, 54094, PR 54163, PR 42971: acceptance fell where prompts were reused."""
     prompts = [text[: 3 * BLOCK + 1 + i] for i, text in enumerate(case.built.texts[:4])]
@@ -438,8 +379,7 @@ def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
 @pytest.mark.parametrize("name", ["fixed", "tree", "none"])
 def test_the_prompts_log_probabilities_at_512(name: str, built_pair: BuildPair) -> None:
     built = built_pair(max_seq_len=560, longest=600, family="llama", taps=(0, 2))
-    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
-    case = Case(built, target, drafter, built.texts[0][:14])
+    case = case_of(built)
     assert_prompt_logprobs(case, name, [511, 512, 513], 512)
 
 
@@ -469,8 +409,7 @@ class Bill:
 def test_a_useless_drafter_is_left_alone(built_pair: BuildPair) -> None:
     """z-lab 7, 65, 163: Danish and Chinese texts came slower than without a drafter."""
     built = built_pair(taught=False, family="llama", layers=4, taps=(0, 2), draft_layers=2)
-    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
-    case = Case(built, target, drafter, [])
+    case = case_of(built)
     costs = MadeUp((0.1,), (0.5,))
     requests = [Request(text[:14], 140, SamplingParams(1.0, seed=9)) for text in built.texts]
     plain, bill = case.plain(requests), Bill(costs)
@@ -509,8 +448,7 @@ def test_a_sampled_text_of_11_000_tokens(built_pair: BuildPair) -> None:
     """vllm 55279: an index was out of range after about as many sampled steps."""
     most = 11_500
     built = built_pair(max_seq_len=most, longest=12_000, family="llama", taps=(0, 2))
-    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
-    case = Case(built, target, drafter, built.texts[0][:14])
+    case = case_of(built)
     sampling = SamplingParams(0.8, top_k=40, seed=5)
     request = Request(case.prompt, most - 20, sampling)
     plain = case.plain([request], max_seq_len=most, slots=1)
