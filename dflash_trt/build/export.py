@@ -75,8 +75,11 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
             f"Set engine.gpus to at most {made_for.gpus}",
         )
     form, layout = drafter_format(pair.drafter.values), drafter_layout(pair)
-    if layout.fix and (engine != "vllm" or form == "DeepSpec"):  # vLLM shifts its rows: issue 49614
+    if engine != "vllm" and layout.fix:
         raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)
+    if engine == "vllm" and (form == "DeepSpec" or pair.drafter.values.get("sample_from_anchor")):
+        problem = "vllm runs no DFlash drafter whose anchor's row drafts"
+        raise PairError(problem, "Use a drafter of which only the masks draft")
     lines = ENGINES[engine](config, pair, args)
     method = config.speculation.method
     head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]

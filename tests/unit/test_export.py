@@ -287,9 +287,12 @@ def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
             written(config, engine)
     assert str(other) in written(config, "vllm")
     config = made(pair, other.with_name("deepspec-dflash"))
-    for engine in SCRIPTS:
+    for engine in ("sglang", "trtllm-serve"):
         with pytest.raises(PairError, match=f"{engine} does not read drafters in the DeepSpec"):
             written(config, engine)
+    for name in ("deepspec-dflash", "speculators-reduced"):
+        with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's row"):
+            written(made(pair, other.with_name(name)), "vllm")
 
 
 def test_the_command(pair: Path, tmp_path: Path) -> None:
