@@ -77,10 +77,7 @@ class StepReport:
 
 
 class Scheduler:
-    """Runs one prompt chunk or one round at a time. Not thread-safe.
-
-    Several schedulers with separate slots may share one queue.
-    """
+    """Runs one prompt chunk or one round at a time. Not thread-safe."""
 
     def __init__(
         self,
@@ -133,11 +130,6 @@ class Scheduler:
         """KV cache rows in use, one per token."""
         return sum(sequence.position for sequence in self._slots)
 
-    @property
-    def unsaved(self) -> bool:
-        """Whether blocks wait to be stored for schedulers that share the prefix cache."""
-        return self._slots.unsaved
-
     def forget(self) -> None:
         """Drop all cached prefixes after a failed step; this scheduler must not be used again."""
         self._slots.forget()
@@ -156,14 +148,10 @@ class Scheduler:
             if not self._queue.remove(sequence):
                 self._slots.free(sequence)
 
-    def step(self, take: bool = True, beside: bool = False) -> list[SequenceState]:
-        """Run one prompt chunk or one round; return the sequences that changed.
-
-        take: whether a waiting sequence may join; beside: whether other schedulers are waiting to
-        run.
-        """
+    def step(self) -> list[SequenceState]:
+        """Run one prompt chunk or one round; return the sequences that changed."""
         self.report, slots = None, self._slots
-        if take and slots.prefilling is None and len(slots.decoding) < self._max_slots:
+        if slots.prefilling is None and len(slots.decoding) < self._max_slots:
             slots.prefilling = self._queue.take()
             if (new := slots.prefilling) is not None:
                 new.started = time.monotonic()
@@ -174,20 +162,15 @@ class Scheduler:
         # alternate chunks and rounds: a long prompt delays others by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
-            return self._prefill(slots.prefilling, beside or bool(slots.decoding))
+            return self._prefill(slots.prefilling)
         self._prefilled_last = False
-        if slots.decoding:
-            return self._round()
-        if slots.unsaved:  # an empty step stores the blocks, so that other schedulers can use them
-            self._run([], 0, [[1, 1, 0, 0]], [[0]], None, DISCARD, None)
-            self.report = None
-        return []
+        return self._round() if slots.decoding else []
 
-    def _prefill(self, sequence: SequenceState, beside: bool) -> list[SequenceState]:
+    def _prefill(self, sequence: SequenceState) -> list[SequenceState]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
-        if beside:  # a chunk about as long as a round
+        if decoding:  # a chunk about as long as a round
             most, left = min(most, max(LEAST_CHUNK, self._verified)), len(prompt) - start
             most = -(-left // -(-left // most))  # chunks of equal size
         if scored:  # a scored chunk needs as many head rows as a round has

@@ -32,11 +32,6 @@ class Slots:
         """Whether there is a prefix cache."""
         return self._cache is not None
 
-    @property
-    def unsaved(self) -> bool:
-        """Whether copies wait for a step while no sequence has a slot."""
-        return self._cache is not None and bool(self._copies) and not len(self)
-
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
         """Load the cached prefix of the sequence in prefill.
 
@@ -45,7 +40,7 @@ class Slots:
         request = sequence.request
         if self._cache is None or request.sampling.prompt_logprobs:
             return
-        found = self._cache.find(self, request.cache_salt, request.prompt, drafted=drafted)
+        found = self._cache.find(request.cache_salt, request.prompt, drafted=drafted)
         slot = self.first + len(self.decoding)
         self._copies += [(each.number, slot, BLOCK, i * BLOCK) for i, each in enumerate(found)]
         seen = next((i for i, each in enumerate(found) if not each.drafted), len(found))
@@ -58,7 +53,7 @@ class Slots:
         request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
         both = sequence.finish_reason is None and not sequence.out_of_sync
         tokens = tokens[: sequence.seen if both else sequence.position]
-        dropped, stored = self._cache.keep(self, request.cache_salt, tokens, sequence.seen)
+        dropped, stored = self._cache.keep(request.cache_salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
         self._copies += [(number, FREED, 0, 0) for number in dropped]
         self._copies += [(slot, number, BLOCK, start) for number, start in stored]
@@ -92,12 +87,12 @@ class Slots:
     def done(self) -> None:
         """Mark the step that had the copies as finished."""
         if self._cache is not None:
-            self._cache.done(self)
+            self._cache.done()
 
     def forget(self) -> None:
         """Clear the prefix cache after a failed step."""
         if self._cache is not None:
-            self._cache.clear(self)
+            self._cache.clear()
 
     def _move(self, source: int, destination: int, whose: SequenceState) -> None:
         self._copies.append((self.first + source, self.first + destination, whose, 0))

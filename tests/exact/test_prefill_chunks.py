@@ -50,13 +50,3 @@ def test_chunks_are_as_large_as_a_round(built_pair: BuildPair) -> None:
     assert watched.chunks == alone + one + two + three  # a round verifies 8 tokens of each
     expected = one_by_one(scheduler_of(rounds_of(built)), prompts)
     assert [each.tokens for each in sequences] == [each.tokens for each in expected]
-
-
-def test_rounds_of_other_schedulers_are_held_up_too(built_pair: BuildPair) -> None:
-    built = built_pair()
-    watched = Watched(rounds_of(built))
-    decoder = scheduler_of(watched)
-    decoder.submit(Request((2 * built.texts[0])[:PROMPT], 4))
-    decoder.step(beside=True)
-    decoder.step()
-    assert watched.chunks == [15, 85]  # 7 of one size, then all that is left

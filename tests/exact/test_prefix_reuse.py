@@ -176,39 +176,6 @@ def test_a_row_that_failed_is_not_kept(case_of: CaseOf) -> None:
     assert len(cache) == len(SYSTEM) // BLOCK
 
 
-@pytest.mark.parametrize("name", [PAIRS[0], OTHERS[0]])
-def test_two_groups_share_what_their_steps_have_stored(name: str, case_of: CaseOf) -> None:
-    case, cache = case_of(name), PrefixCache(99)
-    first, second = (
-        Scheduler(
-            case.rounds,
-            slots=2,
-            max_seq_len=MAX_SEQ_LEN,
-            prefill_chunk=50,
-            policy=fixed(case),
-            first_slot=slot,
-            prefix_cache=cache,
-        )
-        for slot in (0, 2)
-    )
-    (alone,) = chat(first, 1, SamplingParams())
-    assert first.unsaved
-    text = [*alone.request.prompt, *alone.tokens, 7, 8, 9]
-    (early,) = run_all(second, [Request(text, 3 * BLOCK)])
-    # the prompt was stored with the step after it, the answer waits for the next
-    assert early.cached_tokens == len(alone.request.prompt) // BLOCK * BLOCK
-    assert first.step() == []
-    assert not first.unsaved
-    assert first.report is None
-    longer = [*text, *early.tokens, 1, 2]
-    assert len(cache.find("others", "", longer, drafted=True)) == len(text) // BLOCK
-    second.step()
-    (late,) = run_all(first, [Request(longer, 9)])
-    assert late.cached_tokens > len(text)
-    plain = scheduler_of(case.rounds, Fixed(0))
-    assert run_all(plain, [Request(longer, 9)])[0].tokens == late.tokens
-
-
 # --- instructions ---------------------------------------------------------------------------------
 
 

@@ -116,8 +116,8 @@ def open_front(
     with tempfile.TemporaryDirectory() as engines:
         for role in ("target", "drafter"):
             describe(role, Path(engines), settings)
-        groups = EngineLoop(settings, Path(engines), model, metrics, tokenizer)
-    front = RequestHandler(settings, tokenizer, template, groups, metrics)
+        decoder = EngineLoop(settings, Path(engines), model, metrics, tokenizer)
+    front = RequestHandler(settings, tokenizer, template, decoder, metrics)
     yield front
     model.pause.set()
     front.close()

@@ -58,10 +58,11 @@ class StepFailedError(Exception):
 
 
 class MadeUpEngine:
-    """A `RunRound` of all groups; firsts: their first slots."""
+    """A `RunRound` over a scheduler, which is set afterwards."""
 
-    def __init__(self, schedulers: list[Scheduler], firsts: list[int], seed: int) -> None:
-        self._schedulers, self._firsts = schedulers, firsts
+    scheduler: Scheduler
+
+    def __init__(self, seed: int) -> None:
         self._dice = np.random.default_rng(seed)
         self.memory: dict[int, list[tuple[str, int]]] = {}  # of slots and blocks: salt and token
         self.fails_after: int | None = None  # so many of the next step's copies
@@ -74,8 +75,7 @@ class MadeUpEngine:
             self._copy(*each)
         if fails is not None:
             raise StepFailedError
-        group = max(i for i, start in enumerate(self._firsts) if start <= first)
-        holders = dict(enumerate(self._schedulers[group].sequences, self._firsts[group]))
+        holders = dict(enumerate(self.scheduler.sequences))
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
         results = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
@@ -150,37 +150,33 @@ class MadeUpEngine:
 
 
 class SchedulerModel(RuleBasedStateMachine):
-    """One or two groups of slots over one queue and one cache, as the engine loop runs them."""
+    """A scheduler with its queue and cache, as the engine loop runs it."""
 
     @initialize(
-        groups=st.integers(1, 2),
         slots=st.integers(1, 3),
         chunk=st.sampled_from([1, 7, 16, MAX_SEQ_LEN]),
         blocks=st.sampled_from([0, 3, 50]),
         seed=st.integers(0, 2**31),
     )
-    def start(self, groups: int, slots: int, chunk: int, blocks: int, seed: int) -> None:
+    def start(self, slots: int, chunk: int, blocks: int, seed: int) -> None:
         self.slots, self.chunk, self.seed = slots, chunk, seed
         self.queue = WaitingQueue[SequenceState]()
         self.cache = PrefixCache(blocks) if blocks else None
-        self.firsts = [slots * group for group in range(groups)]
-        self.schedulers: list[Scheduler] = []
-        self.engine = MadeUpEngine(self.schedulers, self.firsts, seed)
-        self.schedulers += [self._new_scheduler(first) for first in self.firsts]
+        self.engine = MadeUpEngine(seed)
+        self._renew()
         self.asked: list[SequenceState] = []
         self.told: list[SequenceState] = []  # the end of these
         self.ended_here: list[SequenceState] = []  # by us, or by a step that failed or spoilt it
 
-    def _new_scheduler(self, first: int) -> Scheduler:
-        return Scheduler(
+    def _renew(self) -> None:
+        self.scheduler = self.engine.scheduler = Scheduler(
             self.engine,
             slots=self.slots,
             max_seq_len=MAX_SEQ_LEN,
             prefill_chunk=self.chunk,
-            policy=AtRandom(DRAFTS, self.seed + first, 0.05),
+            policy=AtRandom(DRAFTS, self.seed, 0.05),
             proposer=Proposer(DEEPEST, max_depth=DEEPEST if self.seed % 2 else 0, lookup=True),
             queue=self.queue,
-            first_slot=first,
             prefix_cache=self.cache,
         )
 
@@ -195,23 +191,23 @@ class SchedulerModel(RuleBasedStateMachine):
     def submit(self, text: list[int], most: int, salt: str, drafting: bool, **more: Any) -> None:
         stops = more.pop("stops")
         request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
-        self.asked.append(self.schedulers[0].submit(request))
+        self.asked.append(self.scheduler.submit(request))
 
-    @rule(group=st.integers(0, 1), take=st.booleans(), steps=st.integers(1, 6))
-    def step(self, group: int, take: bool, steps: int) -> None:
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
         for _ in range(steps):
-            self._step(group % len(self.schedulers), take)
+            self._step()
 
-    def _step(self, group: int, take: bool) -> None:
-        scheduler, waited = self.schedulers[group], self._waiting()
+    def _step(self) -> None:
+        scheduler, waited = self.scheduler, self._waiting()
         try:
-            advanced = scheduler.step(take)
+            advanced = scheduler.step()
         except StepFailedError:  # as the engine loop does
             for sequence in scheduler.sequences:
                 sequence.finish_reason = "error"
                 self.ended_here.append(sequence)
             scheduler.forget()
-            self.schedulers[group] = self._new_scheduler(self.firsts[group])
+            self._renew()
             return
         finally:
             self._took_the_next(waited)
@@ -243,29 +239,25 @@ class SchedulerModel(RuleBasedStateMachine):
     def end(self, data: Any, reason: str) -> None:
         live = [each for each in self.asked if each.finish_reason is None]
         sequence = live[data.draw(st.integers(0, len(live) - 1))]
-        holder = (each for each in self.schedulers if sequence in each.sequences)
-        scheduler = next(holder, self.schedulers[0])
-        scheduler.finish(sequence, reason)
-        scheduler.finish(sequence, "again")  # it stays as it is
+        self.scheduler.finish(sequence, reason)
+        self.scheduler.finish(sequence, "again")  # it stays as it is
         assert sequence.finish_reason == reason
         self.ended_here.append(sequence)
 
     @rule()
     def swap_drafter(self) -> None:
-        for scheduler in self.schedulers:
-            for sequence in scheduler.sequences:
-                sequence.lose_drafter()
+        for sequence in self.scheduler.sequences:
+            sequence.lose_drafter()
         if self.cache is not None:
             self.cache.hold(True)
             self.cache.hold(False)
 
     @invariant()
     def each_is_in_one_place(self) -> None:
-        places = [each for scheduler in self.schedulers for each in scheduler.sequences]
-        places += self._waiting()
+        places = [*self.scheduler.sequences, *self._waiting()]
         live = [each for each in self.asked if each.finish_reason is None]
         assert sorted(map(id, places)) == sorted(map(id, live))
-        assert all(scheduler.active <= self.slots for scheduler in self.schedulers)
+        assert self.scheduler.active <= self.slots
 
     @invariant()
     def texts_are_right(self) -> None:
@@ -276,19 +268,19 @@ class SchedulerModel(RuleBasedStateMachine):
         """Nothing is lost: everything ends, is told of once, and leaves nothing behind."""
         self.engine.fails_after = self.engine.spoils = None
         for _ in range(LONG):
-            if not any(each.busy or each.unsaved for each in self.schedulers):
+            if not self.scheduler.busy:
                 break
-            for group in range(len(self.schedulers)):
-                self._step(group, True)
+            self._step()
         assert sorted(map(id, [*self.told, *self.ended_here])) == sorted(map(id, self.asked))
         for each in self.told:
             assert each.tokens == text_of(each.request)
             stopped = each.tokens[-1] in each.request.stop_ids
             assert each.finish_reason == ("stop" if stopped else "length")
-        assert not any(scheduler.kv_rows for scheduler in self.schedulers)
+        assert not self.scheduler.kv_rows
         if self.cache is not None:
-            for scheduler in self.schedulers:
-                scheduler._slots.done()  # as with its next step
-            dropped, _ = self.cache.keep(self, "", [], 0)
+            # what the next step would do
+            for each in slot_copies(self.scheduler._slots.take_copies()):
+                self.engine._copy(*each)
+            dropped, _ = self.cache.keep("", [], 0)
             kept = {number for number in self.engine.memory if number >= KEPT}
             assert len(kept - {*dropped}) == len(self.cache), "a block that nobody knows of"

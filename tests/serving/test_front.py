@@ -373,20 +373,6 @@ def test_messages_go_through_the_template(front: RequestHandler) -> None:
     assert "must not hold messages" in reply.next()[1]
 
 
-def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> None:
-    with open_front(model, slots=12, max_queue=50) as front:
-        model.seconds = 0.005
-        few = [ask(front, max_tokens=20) for _ in range(4)]
-        assert all(reply.next()[0].token_ids == list(range(2, 22)) for reply in few)
-        assert {row for row, _ in model.seen if row >= 6} == set()
-        many = [ask(front, max_tokens=40) for _ in range(30)]
-        assert all(reply.next()[0].token_ids == list(range(2, 42)) for reply in many)
-    # each group keeps to its own half
-    assert all(row + n <= 6 for row, n in model.seen if row < 6)
-    assert max(n for row, n in model.seen if row == 6) >= 4
-    assert max(row + n for row, n in model.seen) <= 12
-
-
 def test_costs_are_measured_when_the_models_are_loaded(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

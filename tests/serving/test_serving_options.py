@@ -1,4 +1,4 @@
-"""What a request may ask for, through the real server, in both modes and with two row groups."""
+"""What a request may ask for, through the real server, in both modes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_one_seed_one_text_whatever_else_runs(server: Ports, mode: str) -> None:
     assert len(unseeded) > 1, "without a seed every text is another one"
 
 
-def test_greedy_texts_of_two_groups(server: Ports, greedy: list[int]) -> None:
+def test_greedy_texts_of_more_sequences_than_slots(server: Ports, greedy: list[int]) -> None:
     lengths = [5 + i for i in range(NEW_TOKENS - 5)]
     with ThreadPoolExecutor(2 * SLOTS) as pool:
         answers = list(pool.map(lambda n: ask(server, max_tokens=n), lengths))

@@ -68,44 +68,30 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
     cache = PrefixCache(4)
     old, new = WORDS[0] + WORDS[1], WORDS[2] + WORDS[1]
     for text in (old, new):
-        cache.keep("group", "", text, len(text))
-    cache.done("group")
-    assert len(cache.find("group", "", [*old, 9], drafted=True)) == 2  # used again
-    cache.done("group")
-    cache.keep("group", "", WORDS[1], BLOCK)
-    cache.done("group")
-    lengths = [len(cache.find("group", "", [*text, 9], drafted=True)) for text in (old, new)]
+        cache.keep("", text, len(text))
+    assert len(cache.find("", [*old, 9], drafted=True)) == 2  # used again
+    cache.keep("", WORDS[1], BLOCK)
+    lengths = [len(cache.find("", [*text, 9], drafted=True)) for text in (old, new)]
     assert lengths == [2, 1]
 
 
-def test_what_another_group_stores_is_there_when_its_step_has_ended() -> None:
-    cache, text = PrefixCache(4), [*WORDS[0], 9]
-    cache.keep("first", "", text, BLOCK)
-    assert len(cache.find("first", "", text, drafted=True)) == 1
-    assert not cache.find("second", "", text, drafted=True)
-    cache.done("first")
-    assert len(cache.find("second", "", text, drafted=True)) == 1
-
-
-def test_a_block_that_is_being_copied_stays() -> None:
-    cache, text = PrefixCache(1), [*WORDS[0], 9]
-    cache.keep("first", "", text, BLOCK)
-    cache.done("first")
-    (block,) = cache.find("second", "", text, drafted=True)
-    assert cache.keep("first", "", WORDS[1], BLOCK) == ([], [])
-    cache.done("second")
-    assert cache.keep("first", "", WORDS[1], BLOCK) == ([block.number], [(KEPT + 1, 0)])
+def test_a_text_never_evicts_its_own_blocks() -> None:
+    cache, text = PrefixCache(1), WORDS[0] + WORDS[1]
+    assert cache.keep("", text, 2 * BLOCK) == ([], [(KEPT, 0)])
+    assert cache.keep("", text, 2 * BLOCK) == ([], [])
+    assert cache.keep("", WORDS[1], BLOCK) == ([KEPT], [(KEPT + 1, 0)])
 
 
 def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
-    """Nobody knows what it did. A block that another's step copies is dropped when that ends."""
-    cache, text = PrefixCache(4), [*WORDS[0], 9]
-    cache.keep("first", "", text, BLOCK)
-    cache.done("first")
-    (block,) = cache.find("second", "", text, drafted=True)
-    cache.clear("first")
+    """Nobody knows what it did: all its blocks are dropped, and what it had to drop once more."""
+    cache, text = PrefixCache(1), [*WORDS[0], 9]
+    cache.keep("", text, BLOCK)
+    cache.done()
+    cache.keep("", WORDS[1], BLOCK)  # the step has to drop the first one
+    cache.clear()
     assert not len(cache)
-    assert not cache.find("first", "", text, drafted=True)
-    assert cache.keep("first", "", [], 0) == ([], [])  # the second one's step copies it
-    cache.done("second")
-    assert cache.keep("first", "", [], 0) == ([block.number], [])
+    assert not cache.find("", text, drafted=True)
+    assert cache.keep("", [], 0) == ([KEPT, KEPT + 1], [])
+    cache.done()
+    cache.clear()
+    assert cache.keep("", [], 0) == ([], [])

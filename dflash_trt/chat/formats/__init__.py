@@ -4,15 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.chat.formats import (
-    gemma,
-    gemma_schema,
-    harmony,
-    hermes,
-    llama,
-    mistral,
-    qwen_coder,
-)
+from dflash_trt.chat.formats import gemma, harmony, hermes, llama, mistral, qwen_coder
 from dflash_trt.chat.formats.definitions import Tool, chosen, parse_tools
 from dflash_trt.chat.formats.lark import Lark
 from dflash_trt.chat.formats.reader import CallDelta, News, Reader, Steps
@@ -44,7 +36,7 @@ HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, harmony.read, harmony.
 FORMATS = (
     Format("qwen3_coder", qwen_coder.SIGN, qwen_coder.MARKERS, qwen_coder.read, qwen_coder.calls),
     HERMES,
-    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, gemma_schema.calls),
+    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, gemma.calls),
     Format("mistral", mistral.ID, mistral.MARKERS, mistral.read, mistral.calls_with_id),
     Format("mistral", mistral.ARGUMENTS, mistral.MARKERS, mistral.read, mistral.calls),
     Format("mistral", mistral.OPEN, mistral.MARKERS, mistral.read, mistral.list_calls),
