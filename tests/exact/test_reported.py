@@ -329,20 +329,15 @@ def test_a_kept_prefix_changes_no_round(name: str, case: Case) -> None:
         for prompt in prompts
         for sampling in (SamplingParams(), SamplingParams(0.8, seed=1))
     ]
-    plain = case.plain(requests)
-    cold = case.run(name, requests[::2], plain[::2])
-    assert not any(sequence.cached_tokens for sequence in cold)
-    cache = PrefixCache(99)
+    texts = [sequence.tokens for sequence in case.plain(requests)]
+    off = case.scheduler(name, requests, texts)
+    on = case.scheduler(name, requests, texts, prefix_cache=PrefixCache(99))
     for part in (slice(0, None, 2), slice(0, None, 2), slice(1, None, 2)):
-        told = requests[part], [x.tokens for x in plain[part]]
-        scheduler = case.scheduler(name, *told, prefix_cache=cache)
-        found = run_all(scheduler, requests[part])
-        scheduler.step()  # stores what the last sequences left
-        assert [x.tokens for x in found] == [x.tokens for x in plain[part]]
-        if part.start == 0:
-            rounds = [sequence.committed_per_round for sequence in found]
-            assert rounds == [sequence.committed_per_round for sequence in cold]
-    assert {sequence.cached_tokens for sequence in found} == {3 * BLOCK}
+        cold, warm = run_all(off, requests[part]), run_all(on, requests[part])
+        assert [x.tokens for x in cold] == [x.tokens for x in warm] == texts[part]
+        assert [x.committed_per_round for x in cold] == [x.committed_per_round for x in warm]
+    assert {sequence.cached_tokens for sequence in cold} == {0}
+    assert {sequence.cached_tokens for sequence in warm} == {3 * BLOCK}
 
 
 def assert_prompt_logprobs(case: Case, name: str, lengths: Sequence[int], chunk: int) -> None:
