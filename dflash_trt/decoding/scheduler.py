@@ -320,7 +320,8 @@ class Scheduler:
                 sequence.verified(accepted + 1, wanted)
                 sequence.end_round(proposal, nodes, committed, output.logprobs[i])
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
-                report.sequences.append((len(drafts), deepest, accepted))
+                # a text may end before its last accepted drafts
+                report.sequences.append((len(drafts), deepest, min(accepted, committed)))
                 report.choices.append(proposal.kind if proposal else "plain")
                 if proposal is not None and self._chosen_for:
                     self._policy.observe(proposal, accepted)

@@ -108,9 +108,12 @@ def test_a_prompt_is_reused_until_a_round_fails(model: CountingModel) -> None:
         assert [cached(), cached()] == [[0], [32]]
 
 
-def test_a_cancelled_request_stops(front: RequestHandler, model: CountingModel) -> None:
+@pytest.mark.parametrize("scored", [{}, {"logprobs": 2}])  # Triton was reported to crash
+def test_a_cancelled_request_stops(
+    scored: dict[str, int], front: RequestHandler, model: CountingModel
+) -> None:
     model.pause.clear()
-    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True, **scored)
     reply.gone.set()
     part = reply.next()[0]  # although a round may be waiting
     if part != "CANCELLED":
