@@ -385,7 +385,7 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:
-        shapes["lm_head.weight"] = (spec.head_size, hidden)
+        shapes["lm_head.weight"] = (spec.num_logits, hidden)
     if spec.draft_vocab_size is not None:
         shapes["d2t"] = (spec.draft_vocab_size,)
     return shapes
