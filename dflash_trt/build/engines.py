@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.engines import HELD, EngineInfo, most_verified, rank_directory, stamp, write_info
+from dflash_trt.engines import (
+    MAX_BUFFERED,
+    EngineInfo,
+    most_verified,
+    rank_directory,
+    stamp,
+    write_info,
+)
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
@@ -68,7 +75,7 @@ def build_drafter(
     """Write the drafter's engine, including what it shares with the target; see `build_target`."""
     spec = drafter.spec
     # a neighbor's buffered and verified features, and the block, come after the last position
-    rows = options.max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
+    rows = options.max_seq_len + MAX_BUFFERED + most_verified(spec.block_size) + spec.block_size
     cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
@@ -113,7 +120,7 @@ def _info(
         max_seq_len=options.max_seq_len,
         cache_len=cache_len,
         threads=options.threads,
-        vocab_size=model.spec.head_size,
+        vocab_size=model.spec.num_logits,
         best=candidates(drafter) if drafter and role == "drafter" else 1,
         pair_scores=bool(drafter and role == "drafter" and drafter.selector),
         block_size=drafter.block_size if drafter else 1,

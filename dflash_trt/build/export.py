@@ -1,22 +1,33 @@
 """Export of the same deployment for other engines: `dflash-trt export`.
 
-Prints a shell script; for Dynamo manifests, after its examples/backends/trtllm/deploy (2ac51dda).
-Ranks, lengths and batch size are those of `build`, so that results are comparable; prefix caching
-is on if `serving.prefix_cache` is. The options are documented in vLLM's
-`vllm/config/speculative.py` (002e77c1), SGLang's `sglang/srt/server_args.py` (0.5.20) and
+Prints a shell script; for Dynamo manifests, after its `profiler/templates/dgd/trtllm/agg.yaml`
+(1.6.1). Ranks, lengths and batch size are those of `build`, so that results are comparable; prefix
+caching is on if `serving.prefix_cache` is. No option changes what is said. They are documented in
+vLLM's `vllm/config/speculative.py` (0.33.0), SGLang's `sglang/srt/arg_groups` (0.5.23) and
 TensorRT-LLM's `tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
 """
 
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
 
 from dflash_trt.build.deployment import render, resource_name
 from dflash_trt.build.tensorrt_llm import summarize, warnings_of
-from dflash_trt.checkpoints import Pair, Report, drafter_layout, engine_kinds, locate, pair_findings
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    drafter_format,
+    drafter_layout,
+    engine_kinds,
+    locate,
+    pair_findings,
+)
+from dflash_trt.checkpoints.drafter import DFLASH2
+from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning import Machine, machine
@@ -36,6 +47,10 @@ SGLANG_DRAFTS = {  # block: counts the anchor too
     "--speculative-num-draft-tokens {block}",
     "ngram": "NGRAM --speculative-num-draft-tokens {block}",
 }
+# sampled drafts, accepted as a block
+VLLM_DFLASH = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
+DYNAMO, DYNAMO_LLM = "1.6.1", "1.3.0rc29"  # and the TensorRT-LLM of its image
+NEWER = "context_recompute_tail"  # what that does not have, so that it reuses no prompt
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
@@ -59,15 +74,21 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
             f"{made_for.gpus}; scripts for other engines are for one node",
             f"Set engine.gpus to at most {made_for.gpus}",
         )
-    if engine != "vllm" and (layout := drafter_layout(pair)).fix:
-        raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
+    form, layout = drafter_format(pair.drafter.values), drafter_layout(pair)
+    if engine != "vllm" and layout.fix:
+        raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)
+    if engine == "vllm" and (form == "DeepSpec" or pair.drafter.values.get("sample_from_anchor")):
+        problem = "vllm runs no DFlash drafter whose anchor's row drafts"
+        raise PairError(problem, "Use a drafter of which only the masks draft")
     lines = ENGINES[engine](config, pair, args)
     method = config.speculation.method
     head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]
-    if engine in FLAGS and args.enable_attention_dp:
+    if args.enable_attention_dp and (engine == "vllm" or (engine, method) == ("sglang", "ngram")):
         head += [f"# For TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."]
     if engine in FLAGS and args.kv_cache_config.enable_block_reuse:
         head += [f"# {engine} runs no tail of a reused prompt again: acceptance may drop."]
+    if engine == "dynamo" and args.value(f"speculative_config.{NEWER}"):
+        head += [f"# No prompt is reused: TensorRT-LLM {DYNAMO_LLM} runs no tail of it again."]
     if engine != "dynamo":
         head = ["#!/usr/bin/env bash", *head, "set -euo pipefail"]
     return "\n".join([*head, *lines]) + "\n"
@@ -107,17 +128,37 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     else:
         drafter["prompt_lookup_max"] = args.value("speculative_config.max_matching_ngram_size")
     options = [*_shared("vllm", config, args)]
+    notes = ["# needs vllm>=0.33"]
     if method == "dflash":  # as in the drafters' published recipes
         # Gemma 4 needs a backend that always masks causally; drafts need one that does not
         gemma = pair.target.architecture.startswith("Gemma4")
         drafter |= {"attention_backend": "flash_attn"} if gemma else {}
         options.append(("--attention-backend", "triton_attn" if gemma else "flash_attn"))
+        drafter |= VLLM_DFLASH | _vllm_verification(config, args, gemma)
+        with suppress(NotKnown):
+            most = pair.drafter.number("max_position_embeddings")
+            if (args.max_seq_len or 0) > most:
+                what = (
+                    f"# The drafter knows {most} positions. Where its RoPE is scaled (YaRN), vLLM's"
+                )
+                notes.append(f"{what} V2 runner lowers max_model_len to them.")
     options.append(("--max-num-batched-tokens", 32768))
     options += [("--speculative-config", json.dumps(drafter))] if args.drafts else []
-    return [
-        "# Take a release from after July 2026: older ones accept hardly any draft on Blackwell.",
-        *_command(["vllm", "serve", _name(config.target)], options),
-    ]
+    return [*notes, *_command(["vllm", "serve", _name(config.target)], options)]
+
+
+def _vllm_verification(config: BuildConfig, args: LlmArgs, gemma: bool) -> dict[str, object]:
+    """Return how many drafts vLLM verifies: by the schedule, or for many users what pays."""
+    if schedule := args.speculative_config.draft_len_schedule:
+        ends = sorted((int(batch), drafts) for batch, drafts in schedule.items())
+        starts = [1, *(batch + 1 for batch, _ in ends)]
+        ranges = [[start, *end] for start, end in zip(starts, ends, strict=False)]
+        return {"num_speculative_tokens_per_batch_size": ranges}
+    # FlashAttention 2 has no graphs for it; at few users it loses (vllm-project/vllm 52362)
+    graphs = gemma or _machine(config).gpu.sm // 10 in (9, 10)
+    pays = isinstance(config.engine, TensorRTLLM) and config.engine.objective != "latency"
+    adaptive = config.speculation.policy == "adaptive" and pays and graphs
+    return {"enable_adaptive_verification": True} if adaptive else {}
 
 
 def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
@@ -126,6 +167,12 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         words = f"--speculative-algorithm {SGLANG_DRAFTS[config.speculation.method]}"
         each = iter(words.format(drafts=drafts, block=drafts + 1).split())
         options += zip(each, each, strict=True)
+    if args.enable_attention_dp and config.speculation.method != "ngram":
+        options.append(("--attn-dp-size", args.tensor_parallel_size))
+        if config.speculation.method == "dflash":
+            options.append(("--enable-dp-lm-head", None))
+    if pair.drafter.architecture == DFLASH2:  # the only drafts that SGLang samples
+        options.append(("--speculative-use-block-verification", None))
     if (drafter := config.drafter) is not None:
         options.append(("--speculative-draft-model-path", _name(drafter)))
         options += _revision("--speculative-draft-model-revision", drafter)
@@ -158,6 +205,8 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     if config.drafter is not None:
         models["drafter"] = config.drafter
         llm_args["speculative_config"]["speculative_model"] = "/models/drafter"
+        if llm_args["speculative_config"].pop(NEWER, None):
+            llm_args["kv_cache_config"]["enable_block_reuse"] = False
     if local := [role for role, source in models.items() if source.hub is None]:
         raise ConfigError(
             f"the {local[0]} is a directory of this machine, which a cluster does not have",
@@ -170,7 +219,8 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         llm_args=yaml.safe_dump(llm_args, sort_keys=False, allow_unicode=True),
         environment=env_vars(config, pair, _machine(config)),
         gpus=args.tensor_parallel_size,
-        version=args.version,
+        dynamo=DYNAMO,
+        version=DYNAMO_LLM,
     )
     return [text.rstrip("\n")]
 

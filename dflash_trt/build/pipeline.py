@@ -1,6 +1,6 @@
 """Building a config: a directory that can be served and verified without anything else.
 
-Engine kinds differ in their job (`job.py`): how the pair is checked, and what is written.
+Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a `Job`.
 """
 
 import time
@@ -78,7 +78,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
-    """Run `make` in a thread; a failing build would have to wait for a pool's."""
+    """Run `make` in a daemon thread, for which a failing build does not wait."""
     made: Future[Manifest] = Future()
 
     def run() -> None:

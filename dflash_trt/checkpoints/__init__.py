@@ -15,6 +15,7 @@ from dflash_trt.checkpoints.directory import (
 )
 from dflash_trt.checkpoints.drafter import (
     draft_token_ids,
+    drafter_format,
     drafter_shapes,
     is_drafter,
     load_drafter,

@@ -1,8 +1,8 @@
-"""Drafters: DFlash checkpoints in z-lab's layout (ModelOpt's exports too) or speculators'.
+"""Drafters: DFlash checkpoints in the layout of z-lab (ModelOpt too), speculators or DeepSpec.
 
 z-lab's have no embedding, head or prefix. Those of speculators (0.9.0) have a nested transformer
-config and often a vocabulary map. DFlash 2 adds convolutions around each layer's halves and a
-selector.
+config and often a vocabulary map. DeepSpec's are z-lab's with an embedding and a head, and draft
+from the anchor's row on. DFlash 2 adds convolutions around each layer's halves and a selector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,6 +116,13 @@ def zlab(config: Config) -> DrafterSpec:
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
         selector=read_selector(values, fields["vocab_size"]) if second else None,
     )
+
+
+def deepspec(config: Config) -> DrafterSpec:
+    """Return the spec of DeepSpec's plain DFlash: a block of n rows, all of which draft."""
+    spec, tables = zlab(config), ("embed_tokens", "lm_head")
+    block_size = spec.block_size + 1  # the anchor and as many drafts
+    return replace(spec, block_size=block_size, sample_from_anchor=True, own_tables=tables)
 
 
 def mask_token(values: Config, add: str) -> int:
@@ -241,9 +248,12 @@ def _from_anchor(layer: LayerSpec, causal: bool) -> LayerSpec:
 
 
 ZLABS = ("DFlashDraftModel", DFLASH2)
+DEEPSPEC = "Qwen3DSparkModel"  # DSpark, and with neither of its heads plain DFlash
 # other methods' drafters, by part of their architecture, projector_type or speculators type
 OTHERS = {
     "lilicorr": "LiLiCorr, whose head scores all candidates of a block together",
+    "gemma4dspark": "DeepSpec's for Gemma 4, with layers like Gemma's",
+    "confidence": "DSpark without a Markov head, but with a confidence head that cuts its blocks",
     "dspark": "DSpark, whose tokens each depend on the one before through a Markov head",
     "domino": "Domino, whose tokens each depend on those before through a recurrent head",
     "xpress": "XPress, which refines its tokens in several passes",
@@ -287,16 +297,34 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
             )
     if "speculators_model_type" in config:
         return speculators(config, weights.names), weights
-    return zlab(config), weights
+    return (deepspec if is_deepspec(config) else zlab)(config), weights
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
     """Return the name of the drafter's method, by its config.json; None for DFlash."""
+    if is_deepspec(config):
+        return None
     inner = config.get("dflash_config")
     own = {**config, **inner} if isinstance(inner, Mapping) else config
     marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
+    marks += ["confidence"] * bool(
+        own.get("markov_rank") == 0 and own.get("enable_confidence_head")
+    )
     names = " ".join(map(str, (*_method(config), *marks))).lower()
     return next((what for part, what in OTHERS.items() if part in names), None)
+
+
+def is_deepspec(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json is of DeepSpec's DFlash, whose architecture is called DSpark."""
+    plain = config.get("markov_rank") == 0 and not config.get("enable_confidence_head")
+    return plain and config.get("architectures") == [DEEPSPEC]
+
+
+def drafter_format(config: Mapping[str, Any]) -> str:
+    """Return whose format a DFlash drafter's config.json has."""
+    if "speculators_model_type" in config:
+        return "speculators"
+    return "DeepSpec" if is_deepspec(config) else "z-lab"
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
@@ -307,10 +335,10 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is a DFlash drafter's, in either layout."""
+    """Return whether config.json is a DFlash drafter's, in any layout."""
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    return zlabs or "speculators_model_type" in config
+    return zlabs or is_deepspec(config) or "speculators_model_type" in config
 
 
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -357,7 +385,7 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:
-        shapes["lm_head.weight"] = (spec.head_size, hidden)
+        shapes["lm_head.weight"] = (spec.num_logits, hidden)
     if spec.draft_vocab_size is not None:
         shapes["d2t"] = (spec.draft_vocab_size,)
     return shapes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
-from dflash_trt.checkpoints.drafter import open_drafter
+from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
 from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
@@ -170,7 +170,7 @@ def _drafter(model: Drafter) -> dict[str, Any]:
     except NotKnown:
         taps = None
     return {
-        "format": "speculators" if "speculators_model_type" in model.values else "z-lab",
+        "format": drafter_format(model.values),
         "block_size": _known(model, "block_size"),
         "mask_token_id": _known(model, "mask_token_id"),
         "taps": taps,

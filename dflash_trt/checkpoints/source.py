@@ -20,9 +20,10 @@ from dflash_trt.errors import CheckpointError
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
-# files that we read, tokenizers included; never code or pickles
+# files that we read, tokenizers included; never code, and of pickles one, whose name is enough to
+# refuse a drafter (see `drafter.FORMS`)
 FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
-FILES = [*FILES_BUT_WEIGHTS, "*.safetensors"]
+FILES = [*FILES_BUT_WEIGHTS, "*.safetensors", "mask_embedding.pt"]
 # copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
 NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
 

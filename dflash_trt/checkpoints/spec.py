@@ -91,7 +91,7 @@ class DecoderSpec:
         return len(self.layers)
 
     @property
-    def head_size(self) -> int:
+    def num_logits(self) -> int:
         """Rows of the output head."""
         return self.vocab_size
 
@@ -105,7 +105,7 @@ class TargetSpec(DecoderSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec(DecoderSpec):
-    block_size: int  # most tokens that a round verifies: the anchor and its drafts
+    block_size: int  # tokens of a draft block: the anchor and its masks
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # taps: 0 is the output of the target's first layer
     num_target_layers: int | None = None  # None: unknown
@@ -115,7 +115,7 @@ class DrafterSpec(DecoderSpec):
     selector: Selector | None = None
 
     @property
-    def head_size(self) -> int:
+    def num_logits(self) -> int:
         return self.draft_vocab_size or self.vocab_size
 
 

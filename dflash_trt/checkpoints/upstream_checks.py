@@ -8,7 +8,7 @@ token's embedding and a state that `fc` makes from hidden states of three target
 
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import is_eagle3, other_method
+from dflash_trt.checkpoints.drafter import drafter_format, is_eagle3, other_method
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
@@ -88,12 +88,12 @@ def target_layout(pair: Pair) -> Found:
 
 @check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
-    """Check the drafter's layout: speculators' has other names, often its own tables."""
-    kind, head = pair.drafter.values.get("speculators_model_type"), pair.method == "eagle3"
+    """Check the drafter's layout: others have other names, or tables of their own."""
+    form, head = drafter_format(pair.drafter.values), pair.method == "eagle3"
     whose = "that of EAGLE-3's authors" if head else "z-lab's"
     return Found(
-        kind is None,
-        f"the drafter is in {'the speculators format' if kind else 'its own layout'}; "
+        form == "z-lab",
+        f"the drafter is in {'its own layout' if form == 'z-lab' else f'the {form} format'}; "
         f"TensorRT-LLM reads {whose}",
         "Use a head in the layout of EAGLE-3's authors" if head else ZLABS,
     )

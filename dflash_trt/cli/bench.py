@@ -17,7 +17,7 @@ from dflash_trt.errors import RequestError
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(epilog="Example: dflash-trt bench engine build/pycode --methods plain,adaptive")
 def engine(
     directory: Built,
     prompts: Annotated[
@@ -43,7 +43,7 @@ def engine(
     output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Compare decoding methods in turns over the same prompts, in separate engines."""
+    """Compare decoding methods in turns over the same prompts."""
     from dflash_trt.bench import METHODS, Plan, engine_report, load_task, run_engine
     from dflash_trt.build import read_manifest
 
@@ -87,7 +87,7 @@ def engine(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog="Example: dflash-trt bench matrix build_configs/pycode.yaml --output loads")
 def matrix(
     config: Config,
     output: Annotated[
@@ -103,9 +103,9 @@ def matrix(
     requests: Annotated[int, typer.Option(min=1, help="Per load, at least twice its users.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
 ) -> None:
-    """Serve each method and measure it with AIPerf, for each number of users and prompts.
+    """Serve each method and measure it with AIPerf.
 
-    Resumes an interrupted run.
+    Each method is loaded with each number of users and each prompts. Resumes an interrupted run.
     """
     from dflash_trt.bench import Matrix, load_asked, matrix_table, run_matrix
     from dflash_trt.config import Method, load_config

@@ -3,37 +3,77 @@
 import os
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dflash_trt import __version__
 from dflash_trt.cli import bench, build, examine, serve
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
+GROUPS: Mapping[
+    str, Mapping[Callable[..., None] | str, str]
+] = {  # commands with an example of each
+    "Build": {
+        examine.inspect: "Qwen/Qwen3-8B@main z-lab/Qwen3-8B-DFlash-b16@main",
+        build.build: "build_configs/pycode.yaml --output build/pycode",
+        build.export: "vllm build_configs/dgx-b300/gpt-oss-120b.yaml > serve.sh",
+        build.schema: "> config.schema.json",
+    },
+    "Serve": {
+        serve.serve: "build/pycode --http-port 8000 --grpc-port 8001",
+        serve.generate: "'def main():' --max-tokens 64",
+        serve.update_drafter: "build/better --http-port 8000",
+        examine.doctor: "build/gpt-oss-120b",
+    },
+    "Measure": {
+        examine.plan: "build_configs/dgx-b300/gpt-oss-120b.yaml",
+        examine.verify: "build/pycode --prompts prompts.jsonl --max-tokens 128",
+        "bench": "engine build/pycode",
+    },
+    "Release": {
+        build.check: "build/pycode --key signer.pub",
+        build.sign: "build/pycode --key signer.pem",
+    },
+}
+
+
+class Commands(TyperGroup):
+    """Commands whose help lists them by group, with whole sentences."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self._about(ctx, name)) for name in map(_name, commands)]
+                )
+
+    def _about(self, ctx: Any, name: str) -> str:
+        command = self.get_command(ctx, name)
+        assert command is not None
+        return (command.help or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _name(command: Callable[..., None] | str) -> str:
+    return command if isinstance(command, str) else command.__name__.replace("_", "-")
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    build.build,
-    build.check,
-    examine.plan,
-    examine.inspect,
-    serve.serve,
-    serve.update_drafter,
-    serve.generate,
-    examine.verify,
-    examine.doctor,
-    build.sign,
-    build.export,
-    build.schema,
-):
-    app.command()(command)
-app.add_typer(bench.app, name="bench")
+for command, example in (each for group in GROUPS.values() for each in group.items()):
+    epilog = f"Example: dflash-trt {_name(command)} {example}"
+    if isinstance(command, str):
+        app.add_typer(bench.app, name=command, epilog=epilog)
+    else:
+        app.command(epilog=epilog)(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,17 +13,20 @@ from dflash_trt.decoding.speculation import walk
 
 AT_ONCE = 2**15  # largest number of logits for which sampling all nodes at once is faster
 Bools = npt.NDArray[np.bool_]
-Kept = tuple[Sequence[int], int]  # accepted drafts of a row (1: the first), and the next token
+Accepted = tuple[Sequence[int], int]  # accepted drafts of a row (1: the first), and the next token
 
 
-def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> list[Kept | None]:
+def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> list[Accepted | None]:
     """Decide which drafts of each row are accepted and which target token follows them.
+
+    From the anchor on, the draft that equals the target's choice is accepted, until none does
+    (`walk`).
 
     own `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN where
     its logits are not finite. logits `[n, D + 1, vocab]`. A row's result is None if its logits are
     not finite at a place it needs.
     """
-    kept: list[Kept | None] = [None] * len(own)
+    kept: list[Accepted | None] = [None] * len(own)
     rows: list[_Row] = []
     lines = zip(x.rows.tolist(), x.tokens.tolist(), x.sampling.tolist(), strict=True)
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
@@ -37,16 +40,16 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
             continue
         row = _Row(i, processor, place + known, drafts, parents_of(x, i), allowed)
         if not sampled:
-            row.known.update(enumerate(best))
+            row.chosen.update(enumerate(best))
         elif row.processor.needs_history:
             row.history = history_of(x, i)
         rows.append(row)
     at_once = logits.size <= AT_ONCE
-    asked = [(row, path) for row in rows if not row.known for path in row.first_paths(at_once)]
+    asked = [(row, path) for row in rows if not row.chosen for path in row.first_paths(at_once)]
     while rows:
         for (row, path), token in zip(asked, _sample(asked, logits), strict=True):
             node = _node(path)
-            row.known[node] = NO_TOKEN if own[row.i][node] == NO_TOKEN else token
+            row.chosen[node] = NO_TOKEN if own[row.i][node] == NO_TOKEN else token
         asked = []
         for row in rows:
             path, found = walk(row.drafts, row.parents, row.token_after)
@@ -58,7 +61,7 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     return kept
 
 
-def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Kept | None:
+def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Accepted | None:
     """Accept one chain greedily; own has at least one token more than drafts."""
     count = 0
     while count < len(drafts) and drafts[count] == own[count]:
@@ -72,12 +75,12 @@ class _Row:
 
     i: int
     processor: LogitsProcessor
-    place: int  # position in the text of the token after the anchor
+    next_position: int  # in the text, of the token after the anchor
     drafts: Sequence[int]
     parents: Sequence[int]
     allowed: Bools | None  # by the grammar, `[D + 1, vocab]`; None: any token
     history: list[int] = field(default_factory=list)  # up to the anchor, if needed
-    known: dict[int, int] = field(default_factory=dict)  # target's choice after each node
+    chosen: dict[int, int] = field(default_factory=dict)  # by the target, after each node
 
     def first_paths(self, at_once: bool) -> list[list[int]]:
         """Return the paths to sample first: all nodes if cheap, otherwise the anchor alone."""
@@ -88,7 +91,7 @@ class _Row:
         return found
 
     def token_after(self, path: Sequence[int]) -> int | None:
-        return self.known.get(_node(path))
+        return self.chosen.get(_node(path))
 
 
 def _node(path: Sequence[int]) -> int:
@@ -102,7 +105,7 @@ def _sample(asked: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[in
     flat = logits.reshape(-1, logits.shape[2])
     weights = flat.take([row.i * logits.shape[1] + _node(path) for row, path in asked], 0)
     params = [row.processor.sampling for row, _ in asked]
-    positions = [row.place + len(path) for row, path in asked]
+    positions = [row.next_position + len(path) for row, path in asked]
     for line, (row, path) in zip(weights, asked, strict=True):
         if row.allowed is not None:
             line[~row.allowed[_node(path)]] = -np.inf

@@ -1,6 +1,7 @@
 """The messages of a round: each field is a tensor of the Triton ensemble; a float has shape `[1]`.
 
-There are few, because each tensor costs time that matters with a small model.
+There are few, because each tensor costs time that matters with a small model. n sequences are in a
+step, S tokens of each at most, D drafts, K log-probabilities and C features.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
-DISCARD = -1  # as draft tokens wanted: none, and drop the features instead of buffering them
+DISCARD = -1  # as draft tokens wanted: none, and drop the features; 0: none, and buffer them
 FREED = -1  # as destination of a copy: the sequence has ended, or the block is dropped
 
 Int32 = npt.NDArray[np.int32]
@@ -30,10 +31,12 @@ class VerifyInput(NamedTuple):
     """
 
     # [3 + 4m]: first slot, draft tokens wanted (or DISCARD), candidates of each, then m copies to
-    # do first: from, to (or FREED), tokens, position of the first; numbers from KEPT on are blocks
-    # of `PrefixCache`, others slots
+    # do first: from, to (or FREED), tokens, position of the first; numbers from FIRST_BLOCK on are
+    # blocks of `PrefixCache`, others slots
     batch: Int64
-    rows: Int64  # [n, 4]: tokens 1..S, known tokens, position of the first, budget
+    # [n, 4]: number of tokens and of known ones, position of the first, and tokens still wanted: 0
+    # while a prompt goes on, 1 for no drafts
+    rows: Int64
     tokens: Int64  # [n, S]
     parents: Int64  # [n, S]: index of each token's parent, anchor 0; [n, 1]: all are chains
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
@@ -44,13 +47,14 @@ class VerifyInput(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The part of `VerifyOutput` that the loop needs if the drafter does not run."""
+    """What `verify` returns to the scheduler."""
 
     # [n, 3 + P]: accepted drafts (-1: the row failed), the target's token after them, number of
     # features from earlier rounds, accepted nodes of a tree (P is 0 for chains)
     results: Int64
     # [n, D + 1, 1 + K]: log-probabilities of each committed token and the K best; of a scored
-    # prompt chunk, of the token after each of its tokens
+    # prompt chunk, of the token after each of its tokens. [n, 1, 1] if not requested, and one more
+    # column with `include_drafting`
     logprobs: Float32
     logprob_ids: Int64  # [n, D + 1, 1 + K]: ids of these; [n, 1, 1] if not requested
     verify_seconds: float

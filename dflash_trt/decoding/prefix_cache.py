@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dflash_trt.engines import KEPT, EngineInfo
+from dflash_trt.engines import FIRST_BLOCK, EngineInfo
 
 BLOCK = 16  # tokens; a partial last block is prefilled again
 Key = tuple[str | int, tuple[int, ...]]  # cache salt or number of the previous block; tokens
@@ -34,10 +34,10 @@ class PrefixCache:
         """Make an empty cache of at most `blocks` blocks."""
         self._most = blocks
         self._blocks: OrderedDict[Key, Block] = OrderedDict()  # least recently used first
-        self._numbers = KEPT  # the next block's
+        self._numbers = FIRST_BLOCK  # the next block's
         self._dropped: list[int] = []  # to be dropped by the engines
         self._dropping: list[int] = []  # by the next step, if it does not fail
-        self._held = False
+        self._paused = False
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -56,7 +56,7 @@ class PrefixCache:
         self._touch(found)
         return found
 
-    def keep(
+    def insert(
         self, salt: str, tokens: Sequence[int], drafted: int
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Insert a sequence's blocks; the drafter's cache holds the first `drafted` tokens.
@@ -70,7 +70,7 @@ class PrefixCache:
             seen = start + BLOCK <= drafted
             block = self._blocks.get(key)
             if block is None:
-                if self._held or not self._make_room(path):
+                if self._paused or not self._make_room(path):
                     break
                 block = self._blocks[key] = Block(key, self._numbers, seen)
                 self._numbers += 1
@@ -95,10 +95,10 @@ class PrefixCache:
         self._dropping = []
         self._forget()
 
-    def hold(self, held: bool) -> None:
-        """Clear the cache and add nothing while held is true."""
-        self._held = held
-        if held:
+    def pause(self, paused: bool) -> None:
+        """Clear the cache and add nothing while paused is true."""
+        self._paused = paused
+        if paused:
             self._forget()
 
     def _forget(self) -> None:

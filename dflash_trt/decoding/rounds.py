@@ -1,4 +1,4 @@
-"""One round: verify, then draft, with few array operations, because they run cold."""
+"""One round: verify, then draft. NumPy calls are few: each costs microseconds per round."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import Kept, accept, parents_of
+from dflash_trt.decoding.acceptance import Accepted, accept, parents_of
 from dflash_trt.decoding.logits_processor import decode
 from dflash_trt.decoding.messages import (
     FREED,
@@ -24,7 +24,7 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.decoding.speculation import FeatureBuffer, ancestors, depths
-from dflash_trt.engines import KEPT, NOTHING, Engine
+from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
 
 
 def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
@@ -41,7 +41,7 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
     all_scored = n == 1 and decode(x.sampling[0]).scores_prompt(places[0])
-    before = known[0] - 1 if all_scored else 0  # rows scored before the last known token
+    before = known[0] - 1 if all_scored else 0  # logits before those of the last known token
     scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
     step = engine.step(first_slot, n, width, _visible(engine, max(places) + width), len(scored))
     step.inputs["tokens"][:, :asked] = x.tokens
@@ -91,7 +91,7 @@ def _clear_failed(engine: Engine, first_slot: int, results: Sequence[Sequence[in
 def _compact(engine: Engine, slot: int, place: int, path: list[int], features: Float32) -> None:
     """Move the accepted tokens of a tree to directly after the anchor."""
     if path != list(range(1, len(path) + 1)):
-        engine.keep_tokens(slot, place + 1, [node - 1 for node in path])
+        engine.compact_tokens(slot, place + 1, [node - 1 for node in path])
         features[1 : 1 + len(path)] = features[path]
 
 
@@ -106,7 +106,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     copy_slots(engine, copies)
     n, width = x.features.shape[:2]
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    # fill the whole block even if fewer drafts are wanted: their quality is better
+    # fewer wanted drafts do not shorten the block, because drafts are better in a whole one
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
         for (_, _, _, budget), (accepted, *_) in zip(rows, results, strict=True)
@@ -183,13 +183,14 @@ def _visible(engine: Engine, length: int) -> int:
 
 
 def copy_slots(engine: Engine, copies: list[int]) -> None:
+    """Copy what a step asks for; a slot that is freed needs no copy, and may hold anything."""
     for source, destination, tokens, start in slot_copies(copies):
-        if destination != FREED or source >= KEPT:
+        if destination != FREED or source >= FIRST_BLOCK:
             engine.move_row(source, destination, tokens, start)
 
 
 def committed_logprobs(
-    x: VerifyInput, kept: Sequence[Kept | None], logits: Float32
+    x: VerifyInput, kept: Sequence[Accepted | None], logits: Float32
 ) -> tuple[Float32, Int64]:
     """Return log-probabilities of committed tokens and of the K best, from unprocessed logits.
 
@@ -270,5 +271,5 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 
 def needs_drafter(x: VerifyInput) -> bool:
     """Return whether drafts are wanted, or slots or blocks must be copied in the drafter too."""
-    copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= KEPT)
+    copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= FIRST_BLOCK)
     return bool(x.batch[1] > 0 or copied.any())

@@ -23,7 +23,7 @@ from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan, depths
-from dflash_trt.engines import HELD, most_verified
+from dflash_trt.engines import MAX_BUFFERED, most_verified
 
 T = TypeVar("T")
 
@@ -104,9 +104,9 @@ class Scheduler:
         self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
         self._verified = 0  # tokens verified in the last round
-        self._undrafted = 0  # see `_without_drafts`; set at the last choice
+        self._undrafted = 0  # see `_without_drafts`; set when sequences or plan change
         self._rest = 0  # plain rounds left without a new choice
-        self._chosen_for = 0  # number of sequences at the last choice
+        self._chosen_for = 0  # sequences at the last choice; 0: the policy does not learn from it
         self._choosing = 0.0  # seconds of the last choice
         self.report: StepReport | None = None  # of the last `step`; None: nothing ran
 
@@ -157,7 +157,7 @@ class Scheduler:
                 new.started = time.monotonic()
                 if self.active == 1 and new.request.drafting:
                     self._policy.begin(bool(new.request.sampling.temperature))
-                drafted = self._drafts_first(new) or self._without_drafts([new]) != DISCARD
+                drafted = self._drafts_after_prompt(new) or self._without_drafts([new]) != DISCARD
                 slots.load(new, drafted=drafted)
         # alternate chunks and rounds: a long prompt delays others by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
@@ -177,10 +177,10 @@ class Scheduler:
             most = min(most, self._max_verified - 1)
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
-        drafts = self._drafts_first(sequence)
+        drafts = self._drafts_after_prompt(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
-        # blocks that the drafter has not seen are rarely reused
-        feed = sequence.buffered + count > HELD or (last and self._slots.keeps)
+        # run the drafter at the end of a prompt, or its cached blocks serve no request that drafts
+        feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.has_cache)
         if not wanted and feed:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]
@@ -190,7 +190,7 @@ class Scheduler:
         report.prompt_tokens = count
         if scored:
             output = sequence.score_prompt(output, count - last)
-        sequence.verified(count, wanted)
+        sequence.advance(count, wanted)
         if not last and output.results[0, 0] >= 0:
             return []
         # keep the current choice for others: with many short texts it would be redone constantly
@@ -201,11 +201,11 @@ class Scheduler:
         self._undrafted = self._without_drafts(decoding)
         self._commit([sequence], None, output, report, wanted)
         if sequence.finish_reason is None:
-            self._slots.keep(sequence)
+            self._slots.store_prefix(sequence)
         return [sequence]
 
-    def _drafts_first(self, sequence: SequenceState) -> bool:
-        """Return whether the drafter should run after this prompt."""
+    def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
+        """Return whether the drafter should run after the prompt, to draft its first round."""
         policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
         return sequence.request.drafting and policy.prefill(self.active, sampled)
 
@@ -227,7 +227,7 @@ class Scheduler:
             plan = self._choose(sequences)
             self._choosing = time.perf_counter() - start
         report = self._verify(sequences, plan)
-        # time only the last of consecutive plain rounds, which made no choice
+        # of several plain rounds in a row time only the last one, without the time of a choice
         if not self._rest and len(sequences) == self._chosen_for:
             took = time.perf_counter() - start - report.draft
             self._policy.timed(took, report.draft, self._choosing)
@@ -247,14 +247,14 @@ class Scheduler:
 
     def _room(self, sequences: Sequence[SequenceState]) -> int:
         """Return how many plain rounds fit the feature buffer before the drafter must run."""
-        return HELD - self._max_verified - max(sequence.buffered for sequence in sequences)
+        return MAX_BUFFERED - self._max_verified - max(sequence.buffered for sequence in sequences)
 
     def _without_drafts(self, sequences: Sequence[SequenceState]) -> int:
         """Return the draft tokens to request if the drafter does not run: 0 or DISCARD."""
         if not any(sequence.request.drafting for sequence in sequences):
             return DISCARD
         budget = max(sequence.budget for sequence in sequences)
-        return 0 if self._policy.holds(budget) else DISCARD
+        return 0 if self._policy.keeps_features(budget) else DISCARD
 
     def _verify(self, sequences: Sequence[SequenceState], plan: StepPlan) -> StepReport:
         rows, lines = [], []
@@ -317,10 +317,11 @@ class Scheduler:
             sources = proposal.sources(nodes) if proposal else []
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
-                sequence.verified(accepted + 1, wanted)
+                sequence.advance(accepted + 1, wanted)
                 sequence.end_round(proposal, nodes, committed, output.logprobs[i])
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
-                report.sequences.append((len(drafts), deepest, accepted))
+                # a text may end before its last accepted drafts
+                report.sequences.append((len(drafts), deepest, min(accepted, committed)))
                 report.choices.append(proposal.kind if proposal else "plain")
                 if proposal is not None and self._chosen_for:
                     self._policy.observe(proposal, accepted)

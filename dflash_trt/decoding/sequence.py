@@ -64,8 +64,8 @@ class SequenceState:
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated tokens
-    # per token, scored prompt tokens first: the token itself, then the best; 0 for the first of the
-    # prompt
+    # a list per token: its own log-probability, then the best. Prompt tokens come first, if
+    # requested; the very first one has 0
     logprobs: list[list[float]] = field(default_factory=list)
     logprob_ids: list[list[int]] = field(default_factory=list)  # token ids of `logprobs`
     sources: list[int] = field(default_factory=list)  # index in `SOURCES` of each token
@@ -75,7 +75,7 @@ class SequenceState:
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens accepted
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
-    position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
+    position: int = 0  # tokens in the target's KV cache: prompt and generated, but the last
     # for the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
@@ -109,11 +109,14 @@ class SequenceState:
 
     @property
     def round_budget(self) -> int:
-        """Budget passed to rounds; 1 at most if out of sync, which asks for no drafts."""
+        """Budget passed to rounds; at most 1 if out of sync, which leaves no room for drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
-    def verified(self, tokens: int, num_draft_tokens: int) -> None:
-        """Count tokens added to the target's KV cache; num_draft_tokens: wanted, or DISCARD."""
+    def advance(self, tokens: int, num_draft_tokens: int) -> None:
+        """Count tokens added to the target's KV cache; num_draft_tokens: wanted, or DISCARD.
+
+        Called before the commit of a prompt's first token, and after the commit of a round.
+        """
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD

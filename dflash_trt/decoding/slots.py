@@ -16,7 +16,7 @@ class Slots:
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
         self._cache = cache
-        self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # tokens, or whose all
+        self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # see `take_copies`
         self._used = 0  # slots used in the last step
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -28,7 +28,7 @@ class Slots:
         return len(self.decoding) + (self.prefilling is not None)
 
     @property
-    def keeps(self) -> bool:
+    def has_cache(self) -> bool:
         """Whether there is a prefix cache."""
         return self._cache is not None
 
@@ -46,14 +46,14 @@ class Slots:
         seen = next((i for i, each in enumerate(found) if not each.drafted), len(found))
         sequence.load(len(found) * BLOCK, seen * BLOCK)
 
-    def keep(self, sequence: SequenceState) -> None:
-        """Add a sequence to the prefix cache; while it runs, only tokens that both models have."""
+    def store_prefix(self, sequence: SequenceState) -> None:
+        """Add a sequence to the prefix cache; while it runs in sync, only what both models have."""
         if self._cache is None:
             return
         request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
         both = sequence.finish_reason is None and not sequence.out_of_sync
         tokens = tokens[: sequence.seen if both else sequence.position]
-        dropped, stored = self._cache.keep(request.cache_salt, tokens, sequence.seen)
+        dropped, stored = self._cache.insert(request.cache_salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
         self._copies += [(number, FREED, 0, 0) for number in dropped]
         self._copies += [(slot, number, BLOCK, start) for number, start in stored]
@@ -61,7 +61,7 @@ class Slots:
     def free(self, sequence: SequenceState) -> None:
         """Free a slot: the last decoding sequence moves into it, the one in prefill moves down."""
         if sequence.finish_reason != "error":
-            self.keep(sequence)
+            self.store_prefix(sequence)
         if sequence is self.prefilling:
             self.prefilling = None
             return
@@ -74,7 +74,10 @@ class Slots:
             self._move(last + 1, last, self.prefilling)
 
     def take_copies(self) -> list[int]:
-        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
+        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step.
+
+        A copy with a sequence in place of a number of tokens moves all of it.
+        """
         copies: list[int] = []
         for source, destination, tokens, start in self._copies:
             count = tokens.position if isinstance(tokens, SequenceState) else tokens

@@ -3,7 +3,7 @@
 from dflash_trt.engines.info import (
     COSTS_FILE,
     ENGINE_FILE,
-    HELD,
+    MAX_BUFFERED,
     EngineInfo,
     most_verified,
     rank_directory,
@@ -12,4 +12,4 @@ from dflash_trt.engines.info import (
     write_info,
 )
 from dflash_trt.engines.load import engine_kind, load_engine, load_engines, read_infos, roles
-from dflash_trt.engines.step import KEPT, NOTHING, Engine, Step
+from dflash_trt.engines.step import FIRST_BLOCK, NOTHING, Engine, Step

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import (
-    KEPT,
+    FIRST_BLOCK,
     NOTHING,
     BoundSteps,
     Step,
@@ -54,19 +54,19 @@ class LoadedEngine(ABC):
         if destination == NOTHING:
             self._blocks.pop(source, None)
             return
-        if destination >= KEPT:
+        if destination >= FIRST_BLOCK:
             self._blocks[destination] = [
                 self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
             ]
         for i, caches in enumerate(self._alike):
             rows = caches[:, :, :, start : start + tokens]
             found, moved = (
-                self._blocks[row][i] if row >= KEPT else rows[:, row]
+                self._blocks[row][i] if row >= FIRST_BLOCK else rows[:, row]
                 for row in (source, destination)
             )
             self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
 
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Compact a tree's accepted tokens; see `engines.step.Engine`."""
         moves = token_moves(start, kept)
         for caches in self._alike:

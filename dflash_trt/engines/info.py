@@ -11,7 +11,7 @@ from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
 COSTS_FILE = "costs.json"  # beside both engines, not part of a build: `speculation/costs.py`
-HELD = 256
+MAX_BUFFERED = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer

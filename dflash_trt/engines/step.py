@@ -8,8 +8,8 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo
 
-NOTHING = -1  # instead of a cache row: see `Engine.move_row`
-KEPT = 2**32  # numbers from here on are kept tokens outside the cache rows
+NOTHING = -1  # instead of a slot: see `Engine.move_row`
+FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
 
@@ -44,7 +44,7 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only steps, `move_row` and `keep_tokens` change the caches; a caller rolls back by passing a
+    Only steps, `move_row` and `compact_tokens` change the caches; a caller rolls back by passing a
     lower `write_index` next time.
     """
 
@@ -55,23 +55,23 @@ class Engine(Protocol):
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        """Return a step of the sequences in cache rows `row .. row+n-1`, to be filled and run.
+        """Return a step of the sequences in slots `row .. row+n-1`, to be filled and run.
 
-        width: tokens per sequence; visible: cache rows that the mask covers; scored: head rows in
-        all; context: a drafter's feature rows per sequence. The arrays belong to the engine: fill
-        all inputs before each run, because steps share memory; the next step overwrites the
-        outputs.
+        width: tokens per sequence; visible: tokens of a slot that the mask covers; scored: tokens
+        that get logits, in all; context: features per sequence, of a drafter. The arrays belong to
+        the engine: fill all inputs before each run, because steps share memory; the next step
+        overwrites the outputs.
         """
 
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        """Copy one sequence's tokens `start .. start+tokens-1` to the same place of another row.
+        """Copy the KV of tokens `start .. start+tokens-1` to the same place of another slot.
 
         NOTHING as source writes zeros: a masked entry must be finite, because it is multiplied by
-        0. One side may be a number from KEPT on: the tokens are stored under it, replacing what was
-        there, or loaded from it. NOTHING as destination drops them.
+        0. One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing
+        what was there, or loaded from it. NOTHING as destination drops them.
         """
 
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Compact the accepted tokens of a tree of drafts.
 
         In one sequence's cache, entries at `start + kept[j]` move to `start + j`; kept is

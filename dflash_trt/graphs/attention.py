@@ -12,7 +12,7 @@ from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
 from dflash_trt.graphs.positions import Positions
 
 Attend = Callable[[ir.Value, ir.Value], ir.Value]
-HIDDEN = -6e4  # masked score, within float16
+MASKED = -6e4  # masked score, within float16
 
 
 def attention_block(
@@ -22,7 +22,8 @@ def attention_block(
 
     `context` `[n, C, hidden_size]`, if given, is injected: it passes only through k_proj and
     v_proj, before the block's own keys and values (DFlash, KV injection). Keys and values are
-    written to the cache at `at.write_index`; the mask alone decides which rows are attended to.
+    written to the cache at `at.write_index`; the mask and the layer's window decide which rows are
+    attended to.
     """
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
@@ -82,7 +83,7 @@ def _attend(
     scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
     if cap is not None:
         scores = softcap(g, scores, cap)
-    scores = g.op("Where", mask, g.op("Reshape", scores, unfolded), g.number(HIDDEN))
+    scores = g.op("Where", mask, g.op("Reshape", scores, unfolded), g.number(MASKED))
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
         each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)

@@ -16,7 +16,7 @@ CANDIDATES = 16  # best tokens of a draft; sampling stays exact, see `propose`
 
 def candidates(spec: DrafterSpec) -> int:
     """Return the number of candidates per draft; fewer with a tiny vocabulary."""
-    return spec.selector.top_k if spec.selector else min(CANDIDATES, spec.head_size)
+    return spec.selector.top_k if spec.selector else min(CANDIDATES, spec.num_logits)
 
 
 def drafter_graph(

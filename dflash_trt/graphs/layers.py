@@ -114,12 +114,12 @@ def head(
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, g.spec.final_logit_softcapping)
-    logits = side_by_side(g, logits, g.spec.head_size)
+    logits = side_by_side(g, logits, g.spec.num_logits)
     # TopK even for one: ONNX Runtime's ArgMax is slower
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
         ids = g.op("Gather", token_ids, ids, axis=0)
-    g.output(logits, "logits", ir.DataType.FLOAT, ("r", g.spec.head_size))
+    g.output(logits, "logits", ir.DataType.FLOAT, ("r", g.spec.num_logits))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
     return Best(x, ids, values)

@@ -93,7 +93,7 @@ def _uneven(spec: DecoderSpec, ranks: int) -> Iterator[str]:
     numbers = [("num_attention_heads", spec.num_attention_heads), ("vocab_size", spec.vocab_size)]
     if isinstance(spec, DrafterSpec):
         numbers.append(("taps x hidden_size", len(spec.target_layer_ids) * spec.hidden_size))
-        numbers.append(("draft_vocab_size", spec.head_size))
+        numbers.append(("draft_vocab_size", spec.num_logits))
     for layer in spec.layers:
         heads = layer.num_key_value_heads
         if ranks % heads:  # otherwise each head is on several ranks

@@ -1,9 +1,10 @@
 """What fits on a machine: layouts, weights, caches and the drafter's context.
 
 TensorRT-LLM gives the KV cache a fraction of the memory left by the weights. The drafter's context
-is either in that pool (`attention_backend: TRTLLM`) or a dense arena with room for every sequence
-at its longest, (batch + 1) 2 L (max_seq_len + block) heads head_dim 2 bytes, which may take 0.7 of
-the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466).
+is either in that pool (`attention_backend: TRTLLM`, pull request 18343) or a dense arena (VANILLA,
+FA4; the pool has no room for it any more since pull request 19410) with room for every sequence at
+its longest, (batch + 1) 2 L (max_seq_len + block) heads head_dim 2 bytes, which may take 0.7 of the
+rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466).
 """
 
 from collections.abc import Iterator, Sequence

@@ -32,6 +32,7 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.models
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     measured_run = engine_run(measured / "run.json")
     assert len(measured_run.cells) == 2 * 2 * len(METHODS)

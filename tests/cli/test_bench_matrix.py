@@ -17,6 +17,8 @@ from pycode import PYCODE, demo_config, prompt_texts
 from dflash_trt.bench import Load, Matrix, matrix_table, run_matrix
 from dflash_trt.config import BuildConfig
 
+pytestmark = pytest.mark.models
+
 CONFIG = PYCODE.parents[1] / "build_configs" / "pycode.yaml"
 AIPERF = Path(__file__).parents[1] / "fakes" / "aiperf.py"
 OPTIONS = ("--concurrency", "1,2", "--requests", "2", "--max-tokens", "8")

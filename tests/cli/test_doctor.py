@@ -185,6 +185,7 @@ def test_only_gpus_that_cuda_may_use_count(
     assert bad(built) == {"gpu-count": "error"}
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) -> None:
     """Over the stand-in's `TorchLlmArgs`; what it refuses here we let through."""
@@ -200,6 +201,7 @@ def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) ->
     assert found.found.endswith(said)
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("decoding")
 def test_a_build_asks_tensorrt_llm_where_it_is_installed(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +275,7 @@ def first_generation(build: Path) -> tuple[str, str, float]:
     return finding.result, finding.found, float(found[1])
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_a_first_generation_says_what_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +291,7 @@ def test_a_first_generation_says_what_is_accepted(
     assert length > 1.5
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_a_drafter_that_is_not_the_published_one_is_found_out(pair: Path, tmp_path: Path) -> None:
     shutil.copytree(pair / "target", tmp_path / "target")
@@ -313,6 +317,7 @@ def test_a_generation_that_fails_names_its_log(
     assert "Traceback" in log.read_text()
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
     teach(make_pair(tmp_path, tied=False))

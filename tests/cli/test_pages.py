@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from commands import run
 from pages import FENCE, NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
 from test_metrics import _check_query
 
-from dflash_trt.cli.main import app
+from dflash_trt.cli.main import GROUPS, app
 from dflash_trt.config import load_config
 
 
@@ -45,6 +46,23 @@ def test_every_command_line_is_understood(page: str) -> None:
                 words = shlex.split(line[:-1] if line.count("'") % 2 else line)
                 if words and words[0].islower():
                     unfinished(words)
+
+
+def test_help_lists_whole_sentences_by_group_and_each_command_has_an_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run("--help").out
+    root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *GROUPS]
+    listed = re.findall(r"^  ([a-z-]+) ", text, re.MULTILINE)
+    assert sorted(name for name in listed if name in root) == sorted(root)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "..." not in text.partition("Options:")[2]
+    for name, command in {**root, **root["bench"].commands}.items():
+        example = command.epilog.removeprefix("Example: dflash-trt ").partition(" >")[0]
+        assert name in example.split()[:2]
+        assert not unfinished(shlex.split(example))
 
 
 def test_every_option_is_on_a_page() -> None:

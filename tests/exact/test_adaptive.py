@@ -139,7 +139,8 @@ def filled(case: Case) -> Case:
     return replace(case, requests=[*longest, *case.requests], texts=[*texts, *case.texts])
 
 
-@pytest.mark.parametrize("name", ["qwen3", *OTHERS])
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["qwen3", "windows", "llama", "dflash2"])
 def test_a_drafter_that_was_held_back_drafts_what_it_always_would(
     name: str, long_case_of: CaseOf
 ) -> None:

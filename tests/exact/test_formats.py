@@ -1,6 +1,6 @@
-"""Drafters in the formats of `speculators` and NVIDIA ModelOpt, and those of other methods.
+"""Drafters in the formats of `speculators`, NVIDIA ModelOpt and DeepSpec, and of other methods.
 
-`samples/` holds drafters that the two wrote themselves, with the logits they computed.
+`samples/` holds drafters that these wrote themselves, with the logits they computed.
 """
 
 import json
@@ -18,7 +18,7 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
 from families import DRAFTER, TARGET, to_speculators
 from op_profile import assert_in_profile
-from pairs import teach, tiny_tokenizer, write_pair
+from pairs import Pair, teach, tiny_tokenizer, write_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -54,6 +54,7 @@ def target_of(expected: Any, directory: Path) -> Path:
         "modelopt-bidirectional",
         "modelopt-causal",
         "modelopt-sinks",
+        "deepspec-dflash",
     ],
 )
 def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_path: Path) -> None:
@@ -66,12 +67,13 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
         assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
     engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
     reduced = name == "speculators-reduced"
-    assert drafter.spec.sample_from_anchor is reduced
+    from_anchor = name in ("speculators-reduced", "deepspec-dflash")
+    assert drafter.spec.sample_from_anchor is from_anchor
     for i, (start, logits) in enumerate(zip(expected["starts"], expected["logits"], strict=True)):
         output = drafter_step(
             engine, expected["features"][seen:start], expected["text"][start], seen
         )
-        drafts = logits if reduced else logits[1:]
+        drafts = logits if from_anchor else logits[1:]
         np.testing.assert_allclose(output["logits"], drafts, atol=1e-4, rtol=0)
         best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
         ids = draft_token_ids(drafter.weights, drafter.spec) if reduced else np.arange(64)
@@ -116,31 +118,55 @@ def test_a_selector_over_a_reduced_head(tmp_path: Path) -> None:
         load_drafter(drafter)
 
 
-@pytest.fixture(scope="module", params=["full", "reduced", "from-anchor"])
-def speculators(
+def to_deepspec(pair: Pair, directory: Path) -> None:
+    """A z-lab drafter rewritten as DeepSpec saves it, with the target's tables as its own."""
+    config = json.loads((pair.drafter_dir / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": 0,
+        **config.pop("dflash_config"),
+    }
+    target = load_file(pair.target_dir / "model.safetensors")
+    tables = {
+        "embed_tokens.weight": target["model.embed_tokens.weight"],
+        "lm_head.weight": target["lm_head.weight"],
+    }
+    directory.mkdir()
+    save_file(
+        load_file(pair.drafter_dir / "model.safetensors") | tables, directory / "model.safetensors"
+    )
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module", params=["full", "reduced", "from-anchor", "deepspec"])
+def rewritten(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[BuiltPair, list[int]]:
-    """A taught pair whose drafter is in the speculators format, and the tokens it can draft."""
-    directory, from_anchor = tmp_path_factory.mktemp("pair"), request.param == "from-anchor"
+    """A taught pair whose drafter is in another format, and the tokens it can draft."""
+    directory, form = tmp_path_factory.mktemp("pair"), request.param
+    from_anchor = form in ("from-anchor", "deepspec")
     pair = write_pair(directory, LlamaConfig(**TARGET), DRAFTER)
     texts = teach(pair, first=0 if from_anchor else 1)
     ids = list(range(320))
-    if request.param != "full":  # one of the texts' tokens in six cannot be drafted
+    if form in ("reduced", "from-anchor"):  # one of the texts' tokens in six cannot be drafted
         used = sorted({token for text in texts for token in text})
         ids = sorted({*ids[::3], *used} - {*used[::6]})
-    to_speculators(pair, directory / "speculators", from_anchor=from_anchor, ids=ids)
+    if form == "deepspec":
+        to_deepspec(pair, directory / "rewritten")
+    else:
+        to_speculators(pair, directory / "rewritten", from_anchor=from_anchor, ids=ids)
     engines = directory / "engines"
     target, drafter = build_engines(
-        pair.target_dir, directory / "speculators", engines, slots=SLOTS, max_seq_len=MAX_SEQ_LEN
+        pair.target_dir, directory / "rewritten", engines, slots=SLOTS, max_seq_len=MAX_SEQ_LEN
     )
     built = BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
     return built, ids
 
 
 def test_same_text_and_as_many_drafts_kept_as_the_reference(
-    speculators: tuple[BuiltPair, list[int]],
+    rewritten: tuple[BuiltPair, list[int]],
 ) -> None:
-    built, ids = speculators
+    built, ids = rewritten
     pair, spec = built.pair, built.drafter.spec
     drafts = 8 if spec.sample_from_anchor else 7
     assert spec.block_size == drafts + 1
@@ -162,9 +188,9 @@ def test_same_text_and_as_many_drafts_kept_as_the_reference(
 
 
 def test_sampled_drafts_are_of_the_reduced_vocabulary(
-    speculators: tuple[BuiltPair, list[int]],
+    rewritten: tuple[BuiltPair, list[int]],
 ) -> None:
-    built, ids = speculators
+    built, ids = rewritten
     outputs = []
 
     def run(x: Any) -> Any:

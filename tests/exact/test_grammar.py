@@ -131,6 +131,7 @@ def test_forced_tokens_are_drafts_for_free(case: Case) -> None:
 # --- the JSON Schema Test Suite -------------------------------------------------------------------
 
 
+@pytest.mark.models
 def test_answers_under_schemas_of_the_suite_are_valid(built_pair: BuildPair) -> None:
     """Some of its schemas (MIT license), greedy and sampled; with drafts and without alike."""
     cases = json.loads((SAMPLES / "json_schemas.json").read_text(encoding="utf-8"))

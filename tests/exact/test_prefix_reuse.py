@@ -18,7 +18,7 @@ from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceStat
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.speculation import FeatureBuffer, Fixed, Policy
-from dflash_trt.engines import KEPT, NOTHING
+from dflash_trt.engines import FIRST_BLOCK, NOTHING
 from dflash_trt.engines.onnxruntime import Engine
 
 SYSTEM = np.random.default_rng(5).integers(300, size=5 * BLOCK + 3).tolist()
@@ -138,10 +138,10 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
         return buffer.pass_on(x, [0], features)[1]
 
     pass_on(0, 0)
-    pass_on(BLOCK, 0, 0, KEPT, BLOCK, 0)
+    pass_on(BLOCK, 0, 0, FIRST_BLOCK, BLOCK, 0)
     assert pass_on(2 * BLOCK, 3) == [2 * BLOCK]
     pass_on(0, 0)
-    assert pass_on(BLOCK, 3, KEPT, 0, BLOCK, 0) == [0]
+    assert pass_on(BLOCK, 3, FIRST_BLOCK, 0, BLOCK, 0) == [0]
 
 
 def test_an_engine_keeps_the_tokens_that_it_was_told(built_pair: BuildPair) -> None:
@@ -152,15 +152,15 @@ def test_an_engine_keeps_the_tokens_that_it_was_told(built_pair: BuildPair) -> N
         for caches in engine._alike:
             caches[:] = dice.standard_normal(caches.shape)
         before = [caches.copy() for caches in engine._alike]
-        engine.move_row(1, KEPT + 5, 7, 20)
+        engine.move_row(1, FIRST_BLOCK + 5, 7, 20)
         for caches in engine._alike:
             caches[:, 1] = 0
-        engine.move_row(KEPT + 5, 2, 7, 20)
-        assert engine._blocks.keys() == {KEPT + 5}
+        engine.move_row(FIRST_BLOCK + 5, 2, 7, 20)
+        assert engine._blocks.keys() == {FIRST_BLOCK + 5}
         for was, caches in zip(before, engine._alike, strict=True):
             assert (caches[:, 2, :, 20:27] == was[:, 1, :, 20:27]).all()
             assert (caches[:, 2, :, :20] == was[:, 2, :, :20]).all()
             assert (caches[:, 2, :, 27:] == was[:, 2, :, 27:]).all()
-        engine.move_row(KEPT + 5, NOTHING, 0)
-        engine.move_row(KEPT + 5, NOTHING, 0)  # is gone
+        engine.move_row(FIRST_BLOCK + 5, NOTHING, 0)
+        engine.move_row(FIRST_BLOCK + 5, NOTHING, 0)  # is gone
         assert engine._blocks == {}

@@ -73,6 +73,7 @@ def test_same_text_and_same_rounds(demo: Demo) -> None:
     assert tau >= BAR
 
 
+@pytest.mark.models
 def test_served_text(demo: Demo, built: Path) -> None:
     with running_server(built) as ports:
         for text, greedy in zip(prompt_texts(), demo.greedy, strict=True):

@@ -140,8 +140,8 @@ def assert_kept_tokens_are_a_chain(engine: AnyEngine, atol: float) -> None:
             target_step(engine, text[:start], start=0, row=row)
         whole = target_step(engine, tokens, start, 1, TREE)["logits"][kept].copy()
         engine.move_row(1, 2, end)
-        engine.keep_tokens(1, start, kept)
-        engine.keep_tokens(1, start, range(len(kept)))  # are there already
+        engine.compact_tokens(1, start, kept)
+        engine.compact_tokens(1, start, range(len(kept)))  # are there already
         chain = target_step(engine, [tokens[i] for i in kept], start)["logits"].copy()
         np.testing.assert_allclose(whole, chain, atol=atol, rtol=0)
         chain, moved, unmoved = (

@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_trt.decoding import SequenceState
 from dflash_trt.decoding.speculation import Policy, Proposal, Proposer, Row, StepPlan
-from dflash_trt.engines.info import HELD, EngineInfo
+from dflash_trt.engines.info import MAX_BUFFERED, EngineInfo
 
 Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -62,7 +62,7 @@ class AtRandom(Policy):
     def prefill(self, n: int, sampled: bool) -> bool:
         return bool(self._dice.random() < 0.5)
 
-    def holds(self, budget: int) -> bool:
+    def keeps_features(self, budget: int) -> bool:
         return bool(self._dice.random() >= self._dropping)
 
 
@@ -89,7 +89,7 @@ class Guesses(Proposer):
     def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences), strict=True):
-            assert sequence.buffered <= HELD
+            assert sequence.buffered <= MAX_BUFFERED
             assert not (sequence.out_of_sync and sequence.candidates)
             self.lost += sequence.out_of_sync
             if sequence.candidates is not None:

@@ -75,9 +75,9 @@ class Ranks:
         for rank in self._ranks:
             rank.move_row(source, destination, tokens, start)
 
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         for rank in self._ranks:
-            rank.keep_tokens(row, start, kept)
+            rank.compact_tokens(row, start, kept)
 
     def _run(self, row: int, n: int, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         caches = [rank.caches(row, n) for rank in self._ranks]

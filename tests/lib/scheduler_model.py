@@ -25,7 +25,7 @@ from dflash_trt.decoding.acceptance import parents_of
 from dflash_trt.decoding.messages import FREED, no_drafts, slot_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.speculation import Proposer, walk
-from dflash_trt.engines import KEPT
+from dflash_trt.engines import FIRST_BLOCK
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
 WORDS = [[word] * BLOCK for word in range(3)]  # texts of few words often begin alike
@@ -98,9 +98,9 @@ class MadeUpEngine:
             self.memory.pop(source, None)
             return
         held = self.memory[source]
-        values = held[:tokens] if source >= KEPT else held[start : start + tokens]
+        values = held[:tokens] if source >= FIRST_BLOCK else held[start : start + tokens]
         assert len(values) == tokens, "what is copied is not there"
-        if to >= KEPT:
+        if to >= FIRST_BLOCK:
             self.memory[to] = values
             return
         row = self.memory.setdefault(to, [])
@@ -247,8 +247,8 @@ class SchedulerModel(RuleBasedStateMachine):
         for sequence in self.scheduler.sequences:
             sequence.lose_drafter()
         if self.cache is not None:
-            self.cache.hold(True)
-            self.cache.hold(False)
+            self.cache.pause(True)
+            self.cache.pause(False)
 
     @invariant()
     def each_is_in_one_place(self) -> None:
@@ -279,6 +279,6 @@ class SchedulerModel(RuleBasedStateMachine):
             # what the next step would do
             for each in slot_copies(self.scheduler._slots.take_copies()):
                 self.engine._copy(*each)
-            dropped, _ = self.cache.keep("", [], 0)
-            kept = {number for number in self.engine.memory if number >= KEPT}
+            dropped, _ = self.cache.insert("", [], 0)
+            kept = {number for number in self.engine.memory if number >= FIRST_BLOCK}
             assert len(kept - {*dropped}) == len(self.cache), "a block that nobody knows of"

@@ -86,7 +86,7 @@ class TableModel:
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         pass
 
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         pass
 
 

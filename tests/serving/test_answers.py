@@ -1,11 +1,12 @@
 """What a choice looks like in OpenAI's API, whole and in pieces; no server."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from dflash_trt.chat import Answer, parse_tools
-from dflash_trt.chat.formats import HERMES, REASONING_TAGS
+from dflash_trt.chat import HARMONY, Answer, parse_tools
+from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
 from dflash_trt.serving.app.answers import ChoiceWriter
 from dflash_trt.serving.client import Chunk, Summary
 
@@ -23,9 +24,9 @@ def chunk(text: str, reason: str = "", **values: Any) -> Chunk:
     return Chunk(text, [], [], summary(reason) if reason else None, **values)
 
 
-def chat_writer(*, stream: bool, **options: Any) -> ChoiceWriter:
+def chat_writer(*, stream: bool, form: Format = HERMES, **options: Any) -> ChoiceWriter:
     def answer(thinking: bool) -> Answer:
-        return Answer(HERMES, TOOLS, REASONING_TAGS[0], thinking=thinking)
+        return Answer(form, TOOLS, REASONING_TAGS[0], thinking=thinking)
 
     return ChoiceWriter(lambda _: b"", False, stream, answer, **options)
 
@@ -57,6 +58,47 @@ def test_a_piece_has_one_kind_of_news(text: str, expected: str) -> None:
                 [kind] = kinds(written)
                 found += [] if found[-1:] == [kind] else [kind]
         assert found == expected.split()
+
+
+HARMONY_CALLS = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Sure."
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    '{"a": 1}<|call|><|start|>assistant<|channel|>commentary to=functions.g '
+    '<|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [(HERMES, f"<think>\nHm.\n</think>\n\nSure.\n{CALLS}"), (HARMONY, HARMONY_CALLS)],
+    ids=["hermes", "harmony"],
+)
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 16, 1000])
+def test_a_step_may_span_the_end_of_a_call_and_what_follows(
+    form: Format, text: str, size: int
+) -> None:
+    """vllm 55284, PR 53638, 41967: the first call's arguments were lost, a marker was said.
+
+    vllm 30204, PR 26291, TensorRT-LLM 9256: so were words where channels change. Wherever the
+    first step ends, and however long the next ones are.
+    """
+    for first in range(len(text)):
+        writer = chat_writer(stream=True, form=form)
+        cut = [0, *range(first or size, len(text), size), len(text)]
+        steps = [text[start:end] for start, end in pairwise(cut)]
+        told = {"reasoning_content": "", "content": ""}
+        calls = list[list[str]]()
+        for at, step in enumerate(steps):
+            for piece in writer.write(chunk(step, "stop" if at == len(steps) - 1 else "")):
+                for kind in told:
+                    told[kind] += piece["delta"].get(kind) or ""
+                for call in piece["delta"].get("tool_calls", []):
+                    function = call["function"]
+                    calls += [[function["name"], ""]] if "name" in function else []
+                    assert call["index"] == len(calls) - 1
+                    calls[-1][1] += function["arguments"]
+        assert told == {"reasoning_content": "Hm.", "content": "Sure."}
+        assert calls == [["f", '{"a": 1}'], ["g", '{"a": 1}']]
 
 
 def test_logprobs_and_rounds_come_with_the_last_news_and_once() -> None:

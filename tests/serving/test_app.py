@@ -239,6 +239,7 @@ def test_large_bodies(door: Door) -> None:
     assert len(door.triton.seen) == 1
 
 
+@pytest.mark.models
 def test_half_a_body_is_closed(door: Door) -> None:
     with door.connect(post_bytes(GENERATE, b"{ }")[:-2]) as connection:
         begun = time.monotonic()
@@ -249,6 +250,7 @@ def test_half_a_body_is_closed(door: Door) -> None:
     assert b" 408 " in answer
 
 
+@pytest.mark.models
 def test_many_at_once(door: Door) -> None:
     barrier = threading.Barrier(16)
 

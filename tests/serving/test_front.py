@@ -68,9 +68,12 @@ def test_max_tokens_defaults_to_128_or_what_fits(front: RequestHandler) -> None:
     assert ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
 
 
-def test_a_cancelled_request_stops(front: RequestHandler, model: CountingModel) -> None:
+@pytest.mark.parametrize("scored", [{}, {"logprobs": 2}])  # Triton was reported to crash
+def test_a_cancelled_request_stops(
+    scored: dict[str, int], front: RequestHandler, model: CountingModel
+) -> None:
     model.pause.clear()
-    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True, **scored)
     reply.gone.set()
     part = reply.next()[0]  # although a round may be waiting
     if part != "CANCELLED":

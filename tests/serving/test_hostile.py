@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
+import pytest
 import strategies
 from hypothesis import given, seed, settings
 from tritonclient.grpc import service_pb2_grpc
@@ -20,6 +21,7 @@ MOST_SECONDS = 10.0  # of one answer
 INDISCREET = ("Traceback", "/site-packages/", ".py")
 
 
+@pytest.mark.models
 def test_hostile_requests(built: Path) -> None:
     codes: Counter[str] = Counter()
     slowest = 0.0

@@ -54,6 +54,7 @@ def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> N
             Server(built, free_ports(), Security(), file)
 
 
+@pytest.mark.models
 def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path) -> None:
     """`serve --log-format json`: our lines of the log and of the output are objects; a request
     has its id in the answer, in the access line, and in the model's line when it is refused."""
@@ -102,6 +103,7 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
     assert {x["request_id"] for x in refused} == {"refused", "plain", "wrong", "by-grpc", "own"}
 
 
+@pytest.mark.models
 def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
     process = subprocess.Popen(
         serve_command(built, free_ports()), stdout=subprocess.PIPE, text=True
@@ -117,6 +119,7 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
     file.parent.rmdir()
 
 
+@pytest.mark.models
 def test_it_can_all_go_to_the_output(built: Path) -> None:
     options = ("--log-file=/dev/stdout", "--log-format=json")
     process = subprocess.Popen(

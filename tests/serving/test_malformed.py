@@ -25,6 +25,8 @@ from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.run import running_server
 
+pytestmark = pytest.mark.models
+
 COUNT = int(os.environ.get("MALFORMED_COUNT", "300"))
 SEED = int(os.environ.get("MALFORMED_SEED", "0"))
 WAIT = 60.0

@@ -255,6 +255,7 @@ def test_without_a_server_the_fix_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         launch.find_binary(tmp_path)
 
 
+@pytest.mark.models
 def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
@@ -312,6 +313,7 @@ def test_a_server_that_dies_is_reported_and_cleaned_up(built: Path) -> None:
     assert not list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("crashes", [1, 3])
 def test_a_server_that_crashes_while_it_starts_is_started_again(
     built: Path, crashes: int, monkeypatch: pytest.MonkeyPatch
@@ -335,6 +337,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
     shutil.rmtree(server.log.path.parent, ignore_errors=True)
 
 
+@pytest.mark.models
 def test_a_server_that_hangs_while_it_loads_is_started_again(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

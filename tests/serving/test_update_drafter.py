@@ -102,6 +102,7 @@ def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         process.wait(WAIT)
 
 
+@pytest.mark.models
 def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Served) -> None:
     with asking(served.ports, 8) as texts:
         said = served.update("drafter")

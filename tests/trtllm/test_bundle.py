@@ -108,6 +108,7 @@ def test_linked_checkpoints_stay_where_they_are(pair: Path) -> None:
     assert build(settings, pair / "linked", quiet).built
 
 
+@pytest.mark.models
 def test_a_target_on_the_hub_stays_there(original: Path, tmp_path: Path) -> None:
     """Only its config and tokenizer are fetched; the branch becomes the commit that it was."""
     file = tmp_path / "pair.yaml"
@@ -148,6 +149,7 @@ print(args.pop("model"), args)
 """
 
 
+@pytest.mark.models
 def test_a_target_on_the_hub_is_given_as_a_folder(original: Path, tmp_path: Path) -> None:
     """Without gpt-oss's further copies of its weights, and found again without a network."""
     target = Path(shutil.copytree(original / "target", tmp_path / "target"))
@@ -239,6 +241,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.models
 def test_memory_does_not_grow_with_the_checkpoint(pair: Path) -> None:
     size, large = 400 << 20, pair / "large.safetensors"
     small = (pair / "target" / "model.safetensors").read_bytes()
@@ -334,6 +337,7 @@ def test_a_path_with_a_space_is_said_before_triton_stumbles(
     assert not Path(launchers["RECORD"]).exists()
 
 
+@pytest.mark.models
 def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     runtime.mkdir()

@@ -10,11 +10,17 @@ from dflash_trt.tensorrt_llm import faults as module
 from dflash_trt.tensorrt_llm.faults import look_up
 
 PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "TRTLLM"}}
+EVICTS = {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}
 # arguments, compute capability and target that the fault touches, and a neighbor that it does not
 TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], int, str]]] = {
-    "16827": (
-        ({"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}, 100, "GptOss"),
-        ({}, 100, "GptOss"),
+    "16827": ((EVICTS, 100, "GptOss"), ({}, 100, "GptOss")),
+    "18891": (
+        ({**EVICTS, "guided_decoding_backend": "xgrammar"}, 100, "GptOss"),
+        ({"guided_decoding_backend": "xgrammar"}, 100, "GptOss"),
+    ),
+    "17371": (
+        ({**PAGED, "cache_transceiver_config": {"backend": "NIXL"}}, 100, "GptOss"),
+        ({"cache_transceiver_config": {"backend": "NIXL"}}, 100, "GptOss"),
     ),
     "16448": (({"kv_connector_config": {"connector": "kvbm"}}, 90, "Llama"), ({}, 90, "Llama")),
     "v1.4.0rc1": (

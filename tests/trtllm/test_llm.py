@@ -110,6 +110,7 @@ def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) 
         assert _ask(front, **neutral)[-1].finish_reason == ["length"]
 
 
+@pytest.mark.models
 def test_a_grammar_becomes_a_guide_where_the_build_has_them(
     tensorrt_llm: ModuleType, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
         wait_until(lambda: _live(decoder) == 0)
 
 
+@pytest.mark.models
 def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {"max_batch_size": 1}) as (front, _, _):
         first, both = Reply(), Reply()  # `both`: of two requests, in order
@@ -272,6 +274,7 @@ def test_a_dead_engine_ends_the_process(
         assert ended.wait(WAIT)
 
 
+@pytest.mark.models
 def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build, marker = write_llm_build(tmp_path / "build", PAIR, ARGS), tmp_path / "dies"
     monkeypatch.setenv("STANDIN_DIES", str(marker))
@@ -347,6 +350,7 @@ def _check_what_is_told(api: openai.OpenAI, text: str, port: int) -> None:
     assert page["schema"] is False
 
 
+@pytest.mark.models
 def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path: Path) -> None:
     build = write_llm_build(tmp_path / "build", PAIR, ARGS)
     with (build / "engines" / "tensorrt_llm" / "llm_args.yaml").open("a") as file:

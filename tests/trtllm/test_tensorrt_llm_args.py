@@ -225,6 +225,8 @@ def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
     slot = 2 * 8 * (131072 + 10) * 1 * 64 * 2
     budget = int((143771 * (1 << 20) - TARGET_GIB * GIB // 8 - 4 * GIB) * (1 - 0.8) * 0.7)
     fits = budget // slot - 1
+    with_fa4 = Setup(engine={**H200, "concurrency": 999}, args=spec(attention_backend="FA4"))
+    assert chosen(deploy, with_fa4).max_batch_size == fits
     assert chosen(deploy, Setup(engine={**H200, "concurrency": 999})).max_batch_size == fits
     # with attention-DP each rank has all eight KV heads
     alone = Setup(engine={**H200, "objective": "throughput", "concurrency": 999})

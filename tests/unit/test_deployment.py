@@ -150,6 +150,7 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert f"nvcr.io/nvidia/tensorrt-llm/release:{version}\n" in text
 
 
+@pytest.mark.models
 def test_the_image_has_all_that_is_imported() -> None:
     """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
     text = (deployment.TEMPLATES / "tensorrt_llm" / "Dockerfile").read_text()
@@ -414,6 +415,7 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
     assert not healthy(port)  # nobody listens
 
 
+@pytest.mark.models
 def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
     write(tmp_path, made())
     ports = free_ports()

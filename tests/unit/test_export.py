@@ -1,6 +1,7 @@
 """Scripts for other engines: their options are published ones, and the shell agrees."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from builds import config_of
+from builds import config_of, edit
 from commands import run
 from exported import PUBLISHED, assert_published, commands
 from pairs import make_pair
@@ -106,6 +107,9 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
         "method": "dflash",
         "model": str(pair / "drafter"),
         "num_speculative_tokens": 7,
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": "block",
+        "enable_adaptive_verification": True,
     }
     assert drafter.keys() <= set(PUBLISHED["vllm"]["speculative_config"])
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
@@ -138,16 +142,72 @@ def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.Monke
     drafter = json.loads(words[words.index("--speculative-config") + 1])
     assert drafter["attention_backend"] == "flash_attn"
     assert words[words.index("--attention-backend") + 1] == "triton_attn"
-    assert "# Take a release from after July 2026" in script
+    assert "# needs vllm>=0.33" in script
+
+
+@pytest.mark.parametrize(
+    ("speculation", "engine", "expected"),
+    [
+        ({}, {}, {"enable_adaptive_verification": True}),
+        ({}, {"objective": "latency"}, {}),  # with few users it loses
+        ({"policy": "fixed"}, {}, {}),
+        ({}, {"hardware": "l40s"}, {}),  # FlashAttention 2
+        (
+            {},
+            {"args": {"speculative_config": {"draft_len_schedule": {32: 7, 256: 3}}}},
+            {"num_speculative_tokens_per_batch_size": [[1, 32, 7], [33, 256, 3]]},
+        ),
+    ],
+)
+def test_vllm_verifies_as_the_policy_does(
+    speculation: dict[str, Any], engine: dict[str, Any], expected: dict[str, Any], pair: Path
+) -> None:
+    if "hardware" in engine:  # a machine of one's own
+        flops = {"bf16": 3.6e14, "fp8": 7.3e14}
+        card = {"name": "L40S", "sm": 89, "memory_bytes": 48 << 30, "bandwidth": 8.6e11}
+        card |= {"flops": flops, "link_bandwidth": 3.2e10}
+        engine = {"hardware": {"name": "l40s", "gpus": 2, "gpu": card}}
+    section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
+    config = config_of(pair, engine=section, speculation=speculation)
+    (words,) = commands(written(config, "vllm"))
+    drafter = json.loads(option(words, "--speculative-config") or "")
+    names = ("enable_adaptive_verification", "num_speculative_tokens_per_batch_size")
+    assert {name: drafter[name] for name in names if name in drafter} == expected
+
+
+def test_what_vllm_makes_of_the_drafters_positions_is_said(pair: Path, tmp_path: Path) -> None:
+    drafter = Path(shutil.copytree(pair / "drafter", tmp_path / "drafter"))
+    edit(drafter, max_position_embeddings=256)
+    config = made(pair, drafter)
+    said = "The drafter knows 256 positions. Where its RoPE is scaled (YaRN), vLLM's V2 runner"
+    assert said not in written(config, "vllm")
+    serving = config.serving.model_copy(update={"max_seq_len": 400})
+    assert said in written(config.model_copy(update={"serving": serving}), "vllm")
 
 
 def test_attention_of_each_rank_is_said_and_counted(pair: Path) -> None:
     args = {"enable_attention_dp": True}
-    for engine, option in (("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")):
+    for engine, name in (("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")):
         script = written(made(pair, concurrency=6, args=args), engine)
-        assert f"{engine} gets tensor parallelism only" in script
+        assert ("vllm gets tensor parallelism only" in script) == (engine == "vllm")
         (words,) = commands(script)
-        assert words[words.index(option) + 1] == "6"
+        assert option(words, name) == "6"
+    assert option(words, "--attn-dp-size") == "2"
+    assert "--enable-dp-lm-head" in words
+    section = {"kind": "tensorrt_llm", "gpus": 2, "args": args}
+    lookup = config_of(pair, drafter=None, engine=section, speculation={"method": "ngram"})
+    script = written(lookup, "sglang")  # which refuses the two together
+    assert "sglang gets tensor parallelism only" in script
+    assert "--attn-dp-size" not in script
+
+
+def test_sglang_verifies_the_drafts_that_it_samples_as_a_block(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = "--speculative-use-block-verification"
+    assert block not in written(made(pair), "sglang")
+    monkeypatch.setattr(Model, "architecture", "DFlash2DraftModel")
+    assert block in written(made(pair), "sglang")
 
 
 def test_sglang_counts_the_anchor(pair: Path) -> None:
@@ -194,6 +254,17 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
     assert built["speculative_config"].pop("speculative_model") == str(pair / "drafter")
     assert args["speculative_config"].pop("speculative_model") == "/models/drafter"
     assert args == built
+    frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
+    assert frontend["command"] == ["python3", "-m", "dynamo.frontend"]
+    assert frontend["image"] == "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1"
+    tail = {"speculative_config": {"context_recompute_tail": 64}}
+    config = made(pair, args=tail).model_copy(update=hub)
+    serving = config.serving.model_copy(update={"prefix_cache": "recompute_tail"})
+    text = written(config.model_copy(update={"serving": serving}), "dynamo")
+    assert "No prompt is reused: TensorRT-LLM 1.3.0rc29 runs no tail of it again" in text
+    args = yaml.safe_load(next(yaml.safe_load_all(text))["data"]["llm_args.yaml"])
+    assert "context_recompute_tail" not in args["speculative_config"]
+    assert args["kv_cache_config"]["enable_block_reuse"] is False
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -211,6 +282,13 @@ def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
         with pytest.raises(PairError, match=f"{engine} does not read drafters in the speculators"):
             written(config, engine)
     assert str(other) in written(config, "vllm")
+    config = made(pair, other.with_name("deepspec-dflash"))
+    for engine in ("sglang", "trtllm-serve"):
+        with pytest.raises(PairError, match=f"{engine} does not read drafters in the DeepSpec"):
+            written(config, engine)
+    for name in ("deepspec-dflash", "speculators-reduced"):
+        with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's row"):
+            written(made(pair, other.with_name(name)), "vllm")
 
 
 def test_the_command(pair: Path, tmp_path: Path) -> None:

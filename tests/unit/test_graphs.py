@@ -66,6 +66,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_build_memory_is_bounded_by_the_largest_tensor(tmp_path: Path, ranks: int) -> None:
     hidden, wide, layers, vocab = 512, 2048, 24, 1024

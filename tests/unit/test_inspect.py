@@ -336,6 +336,7 @@ def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
         build(config, pair / "other", lambda *_: None)
 
 
+@pytest.mark.models
 def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
     prompts = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)[:2]
     (tmp_path / "prompts.jsonl").write_text("".join(prompts))

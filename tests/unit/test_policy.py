@@ -280,6 +280,7 @@ def closed(costs: Costs, n: int) -> Adaptive:
     return policy
 
 
+@pytest.mark.models
 def test_is_near_the_best_fixed_width() -> None:
     shares = []
     for right, token, drafter in product((0.2, 0.5, 0.7, 0.95), (0.02, 0.1, 0.3), (0.05, 0.4, 1)):
@@ -380,19 +381,23 @@ def test_a_drafter_that_lost_is_tried_again_where_steps_have_become_cheaper() ->
 
 def test_features_are_held_while_the_drafter_may_want_them() -> None:
     """Where it pays, and where it may be tried again before the sequence ends."""
-    assert adaptive(Costs(linear(0.3), 0.5)).holds(1)
+    assert adaptive(Costs(linear(0.3), 0.5)).keeps_features(1)
     good, bad = (World(Costs(linear(0.1), drafter), 0.7) for drafter in (0.1, 5.0))
     good.run(300)
-    assert good.policy.holds(1)
+    assert good.policy.keeps_features(1)
     assert good.policy.prefill(1, sampled=False)
     bad.run(300)
     assert not bad.policy.prefill(1, sampled=False)
     while not bad.drafting[-1]:
         bad.run(1)
     pause = round((5.0 + 0.1) / PROBING)
-    assert [bad.policy.holds(budget) for budget in (1, pause - 10, pause + 10)] == [0, 0, 1]
+    assert [bad.policy.keeps_features(budget) for budget in (1, pause - 10, pause + 10)] == [
+        0,
+        0,
+        1,
+    ]
     bad.run(pause - 20)
-    assert [bad.policy.holds(budget) for budget in (10, 30)] == [False, True]
+    assert [bad.policy.keeps_features(budget) for budget in (10, 30)] == [False, True]
 
 
 def test_a_drafter_that_is_expensive_to_wake_is_tried_less_often() -> None:

@@ -128,6 +128,7 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
     assert "licenses" not in target
 
 
+@pytest.mark.models
 def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
     texts, moved = [], tmp_path / "elsewhere" / "build"
     (built / SIGNATURE).unlink()

@@ -11,7 +11,7 @@ from scheduler_model import WORDS, SchedulerModel
 
 from dflash_trt.decoding import WaitingQueue
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.engines import KEPT
+from dflash_trt.engines import FIRST_BLOCK
 
 EXAMPLES = os.environ.get("SCHEDULER_EXAMPLES", "")
 
@@ -66,30 +66,30 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
     cache = PrefixCache(4)
     old, new = WORDS[0] + WORDS[1], WORDS[2] + WORDS[1]
     for text in (old, new):
-        cache.keep("", text, len(text))
+        cache.insert("", text, len(text))
     assert len(cache.find("", [*old, 9], drafted=True)) == 2  # used again
-    cache.keep("", WORDS[1], BLOCK)
+    cache.insert("", WORDS[1], BLOCK)
     lengths = [len(cache.find("", [*text, 9], drafted=True)) for text in (old, new)]
     assert lengths == [2, 1]
 
 
 def test_a_text_never_evicts_its_own_blocks() -> None:
     cache, text = PrefixCache(1), WORDS[0] + WORDS[1]
-    assert cache.keep("", text, 2 * BLOCK) == ([], [(KEPT, 0)])
-    assert cache.keep("", text, 2 * BLOCK) == ([], [])
-    assert cache.keep("", WORDS[1], BLOCK) == ([KEPT], [(KEPT + 1, 0)])
+    assert cache.insert("", text, 2 * BLOCK) == ([], [(FIRST_BLOCK, 0)])
+    assert cache.insert("", text, 2 * BLOCK) == ([], [])
+    assert cache.insert("", WORDS[1], BLOCK) == ([FIRST_BLOCK], [(FIRST_BLOCK + 1, 0)])
 
 
 def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
     """Nobody knows what it did: all its blocks are dropped, and what it had to drop once more."""
     cache, text = PrefixCache(1), [*WORDS[0], 9]
-    cache.keep("", text, BLOCK)
+    cache.insert("", text, BLOCK)
     cache.done()
-    cache.keep("", WORDS[1], BLOCK)  # the step has to drop the first one
+    cache.insert("", WORDS[1], BLOCK)  # the step has to drop the first one
     cache.clear()
     assert not len(cache)
     assert not cache.find("", text, drafted=True)
-    assert cache.keep("", [], 0) == ([KEPT, KEPT + 1], [])
+    assert cache.insert("", [], 0) == ([FIRST_BLOCK, FIRST_BLOCK + 1], [])
     cache.done()
     cache.clear()
-    assert cache.keep("", [], 0) == ([], [])
+    assert cache.insert("", [], 0) == ([], [])

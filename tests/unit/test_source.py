@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import _http, close_session
 from pairs import make_pair
 
-from dflash_trt.checkpoints import locate
+from dflash_trt.checkpoints import load_drafter, locate
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 
@@ -152,6 +152,16 @@ def test_what_is_not_there_is_named(hub: Hub) -> None:
             fetch(revision=revision)
 
 
+def test_a_mask_embedding_beside_a_drafter_is_seen(
+    hub: Hub, tmp_path: Path, original: Path
+) -> None:
+    drafter = Path(shutil.copytree(original / "drafter", tmp_path / "drafter"))
+    (drafter / "mask_embedding.pt").write_bytes(b"a pickle, which is never loaded")
+    hub.repositories["org/masked"] = Repository(drafter, {"main": NEW})
+    with pytest.raises(CheckpointError, match="an embedding of its own for masks"):
+        load_drafter(fetch("org/masked")[0])
+
+
 def test_pickles_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "pickled").mkdir()
     for name in ("config.json", "pytorch_model.bin"):
@@ -235,6 +245,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         fetch()
 
 
+@pytest.mark.models
 def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> None:
     hub.repositories["org/target"].gated = True
     config = tmp_path / "pair.yaml"

@@ -42,6 +42,8 @@ from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.server.process import find_repository
 
+pytestmark = pytest.mark.models
+
 EXAMPLES = int(os.environ.get("SPOILT_EXAMPLES", "15"))
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if m.role == 'b' %}{{ raise_exception('n') }}
 {% endif %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}{% set x = namespace(n=0) %}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflash_trt.decoding.messages import DISCARD, FREED, Float32, VerifyInput, slot_copies
-from dflash_trt.engines import KEPT
+from dflash_trt.engines import FIRST_BLOCK
 
 STEP = 16  # features are passed on in multiples of it, so that few shapes are bound
 
 
 class FeatureBuffer:
-    """Tap features by slot. The caller keeps each at `engines.info.HELD` tokens or fewer."""
+    """Tap features by slot. The caller keeps each at `MAX_BUFFERED` tokens or fewer."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
@@ -28,7 +28,7 @@ class FeatureBuffer:
         first_slot, draft_tokens, _, *copies = x.batch.tolist()
         n, width, size = features.shape
         for source, destination, *_ in slot_copies(copies):
-            if destination >= KEPT:  # copy to the prefix cache; the sequence goes on
+            if destination >= FIRST_BLOCK:  # copy to the prefix cache; the sequence goes on
                 continue
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
             if destination != FREED:

@@ -1,7 +1,7 @@
 """Policy: choose by measured costs whether a round verifies nothing, a chain, a copy or a tree.
 
-Deterministic: the same proposals and outcomes give the same choices, so that a record can be
-replayed. All costs are in plain steps, the time of a step that verifies one token per sequence.
+Deterministic: the same proposals, outcomes and times give the same choices, so that a record can
+be replayed. All costs are in plain steps, the time of a step that verifies one token per sequence.
 """
 
 from bisect import bisect_right
@@ -144,8 +144,8 @@ class _Copies:
 class _Calibration:
     """Ratio of accepted drafts to the drafter's probabilities, by depth.
 
-    A depth with few outcomes takes the ratio of the depth before it, so that depths seldom verified
-    still get a usable value.
+    A depth with few outcomes takes the ratio of the depth before it times that of the first, so
+    that depths seldom verified still get a usable value.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -181,7 +181,7 @@ Expected = tuple[Proposal, list[float]]  # with expected accepted tokens of its 
 
 
 class Policy:
-    """Interface of policies: `choose` before each round, outcomes afterwards. Learns nothing."""
+    """Interface of policies: `choose` before each round, outcomes afterwards."""
 
     def __init__(self, draft_tokens: int) -> None:
         """Set the draft tokens requested of the drafter at most, and after a prompt."""
@@ -198,8 +198,8 @@ class Policy:
         """Return whether the drafter should run after a prompt chunk; n: sequences then active."""
         return self.draft_tokens > 0
 
-    def holds(self, budget: int) -> bool:
-        """Return whether drafts may still pay for a sequence with `budget` tokens left."""
+    def keeps_features(self, budget: int) -> bool:
+        """Return whether the drafter may run again for a sequence with `budget` tokens left."""
         return self.draft_tokens > 0
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
@@ -233,7 +233,7 @@ class Adaptive(Policy):
         self._gates = Gates()
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._drafted = False  # whether the drafter ran after the last round
-        self._streak = 0  # consecutive rounds before the last one after which the drafter ran
+        self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
@@ -252,10 +252,11 @@ class Adaptive(Policy):
             others = [[x for x in row if x[0].source != "drafter"] for row in expected]
             alone, without = _best(others, steps, 0.0)
             cost = steps[width] + draft
+            # the time that decoding without the drafter takes for these tokens, less the round's
             gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
             if self._probing and not width:
                 width = 1  # verify at least one, or a wrong estimate is never corrected
-        needs_plain = self._costs.needs_plain(n)
+        needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
         chosen = [_take(row, 0 if needs_plain else width) for row in expected]
         runs = feed or self._drafts_next(gate, rows, chosen, (steps, draft))
         runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
@@ -277,7 +278,7 @@ class Adaptive(Policy):
         """Return whether the gate is open."""
         return self.draft_tokens > 0 and self._gates.at(n, sampled).open
 
-    def holds(self, budget: int) -> bool:
+    def keeps_features(self, budget: int) -> bool:
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False

@@ -14,7 +14,7 @@ from dflash_trt.checkpoints import Report
 from dflash_trt.config import Capability, TensorRT
 from dflash_trt.engines.info import (
     ENGINE_FILE,
-    HELD,
+    MAX_BUFFERED,
     EngineInfo,
     PlanInfo,
     Shape,
@@ -99,7 +99,7 @@ def describe(
     """Return the plan's entry for `engine.json`; `path` has the graph before casts."""
     prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
     if info.role == "drafter":  # a chunk's features come with buffered ones
-        prefill_chunk += HELD
+        prefill_chunk += MAX_BUFFERED
     return PlanInfo(
         library=engine.library,
         version=trt.__version__,

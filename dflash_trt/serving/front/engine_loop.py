@@ -1,4 +1,4 @@
-"""The decoder over our own engines: a thread that runs rounds."""
+"""The decoder over our own engines: a thread that runs the scheduler."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines import engine_kind, read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.request_handler import INTERNAL, NO_NUMBER, UNAVAILABLE, Deliver
+from dflash_trt.serving.front.request_handler import INTERNAL, NON_FINITE, UNAVAILABLE, Deliver
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ class EngineLoop:
             self._changed.notify_all()
 
     def change_drafter(self, *, done: bool) -> None:
-        """Hold the prefix cache, or if done go on with the new drafter.
+        """Pause the prefix cache while a drafter loads; when done, go on without the old one.
 
-        Sequences of the old one go on without drafts.
+        Sequences that run then go on without drafts, because the new drafter has not seen them.
         """
         self._drafter_loads = not done
         self.wake()
@@ -147,7 +147,7 @@ class EngineLoop:
         seconds = time.perf_counter() - start
         sequences += advanced  # one may have joined and ended in this step
         for sequence in advanced:
-            self._deliver(sequence, message=sequence.failure or NO_NUMBER)
+            self._deliver(sequence, message=sequence.failure or NON_FINITE)
         self._count(scheduler, seconds)
 
     def _notice_drafter(self) -> None:
@@ -156,8 +156,8 @@ class EngineLoop:
         if loads is None:
             return
         if self._prefix_cache is not None:
-            self._prefix_cache.hold(True)  # cleared, even if the drafter has loaded meanwhile
-            self._prefix_cache.hold(loads)
+            self._prefix_cache.pause(True)  # cleared, even if the drafter has loaded meanwhile
+            self._prefix_cache.pause(loads)
         if not loads:
             for sequence in self._scheduler.sequences:
                 sequence.lose_drafter()

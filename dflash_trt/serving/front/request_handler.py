@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
 NO_INPUTS = "The request has no inputs. Send at least text_input."
-NO_NUMBER = "The model's output for this request is not a number."
+NON_FINITE = "The model's output for this request is not a number."
 NO_TEXT = "The text of this request could not be given out. The server's log says why."
 NOT_READ = "The request could not be read. The server's log says why."
 LATER = "Try again later."
@@ -218,7 +218,7 @@ class RequestHandler:
     # --- called by the decoder --------------------------------------------------------------------
 
     def _deliver(
-        self, sequence: SequenceState, code: str = INTERNAL, message: str = NO_NUMBER
+        self, sequence: SequenceState, code: str = INTERNAL, message: str = NON_FINITE
     ) -> None:
         """Pass a sequence's output to the sender; an error here fails only its request."""
         if sequence not in self._open:  # its end was already delivered
