@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from built_pairs import BuildPair, BuiltPair
-from exact import run_all, scheduler_of
+from built_pairs import BuildPair
+from exact import rounds_of, run_all, scheduler_of
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -16,10 +16,9 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import Request, SamplingParams, SequenceState, in_process
+from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.speculation import Fixed
-from dflash_trt.engines.onnxruntime import Engine
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
 STOP = (5, 6)
@@ -92,50 +91,9 @@ def test_a_processor_survives_its_tensor() -> None:
 # --- through the engines --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def built(built_pair: BuildPair) -> BuiltPair:
-    return built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
-
-
-def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> list[SequenceState]:
-    drafter = Engine(built.drafter_engine) if drafting else None
-    rounds = in_process(Engine(built.target_engine), drafter)
-    return run_all(scheduler_of(rounds, Fixed(7 if drafting else 0), prefill_chunk=7), requests)
-
-
-RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "repetition": ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
-    "bad_words": (
-        {"bad_words": ((258,), (54, 95), (95, 95, 95), (99, 11))},
-        {"bad_words_ids": [[258], [54, 95], [95, 95, 95], [99, 11]]},
-    ),
-    "both": (
-        {"repetition_penalty": 0.8, "bad_words": ((258,), (95, 95))},
-        {"repetition_penalty": 0.8, "bad_words_ids": [[258], [95, 95]]},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_greedy_text_under_rules_is_transformers(name: str, built: BuiltPair) -> None:
-    values, options = RULES[name]
-    prompts = [text[:12] for text in built.texts[:4]]
-    model = reference.load_target(built.pair.target_dir)
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor(prompts), do_sample=False, max_new_tokens=40, pad_token_id=0, **options
-        )
-    plain = reference.greedy(built.pair.target_dir, prompts, 40)
-    expected = output[:, 12:].tolist()
-    assert expected != plain, "the rule changes nothing"
-    requests = [Request(prompt, 40, SamplingParams(**values)) for prompt in prompts]
-    sequences = decoded(built, [*requests, *(Request(p, 40) for p in prompts)], drafting=True)
-    assert [s.tokens for s in sequences] == expected + plain
-    assert sum(s.accepted for s in sequences[:4]) > 0, "no draft was ever kept under the rule"
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
+def test_logprobs_are_the_targets(temperature: float, built_pair: BuildPair) -> None:
+    built = built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
     prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
     sampling = SamplingParams(temperature, repetition_penalty=1.2, logprobs=3, seed=5)
     requests = [
@@ -143,7 +101,7 @@ def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
         Request(prompts[1], 20, SamplingParams(temperature)),
         Request(prompts[2], 20, SamplingParams(temperature, logprobs=0)),
     ]
-    sequences = decoded(built, requests, drafting=True)
+    sequences = run_all(scheduler_of(rounds_of(built), Fixed(7), prefill_chunk=7), requests)
     assert sequences[1].logprobs == []
     for sequence, prompt, count in zip(sequences[::2], prompts[::2], (3, 0), strict=True):
         logits, _ = reference.target_logits_and_taps(

@@ -8,9 +8,7 @@ from pairs import make_pair
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config import Method, Speculation, variants
-from dflash_trt.decoding import PrefixCache, Request, Scheduler, check_lossless, in_process
-from dflash_trt.decoding.speculation import strategy
-from dflash_trt.engines import load_engines
+from dflash_trt.decoding import check_lossless
 
 SPECULATION = {
     "none": Speculation(method="none"),
@@ -55,29 +53,3 @@ def test_its_text_is_the_targets(built: dict[Method, Path], name: str) -> None:
     )
     assert found.outputs == with_drafter.outputs
     assert (found.tau > 1) == (speculation.method == "ngram")  # random text repeats itself soon
-
-
-@pytest.mark.parametrize("name", SPECULATION)
-def test_a_prompt_that_was_seen_is_reused(built: dict[Method, Path], name: str) -> None:
-    """There is no drafter that has not seen it."""
-    speculation = SPECULATION[name]
-    target, drafter = load_engines(built[speculation.method] / "engines")
-    assert drafter is None
-    policy, proposer = strategy(speculation, target.info, None)
-    scheduler = Scheduler(
-        in_process(target, drafter),
-        slots=2,
-        max_seq_len=target.info.max_seq_len,
-        prefill_chunk=16,
-        policy=policy,
-        proposer=proposer,
-        prefix_cache=PrefixCache(64),
-    )
-    texts = []
-    for _ in range(2):
-        sequence = scheduler.submit(Request([*range(1, 41)], 8))
-        while scheduler.busy:
-            scheduler.step()
-        texts.append(sequence.tokens)
-    assert sequence.cached_tokens == 32
-    assert texts[0] == texts[1]

@@ -1,154 +1,57 @@
-"""Temperature above 0: committed tokens follow the target's distribution, whoever proposes.
+"""Weights, noise and draws of a sampled token.
 
-The models are those of `tables`.
+Drafts change no sampled text, seed by seed (test_lossless.py): what holds of one draw holds of all.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import dflash.model as zlab
 import numpy as np
 import pytest
 import torch
-from tables import (
-    CRITICAL_Z,
-    CUT,
-    DRAFTS,
-    PENALISED,
-    PROMPT,
-    VOCAB,
-    Array,
-    TableDrafter,
-    TablePairDrafter,
-    TableTarget,
-    chi_square,
-    distribution,
-    excess_by_place,
-    penalized_excess,
-    table,
-)
 
-from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.logits_processor import tempered, truncate
+from dflash_trt.decoding.logits_processor import tempered, truncate, weights
 from dflash_trt.decoding.sampling import NO_TOKEN, noise, sample
-from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
 
-DRAWS = 6_000
-
-
-class SlowSteps:
-    """Costs by which everything that can be proposed is worth its while."""
-
-    def verify(self, n: int, width: int, context: int) -> float:
-        return 1e3 + width
-
-    def draft(self, n: int, context: int) -> float:
-        return 1.0
+VOCAB = 20
+CRITICAL_Z = 3.719  # chi-square values are compared with the quantile at 1 - 1e-4
+CUT = SamplingParams(0.8, top_k=8, top_p=0.9, min_p=0.05)
+Array = np.ndarray[Any, Any]
 
 
-def repeating() -> tuple[int, ...]:
-    """A prompt in which each token is followed by a likely one: there is always one to look up."""
-    logits = TableTarget().logits.copy()
-    tokens = [PROMPT[-1]]
-    while len(tokens) < VOCAB:
-        logits[:, tokens[-1]] = -np.inf
-        tokens.append(int(logits[tokens[-1]].argmax()))
-    return (*tokens, *PROMPT)
+def table(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).normal(0, 1.2, (*shape, VOCAB)).astype(np.float32)
 
 
-class BrokenDrafter(TableDrafter):
-    """Its logits are no numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits[:] = np.nan
+def distribution(logits: Array, sampling: SamplingParams) -> Array:
+    kept = weights(logits, sampling).astype(np.float64)
+    return kept / kept.sum()
 
 
-# by who proposes: the drafter, and what of the adaptive policy is on; None: the policy fixed
-KINDS: dict[str, tuple[type[TableDrafter], dict[str, bool] | None]] = {
-    "chain": (TableDrafter, None),
-    "pairs": (TablePairDrafter, None),
-    "broken": (BrokenDrafter, None),
-    "tree": (TableDrafter, {"lookup": False}),
-    "lookup": (TableDrafter, {"tree": False}),
-}
+def chi_square(counts: Array, probs: Array) -> float:
+    """How many standard deviations too large the statistic is (Wilson-Hilferty).
 
-
-def scheduler_of(kind: str, slots: int = 16) -> Scheduler:
-    target = TableTarget()
-    options: dict[str, Any] = {"policy": Fixed(0)}
-    rounds = in_process(target, None)  # type: ignore[arg-type]
-    if kind != "plain":
-        drafter, sources = KINDS[kind]
-        rounds = in_process(target, drafter())  # type: ignore[arg-type]
-        fixed = Speculation(policy="fixed", draft_tokens=DRAFTS)
-        speculation = fixed if sources is None else Speculation(**sources)
-        policy, proposer = strategy(speculation, target.info, SlowSteps())  # type: ignore[arg-type]
-        options = {"policy": policy, "proposer": proposer}
-    return Scheduler(rounds, slots=slots, max_seq_len=64, prefill_chunk=64, **options)
-
-
-@pytest.fixture(autouse=True)
-def costs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `SlowSteps`, whatever time rounds take."""
-    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
-
-
-# --- rounds ---------------------------------------------------------------------------------------
-
-
-def first_rounds(sampling: SamplingParams, kind: str, draws: int) -> tuple[Array, Array]:
-    """`draws` times a prompt and the rounds after it, each with its own seed.
-
-    Returns the tokens `[draws, 1 + DRAFTS + 1]`, the prompt's own first, and how many of them the
-    first round committed.
+    counts, probs: [groups, VOCAB], one distribution a group; cells that expect fewer than 5 draws
+    are put together. A token of probability 0 may never be drawn.
     """
-    scheduler = scheduler_of(kind, slots=200)
-    prompt = repeating() if kind == "lookup" else PROMPT
-    sequences = [
-        scheduler.submit(Request(prompt, DRAFTS + 2, replace(sampling, seed=seed)))
-        for seed in range(draws)
-    ]
-    verified: list[str] = []
-    while scheduler.busy:
-        scheduler.step()
-        assert scheduler.report is not None
-        verified += scheduler.report.choices
-    proposed = [each for each in verified if each != "plain"]
-    assert proposed.count({"pairs": "chain"}.get(kind, kind)) > 0.5 * len(proposed)
-    committed = np.array([sequence.committed_per_round[0] for sequence in sequences])
-    assert (committed > 1).mean() > 0.1
-    return np.array([sequence.tokens for sequence in sequences]), committed
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kind"),
-    [
-        pytest.param(SamplingParams(1.0), "chain", id="chain"),
-        pytest.param(CUT, "pairs", id="cut-pairs", marks=pytest.mark.models),
-        pytest.param(CUT, "lookup", id="cut-lookup", marks=pytest.mark.models),
-        pytest.param(SamplingParams(1.0), "tree", id="tree", marks=pytest.mark.models),
-    ],
-)
-def test_committed_tokens_follow_the_target(sampling: SamplingParams, kind: str) -> None:
-    texts, committed = first_rounds(sampling, kind, DRAWS)
-    for place, z in enumerate(excess_by_place(texts, committed, sampling)):
-        assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_penalized_tokens_follow_the_target(kind: str) -> None:
-    """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
-    texts, committed = first_rounds(PENALISED, kind, DRAWS)
-    for place in (0, 1):
-        z = penalized_excess(texts, committed, place)
-        assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
-
-
-# --- weights --------------------------------------------------------------------------------------
+    statistic, freedom = 0.0, 0
+    for observed, p in zip(counts, probs, strict=True):
+        assert not observed[p == 0].any(), "a token outside the distribution was drawn"
+        expected = p * observed.sum()
+        small = expected < 5
+        cells = [*zip(observed[~small], expected[~small], strict=True)]
+        if expected[small].sum() >= 5:
+            cells.append((observed[small].sum(), expected[small].sum()))
+        if len(cells) > 1:
+            kept = sum(e for _, e in cells)
+            total = sum(o for o, _ in cells)
+            statistic += sum((o - e * total / kept) ** 2 / (e * total / kept) for o, e in cells)
+            freedom += len(cells) - 1
+    assert freedom > 0, "too few draws"
+    spread = 2 / (9 * freedom)
+    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -229,6 +132,14 @@ def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
     a, b = (np.exp(-np.exp(-x)).ravel() for x in (each, other))
     cells = np.bincount((a * 8).astype(int) * 8 + (b * 8).astype(int), minlength=64)
     assert chi_square(cells[None], np.full((1, 64), 1 / 64)) < CRITICAL_Z
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1.0), CUT])
+def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
+    lines = np.stack([weights(line, sampling) for line in table(3, 5)])
+    drawn = np.array([sample(lines, [seed] * 5, range(5)) for seed in range(4000)])
+    counts = np.stack([np.bincount(column, minlength=VOCAB) for column in drawn.T])
+    assert chi_square(counts, lines / lines.sum(-1, keepdims=True)) < CRITICAL_Z
 
 
 def test_tokens_of_little_weight_have_theirs() -> None:
