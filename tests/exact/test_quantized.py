@@ -1,7 +1,6 @@
 """Quantized checkpoints, written and read by the formats' own libraries."""
 
 import json
-import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -11,10 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import reference
 import torch
 import yaml
-from builds import build_engines
 from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization import (
     QuantizationConfig,
@@ -22,7 +19,6 @@ from compressed_tensors.quantization import (
     preset_name_to_scheme,
 )
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-from exact import target_step
 from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -36,7 +32,6 @@ from transformers import (
 from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
 
 from dflash_trt.checkpoints import Weights, dequantize
-from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models
@@ -137,32 +132,6 @@ def test_fp8_is_read_as_transformers_reads_it(
             read = read.astype(ml_dtypes.bfloat16).astype(np.float32)
         assert np.array_equal(read, floats(expected)), name
     assert sum(weights.dtype(name) == "F32" for name in names) == 6  # 208 is no multiple of 32
-
-
-def test_a_quantized_target_is_built(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path)
-    dense = load_file(pair.target_dir / "model.safetensors")
-    config = FineGrainedFP8Config(weight_block_size=(16, 32))
-    quantize = Fp8Quantize(type("Quantizer", (), {"quantization_config": config}))
-    codes = dict(dense)
-    for name in [name for name in dense if "_proj." in name]:
-        made = quantize.convert({name: dense[name]})
-        codes |= made
-        scaled = {"weight": made[name], "weight_scale_inv": made[f"{name}_scale_inv"]}
-        dense[name] = quantize.reverse_op.convert(scaled)["weight"].float()
-    plain = tmp_path / "plain"
-    shutil.copytree(pair.target_dir, plain)
-    save_file(dense, plain / "model.safetensors", metadata={"format": "pt"})
-    save_file(codes, pair.target_dir / "model.safetensors", metadata={"format": "pt"})
-    file = pair.target_dir / "config.json"
-    fields = json.loads(file.read_text()) | {"quantization_config": config.to_dict()}
-    file.write_text(json.dumps(fields))
-
-    build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "e", slots=1, max_seq_len=64)
-    tokens = list(range(40))
-    logits, _ = reference.target_logits_and_taps(plain, tokens, [0])
-    found = target_step(Engine(tmp_path / "e" / "target"), tokens, 0)["logits"]
-    np.testing.assert_allclose(found, logits, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
 @pytest.mark.parametrize(
     ("requirement", "script"),
     [
-        ("openai==3.54.0", "use_openai.py"),
         ("langchain-openai==1.7.3", "use_langchain.py"),
         ("langchain-openai==1.7.3", "use_langchain_tools.py"),
         ("openai-agents==0.24.0", "use_agents.py"),

@@ -5,16 +5,12 @@ extra installs; custom resources have schemas trimmed from the published ones, i
 image was built, and nothing was applied to a cluster.
 """
 
-import http.server
 import json
 import os
 import re
 import shlex
 import shutil
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
 from importlib import metadata
@@ -355,64 +351,25 @@ def test_names(name: str, expected: str) -> None:
     assert resource_name(name) == expected
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    """/metrics with a count of tokens, and a model that generates one or fails."""
-
-    tokens, works = 0, True
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self._answer(200, f'trtllm_generation_tokens_total{{model="dflash"}} {type(self).tokens}\n')
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        type(self).asked.append(f"{self.path} {body}")
-        self._answer(200 if type(self).works else 503, "{}")
-
-    def _answer(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def answering() -> Iterator[tuple[type[Answers], int]]:
-    handler = type("Handler", (Answers,), {"asked": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield handler, server.server_port
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
-
-
 def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
+    """Over a stand-in of curl, which reads files."""
     write(tmp_path, made())
+    answer = 'case "$*" in */metrics) cat "$TMPDIR/tokens" ;; *) cat "$TMPDIR/works" ;; esac'
+    (tmp_path / "curl").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "curl").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
 
-    def healthy(port: int) -> bool:
-        ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
-        return program(tmp_path / "deploy" / "probe.sh", **ports).returncode == 0
+    def healthy(tokens: int) -> bool:
+        (tmp_path / "tokens").write_text(f"trtllm_generation_tokens_total {tokens}\n")
+        probe = tmp_path / "deploy" / "probe.sh"
+        return program(probe, PATH=path, TMPDIR=str(tmp_path)).returncode == 0
 
-    with answering() as (server, port):
-        assert healthy(port)
-        (asked,) = server.asked
-        path, body = asked.split(" ", 1)
-        assert path == "/v2/models/dflash/generate"
-        assert json.loads(body) == {"text_input": "a", "max_tokens": 1}
-        server.works = False
-        assert not healthy(port)  # nothing has been generated since, and nothing is
-        server.tokens = 5
-        assert healthy(port)  # others are being served
-        assert len(server.asked) == 2
-        assert not healthy(port)
-    assert not healthy(port)  # nobody listens
+    (tmp_path / "works").touch()
+    assert healthy(0)
+    (tmp_path / "works").unlink()
+    assert not healthy(0)  # nothing has been generated since, and nothing is
+    assert healthy(5)  # others are being served
+    assert not healthy(5)
 
 
 @pytest.mark.models

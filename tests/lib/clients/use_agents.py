@@ -1,4 +1,4 @@
-"""A tool loop with OpenAI's agents; called as use_openai.py."""
+"""A tool loop with OpenAI's agents; called with URL PROMPT TEXT IDS."""
 
 import asyncio
 import sys

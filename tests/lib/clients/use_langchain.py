@@ -1,4 +1,4 @@
-"""What people do with LangChain; called as use_openai.py."""
+"""What people do with LangChain; called with URL PROMPT TEXT IDS."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A tool loop with LangChain; called as use_openai.py."""
+"""A tool loop with LangChain; called with URL PROMPT TEXT IDS."""
 
 import asyncio
 import sys

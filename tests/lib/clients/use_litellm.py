@@ -1,4 +1,4 @@
-"""LiteLLM over OpenAI's APIs and over Triton's own; called as use_openai.py."""
+"""LiteLLM over OpenAI's APIs and over Triton's own; called with URL PROMPT TEXT IDS."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Answers and structured output with pydantic-ai, over both APIs; called as use_openai.py."""
+"""Answers and structured output with pydantic-ai, over both APIs; called with URL PROMPT TEXT IDS."""
 
 import asyncio
 import sys
