@@ -1,6 +1,7 @@
 """Lossless, on pairs no one trained: our engines against `transformers` and z-lab's `dflash`."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 
-# every shape the issue names: families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
+# families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
 # 1 to 8 taps, tap counts other than the drafter's layer count
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-gqa1-tied-b8-1tap": {"heads": 4, "kv_heads": 4, "taps": (1,), "draft_layers": 2},
@@ -52,57 +53,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden": 48,  # heads * head_dim is not hidden_size
         "head_dim": 32,
     },
-    "qwen3-gqa2-tied-b8-bf16": {"taps": (1, 2), "draft_layers": 3, "dtype": "bfloat16"},
-    "llama-gqa1-untied-b4-2taps": {
-        "family": "llama",
-        "kv_heads": 4,
-        "tied": False,
-        "block_size": 4,
-        "vocab": 100,
-    },
     "llama-gqa2-tied-b8-5taps": {
         "family": "llama",
         "layers": 7,
         "taps": (5, 1, 2, 0, 4),  # features follow the list's order, not the layers'
         "draft_layers": 2,
     },
-    "llama-gqa4-untied-b16-1tap": {
-        "family": "llama",
-        "heads": 8,
-        "kv_heads": 2,
-        "taps": (2,),
-        "tied": False,
-        "block_size": 16,
-    },
 }
-CaseOf = Callable[[str, bool], Case]
+CaseOf = Callable[[str], Case]
 
 
 @pytest.fixture(scope="module")
 def case_of(built_pair: BuildPair) -> CaseOf:
-    cases: dict[tuple[str, bool], Case] = {}
-
-    def get(name: str, taught: bool = True) -> Case:
-        if (name, taught) not in cases:
-            seed = list(SHAPES).index(name)
-            built = built_pair(taught=taught, seed=seed, **SHAPES[name])
-            cases[name, taught] = case_for(built)
-        return cases[name, taught]
+    @cache
+    def get(name: str) -> Case:
+        return case_for(built_pair(seed=list(SHAPES).index(name), **SHAPES[name]))
 
     return get
 
 
-QUICK = ("qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps")
+FIRST, *OTHERS = SHAPES
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.models) for name in SHAPES
-    ],
-)
+@pytest.fixture(scope="module", params=[pytest.param(FIRST, marks=pytest.mark.models), *OTHERS])
 def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
-    return case_of(request.param, True)
+    return case_of(request.param)
 
 
 # --- the graphs ---------------------------------------------------------------------------------
@@ -126,7 +101,7 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 @pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
 def test_rounds_do_not_depend_on_neighbors(name: str, case_of: CaseOf) -> None:
     """Towards its end a text is drafted with fewer masks, and none of a longer neighbor's."""
-    case = case_of(name, True)
+    case = case_of(name)
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
     requests = [Request(prompt, count) for count in range(2, 40, 7) for prompt in case.prompts]
@@ -144,7 +119,7 @@ ONE = "llama-gqa2-tied-b8-5taps"
 @pytest.mark.parametrize("drafts", range(1, 8))
 def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
     """Fewer drafts than the block holds: same text, and the drafts are those of a whole block."""
-    case = case_of(ONE, True)
+    case = case_of(ONE)
     scheduler = scheduler_of(rounds_of(case.built), Fixed(drafts))
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
     assert [s.tokens for s in sequences] == case.greedy
@@ -159,7 +134,7 @@ def test_verify_notices_what_neighbors_change(
     case_of: CaseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that is right about every prompt alone, and wrong about the last of several."""
-    case = case_of(ONE, True)
+    case = case_of(ONE)
     engines, speculation = case.built.target_engine.parent, Speculation(draft_tokens=7)
     found = check_lossless(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
     assert (found.identical, found.first_mismatch) == (4, None)
@@ -195,7 +170,7 @@ def test_a_row_without_numbers_fails_alone(
     sampling: SamplingParams, drafts: int, position: int, case_of: CaseOf
 ) -> None:
     """Nor does whoever has its cache row next notice."""
-    case = case_of(ONE, True)
+    case = case_of(ONE)
     target = Engine(case.built.target_engine)
     rounds = in_process(target, Engine(case.built.drafter_engine) if drafts else None)
     scheduler = scheduler_of(rounds, Fixed(drafts), slots=2, prefill_chunk=4)

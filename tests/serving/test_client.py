@@ -19,8 +19,6 @@ from stand_in import Call, failure, part, parts
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, stream
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server import process
-from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -137,55 +135,31 @@ def test_refusals_are_explained(client: Client) -> None:
     assert client.generate(PROMPT, max_tokens=1).choices[0].summary.completion_tokens == 1
 
 
-def test_tls_and_headers(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's own TLS, with certificates on both sides, and its restricted protocols."""
-    authority = trustme.CA()
-    for name, certificate in (
-        ("server", authority.issue_cert("127.0.0.1")),
-        ("client", authority.issue_cert("client.example")),
-    ):
-        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
-        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.crt")
-    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
-    trustme.CA().cert_pem.write_to_path(tmp_path / "other.crt")
-    flags = [
-        "--grpc-use-ssl=true",
-        "--grpc-use-ssl-mutual=true",
-        f"--grpc-server-cert={tmp_path / 'server.crt'}",
-        f"--grpc-server-key={tmp_path / 'server.key'}",
-        f"--grpc-root-cert={tmp_path / 'ca.crt'}",
-        "--grpc-restricted-protocol=inference:infer-key=secret",
-    ]
-    command = process.command
-    monkeypatch.setattr(process, "command", lambda *given: [*command(*given), *flags])
-    mutual = Tls(tmp_path / "ca.crt", tmp_path / "client.key", tmp_path / "client.crt")
-    headers = {"Triton-Grpc-Protocol-Infer-Key": "secret"}
-    with Server(built, free_ports()) as server:
-        server.wait_ready()
-        address = f"127.0.0.1:{server.ports.grpc}"
-
-        def ask(tls: Tls | None, headers: dict[str, str]) -> str:
-            with Client(address, tls=tls, headers=headers) as client:
-                return client.generate(PROMPT, max_tokens=4, timeout=WAIT).text
-
-        async def ask_async() -> str:
-            async with AsyncClient(address, tls=mutual, headers=headers) as client:
-                return (await client.generate(PROMPT, max_tokens=4)).text
-
-        text = ask(mutual, headers)
-        assert text == asyncio.run(asyncio.wait_for(ask_async(), WAIT)) != ""
+def test_tls_and_headers(tmp_path: Path) -> None:
+    """With certificates on both sides."""
+    ca, stranger = trustme.CA(), trustme.CA()
+    own = ca.issue_cert("127.0.0.1", "client.example")
+    own.private_key_pem.write_to_path(tmp_path / "key")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "crt")
+    for name, authority in (("ca", ca), ("other", stranger)):
+        authority.cert_pem.write_to_path(tmp_path / name)
+    credentials = grpc.ssl_server_credentials(
+        [(own.private_key_pem.bytes(), own.cert_chain_pems[0].bytes())], ca.cert_pem.bytes(), True
+    )
+    mutual = Tls(tmp_path / "ca", tmp_path / "key", tmp_path / "crt")
+    with stand_in.stand_in(parts(part(text_output=["a"])), credentials=credentials) as server:
+        for kind in ("sync", "async"):
+            assert _ask(server, kind, connect={"tls": mutual, "headers": {"X-Key": "k"}}) == "a"
+        assert [metadata["x-key"] for metadata in server.metadata] == ["k", "k"]
         for tls in (
             None,
-            Tls(tmp_path / "ca.crt"),  # no certificate of its own
-            Tls(tmp_path / "other.crt", mutual.client_key, mutual.client_certificate),
+            Tls(tmp_path / "ca"),  # no certificate of its own
+            Tls(tmp_path / "other", mutual.client_key, mutual.client_certificate),
         ):
             with pytest.raises(UnavailableError):
-                ask(tls, headers)
-        for wrong in ({}, {"triton-grpc-protocol-infer-key": "guess"}):
-            with pytest.raises(ServerError, match=r"restricted.*infer-key"):
-                ask(mutual, wrong)
+                _ask(server, "sync", connect={"tls": tls})
     with pytest.raises(ServerError, match="cannot read"):
-        Client(address, tls=Tls(tmp_path / "none.crt"))
+        Client("127.0.0.1:1", tls=Tls(tmp_path / "none"))
 
 
 def test_all_fields_arrive_and_only_those_that_are_set() -> None:
@@ -287,14 +261,16 @@ def _abort(code: grpc.StatusCode) -> stand_in.Answer:
     return answer
 
 
-def _ask(server: stand_in.StandIn, kind: str, **options: Any) -> str:
+def _ask(
+    server: stand_in.StandIn, kind: str, connect: dict[str, Any] | None = None, **options: Any
+) -> str:
     """The text by one of the clients, to the end."""
     if kind == "sync":
-        with Client(server.address) as client:
+        with Client(server.address, **connect or {}) as client:
             return "".join(chunk.text for chunk in client.stream(PROMPT, **options))
 
     async def ask() -> str:
-        async with AsyncClient(server.address) as client:
+        async with AsyncClient(server.address, **connect or {}) as client:
             return "".join([chunk.text async for chunk in client.stream(PROMPT, **options)])
 
     return asyncio.run(asyncio.wait_for(ask(), WAIT))

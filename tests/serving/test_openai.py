@@ -251,17 +251,6 @@ def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
         list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
 
 
-def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
-    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
-    text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
-    for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
-        whole = api.completions.create(prompt=prompt, echo=True, **fields)
-        assert whole.choices[0].text == text
-        chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
-        assert "".join(chunk.choices[0].text for chunk in chunks) == text
-
-
 def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]

@@ -15,6 +15,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import (
     Security,
@@ -122,6 +123,12 @@ def test_requests_need_the_key(keyed: Ports) -> None:
         with pytest.raises(InferenceServerException, match="restricted") as caught:
             _infer(client)
         assert KEY not in str(caught.value)
+    with (
+        Client(f"127.0.0.1:{keyed.grpc}") as plain,
+        pytest.raises(ServerError, match=r"restricted.*inference-key"),
+    ):
+        plain.generate(PROMPT)
+    with InferenceServerClient(f"127.0.0.1:{keyed.grpc}") as client:
         assert _infer(client, {"triton-grpc-protocol-inference-key": KEY}) == 4
 
 

@@ -1,4 +1,4 @@
-"""Answers and structured output with pydantic-ai, over both APIs; called with URL PROMPT TEXT IDS."""
+"""Answers and structured output with pydantic-ai, over both APIs; called with URL PROMPT TEXT."""
 
 import asyncio
 import sys
