@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from exact import (
     Case,
-    assert_build_and_verify,
     assert_drafter_logits,
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
@@ -47,11 +46,6 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 @pytest.mark.parametrize("case", [*DENSE, "dflash2"], indirect=True)
 def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
     assert_in_profile(case.built.target_engine.parent / role / "model.onnx")
-
-
-@pytest.mark.parametrize("case", [*DENSE, *MOE], indirect=True)
-def test_build_and_verify(case: Case, tmp_path: Path) -> None:
-    assert_build_and_verify(case, tmp_path)
 
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])

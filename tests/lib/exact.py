@@ -2,25 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import reference
-from builds import config_of
 from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
-from dflash_trt.build.pipeline import build
-from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Grammars,
-    Request,
-    RunRound,
-    Scheduler,
-    SequenceState,
-    check_lossless,
-    in_process,
-)
+from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
@@ -220,16 +208,3 @@ def assert_same_text_and_same_rounds(case: Case) -> None:
     # the comparison means something only if drafts were accepted and rejected
     rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
     assert 1.15 < len(case.prompts) * (case.new_tokens - 1) / rounds < block_size
-
-
-def assert_build_and_verify(case: Case, directory: Path) -> None:
-    """The two commands, on prompts that the drafter knows nothing of."""
-    pair = case.built.pair
-    config = config_of(pair.target_dir.parent, engine={"threads": 1})
-    build(config, directory / "built", lambda *_: None)
-    prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
-    report = check_lossless(
-        directory / "built" / "engines", prompts, 64, Speculation(draft_tokens=7), lambda done: None
-    )
-    assert report.identical == report.total == 3
-    assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)
