@@ -73,7 +73,7 @@ def test_pair_scores(case: Case) -> None:
         np.testing.assert_allclose(found, np.log(expected), atol=TOLERANCE, rtol=0)
 
 
-def test_other_sizes(tmp_path: Path) -> None:
+def test_other_kernels_groups_and_candidates(tmp_path: Path) -> None:
     """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
     own = DFLASH2["dflash_config"] | {
         "block_size": 5,

@@ -156,7 +156,9 @@ def test_configs_as_published(tmp_path: Path) -> None:
         ({"use_sliding_window": True}, "use_sliding_window"),
     ],
 )
-def test_refused(change: dict[str, Any], what: str, tmp_path: Path) -> None:
+def test_a_wrong_config_of_experts_is_refused(
+    change: dict[str, Any], what: str, tmp_path: Path
+) -> None:
     MOE["qwen3-moe"]().save_pretrained(tmp_path)
     edit(tmp_path, architectures=["Qwen3MoeForCausalLM"], **change)
     with pytest.raises(CheckpointError, match=what):

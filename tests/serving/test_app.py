@@ -176,7 +176,7 @@ def test_a_chunked_body_gets_a_length(door: Door) -> None:
     assert "transfer-encoding" not in headers
 
 
-def test_routes(door: Door) -> None:
+def test_only_public_routes_reach_triton(door: Door) -> None:
     for path in ("", "models/dflash", "models/dflash/versions/1/config", "models/dflash/stats"):
         assert door.get(path) == 200
     for path in (

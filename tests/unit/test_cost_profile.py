@@ -105,7 +105,7 @@ def test_a_table_of_one_kind_of_round() -> None:
     assert (one.verify(3, 5, 700), one.draft(3, 700)) == (2.0, 1.0)
 
 
-def test_json_and_back() -> None:
+def test_a_table_survives_json() -> None:
     assert CostProfile(**json.loads(json.dumps(TABLE.as_json()))) == TABLE
 
 
@@ -202,7 +202,7 @@ def test_the_grid_fits_the_engine(
     assert (found.rows, found.widths[-1], found.contexts) == (rows, widest, contexts)
 
 
-def test_real_engines(built_pair: BuildPair) -> None:
+def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:
     pair = built_pair()
     target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
     info = drafter.info

@@ -176,7 +176,7 @@ print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0]
     assert imported <= installed
 
 
-def test_the_scripts(deploy: Path, case: str) -> None:
+def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
     names = {"probe.sh", "start.sh"}
     names |= {"fetch.sh"} if CASES[case].get("checkpoints") == "hub" else set()
@@ -214,12 +214,12 @@ def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
     assert run_with_fake(start)[-1] != grpc  # another key each time
 
 
-def test_the_yaml(deploy: Path) -> None:
+def test_the_yaml_has_no_fault(deploy: Path) -> None:
     for file in deploy.rglob("*.yaml"):
         assert [str(problem) for problem in linter.run(file.read_text(), LINT)] == []
 
 
-def test_the_manifests(deploy: Path, case: str) -> None:
+def test_the_manifests_are_kubernetes_own(deploy: Path, case: str) -> None:
     if case == SEVERAL:
         assert not list(deploy.rglob("*.yaml"))
         return
@@ -247,7 +247,7 @@ def test_what_scales_it(deploy: Path, case: str) -> None:
     _check_query(metric["pods"]["metric"]["name"])
 
 
-def test_kserve(deploy: Path, case: str) -> None:
+def test_kserves_runtime_and_service_fit_each_other(deploy: Path, case: str) -> None:
     if case == SEVERAL:
         return
     kinds = resources(deploy / "kserve.yaml")
@@ -347,7 +347,7 @@ def test_it_repeats_and_links_do_not_travel(tmp_path: Path) -> None:
         ("a" * 90, "a" * 45),
     ],
 )
-def test_names(name: str, expected: str) -> None:
+def test_a_name_becomes_one_that_kubernetes_takes(name: str, expected: str) -> None:
     assert resource_name(name) == expected
 
 

@@ -291,7 +291,7 @@ def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
             written(made(pair, other.with_name(name)), "vllm")
 
 
-def test_the_command(pair: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_script(pair: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(made(pair).model_dump_json(exclude_none=True, exclude={"serving"}))
     code, out, _ = run("export", "sglang", file)

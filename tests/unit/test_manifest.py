@@ -99,7 +99,9 @@ def test_originals_of_links_are_checked_too(original: Path) -> None:
         flip(weights)
 
 
-def test_how_deep(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_depth_of_a_check_reads_as_much_as_it_says(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """quick leaves large files at their size; unset it depends on the size of the build."""
     monkeypatch.setattr(manifest, "LARGE", 10_000)
     flip(built / "engines" / "target" / "model.onnx.data")  # larger than that
