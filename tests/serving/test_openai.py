@@ -251,6 +251,29 @@ def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
         list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
 
 
+def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
+    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
+    for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
+        whole = api.completions.create(prompt=prompt, echo=True, **fields)
+        assert whole.choices[0].text == text
+        chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+
+
+def test_responses(api: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "pycode", "input": PROMPT, "max_output_tokens": 24}
+    whole = api.responses.create(**asked, temperature=0)
+    assert (whole.status, whole.usage and whole.usage.output_tokens) == ("incomplete", 24)
+    with api.responses.stream(**asked, temperature=0) as stream:
+        *_, last = stream
+    assert (last.type, last.response.output_text) == ("response.incomplete", whole.output_text)
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.responses.create(**asked, previous_response_id="x")
+    assert caught.value.param == "previous_response_id"
+
+
 def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]

@@ -247,6 +247,14 @@ def test_with_tls_the_front_calls_its_own_server(
             assert len(server.requests) == (status == 200)
 
 
+def test_serve_takes_certificates(chat_built: Path, tmp_path: Path) -> None:
+    tls, ports = _tls(tmp_path, "triton.example.com"), serve_ports()
+    with serving(chat_built, ports, f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}"):
+        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
+        url = f"http://127.0.0.1:{ports.http}/v1/completions"
+        assert httpx.post(url, json=body, timeout=WAIT).json()["usage"]["completion_tokens"] == 4
+
+
 def _tls(directory: Path, name: str) -> Tls:
     """A certificate for `name`, and its key."""
     directory.mkdir(exist_ok=True)
@@ -265,6 +273,7 @@ def test_the_openai_client_tries_again(scripted: Scripted) -> None:
     api, server = scripted(full, parts(part(text_output=["ok"])))
     answer = api.with_options(max_retries=2).completions.create(model="pycode", prompt="a")
     assert answer.choices[0].text == "ok"
+    assert server.requests[0]["max_tokens"] == 16  # OpenAI's default
     assert len(server.requests) == 2
 
 
