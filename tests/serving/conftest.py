@@ -39,6 +39,13 @@ def api(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def plain(built: Path) -> Iterator[Ports]:
+    """The demo pair as it is, served with defaults; nobody restarts it."""
+    with running_server(built) as ports:
+        yield ports
+
+
 @pytest.fixture
 def model() -> CountingModel:
     return CountingModel()

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from malformed_http import Outcome, fault, request, send
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.run import running_server
 
 pytestmark = pytest.mark.models
 
@@ -36,13 +34,6 @@ THREE = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [3]}
 FP32 = {"name": "top_p", "shape": [1 << 40], "datatype": "FP32", "data": [1]}
 
 
-@pytest.fixture(scope="module")
-def server(built: Path) -> Iterator[Ports]:
-    """Nobody restarts it."""
-    with running_server(built) as ports:
-        yield ports
-
-
 def post(ports: Ports, path: str, body: Any) -> int:
     return httpx.post(
         f"http://127.0.0.1:{ports.http}/v2/{path}", json=body, timeout=WAIT
@@ -53,7 +44,7 @@ def infer(ports: Ports, *inputs: dict[str, Any]) -> int:
     return post(ports, INFER, {"inputs": inputs or [A, THREE]})
 
 
-def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
+def test_a_wrong_type_is_the_clients_fault(plain: Ports) -> None:
     for body, words in (
         ({"max_tokens": "x"}, "max_tokens is not an integer"),
         ({"max_tokens": 2**31}, "max_tokens is not an integer"),
@@ -68,17 +59,17 @@ def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
         ({"parameters": {"top_q": 1}}, "'top_q' is no field of this request. Is it top_p?"),
     ):
         for action in ("generate", "generate_stream"):
-            url = f"http://127.0.0.1:{server.http}/v2/models/dflash/{action}"
+            url = f"http://127.0.0.1:{plain.http}/v2/models/dflash/{action}"
             answer = httpx.post(url, json={"text_input": "a", **body}, timeout=60)
             assert words in answer.text
             assert answer.status_code == 400
     fields = {"max_tokens": 2, "temperature": 0, "stop_words": ["x"], "timeout": 60_000_000}
     nested = {"text_input": "a", "id": "1", "parameters": fields}
-    assert post(server, GENERATE, {"text_input": "a", **fields}) == 200
-    assert post(server, GENERATE, nested) == 200
+    assert post(plain, GENERATE, {"text_input": "a", **fields}) == 200
+    assert post(plain, GENERATE, nested) == 200
     ids = {"input_ids": [5, 6], "stop_token_ids": [0], "max_tokens": 2}
-    assert post(server, GENERATE, ids) == 200
-    assert infer(server, {**A, "data": [5]}) == 400
+    assert post(plain, GENERATE, ids) == 200
+    assert infer(plain, {**A, "data": [5]}) == 400
 
 
 def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:

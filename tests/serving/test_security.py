@@ -50,12 +50,6 @@ LOOKS = {
 
 
 @pytest.fixture(scope="module")
-def plain(built: Path) -> Iterator[Ports]:
-    with running_server(built, Security()) as ports:
-        yield ports
-
-
-@pytest.fixture(scope="module")
 def keyed(built: Path) -> Iterator[Ports]:
     with running_server(built, Security(key=KEY)) as ports:
         yield ports

@@ -152,21 +152,6 @@ def test_thoughts_are_apart(thinker: Any, text: Text, stream: bool) -> None:
     assert (message.reasoning_content, message.content, reason) == ("Hm.", "Well.", "stop")
 
 
-def test_a_delta_of_calls_has_no_text(thinker: Any, text: Text) -> None:
-    """Clients would take an empty one for the beginning of a message."""
-    api, _ = thinker
-    text.text, text.thinking, text.reason = CALLS, 0, "stop"
-    deltas = [
-        chunk.choices[0].delta
-        for chunk in api.chat.completions.create(
-            model="dflash", messages=MESSAGES, tools=TOOLS, stream=True
-        )
-    ]
-    assert all(delta.content is None for delta in deltas)
-    assert deltas[0].role == "assistant"
-    assert sum(delta.role is not None for delta in deltas) == 1
-
-
 def test_a_model_whose_calls_cannot_be_read_has_no_tools(
     built: Path, text: Text, tmp_path: Path
 ) -> None:
