@@ -1,7 +1,5 @@
 """`dflash-trt bench engine` on the demo pair."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +34,6 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.models
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
-    """Tokens, rounds, tau and texts, exactly."""
     measured_run = engine_run(measured / "run.json")
     assert len(measured_run.cells) == 2 * 2 * len(METHODS)
     report = check_lossless(
@@ -93,8 +90,6 @@ def test_bad_options_are_named(arguments: list[str], message: str, built: Path) 
 
 
 def test_an_interrupted_run_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows what it has, and exits as what Ctrl-C ends does."""
-
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 

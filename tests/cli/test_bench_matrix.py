@@ -3,8 +3,6 @@
 AIPerf is a stand-in that refuses what AIPerf 0.13 does (`tests/fakes/aiperf.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -57,7 +55,6 @@ def quiet(step: str, done: int, total: int) -> None:
 
 
 def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: Path) -> None:
-    """The second run measures what failed and what is new, and nothing else."""
     short, long = tmp_path / "short.jsonl", tmp_path / "long.jsonl"
     short.write_text("\n".join(json.dumps({"text": text}) for text in prompt_texts(2)))
     chat = {"role": "user", "content": "def f(x):\n" * 5000}
@@ -122,7 +119,6 @@ def test_without_aiperf_it_says_how_to_get_it(
 
 
 def test_an_answer_that_is_missing_is_a_failed_load(aiperf: Path, tmp_path: Path) -> None:
-    """Half of the requests: AIPerf ends with 0 and lists them."""
     texts = ["def f(x):\n" * 5000, "def f"]
     matrix = matrix_of(demo_config(), users=(1,), prompts={"half": texts})
     (load,), complete = run_matrix(matrix, tmp_path / "out", quiet)
@@ -134,7 +130,6 @@ def test_an_answer_that_is_missing_is_a_failed_load(aiperf: Path, tmp_path: Path
 def test_a_method_that_cannot_be_built_or_served_has_its_reason(
     aiperf: Path, tmp_path: Path
 ) -> None:
-    """Here TensorRT-LLM is missing; the others go on."""
     config = config_of(PYCODE, engine={"kind": "tensorrt_llm", "gpus": 1})
     loads, complete = run_matrix(matrix_of(config), tmp_path / "out", quiet)
     assert complete

@@ -4,8 +4,6 @@
 with the real library is shown on a directory and on files of this machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,7 +115,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dataset_as_the_library_reads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory laid out as on the Hub: configs in the card, Parquet by config and split."""
     task, (row, prompt) = TASKS[name], ROWS[name]
     card = "configs:\n"
     for config, told in ((task.config or "default", row), ("another", {"x": 1})):

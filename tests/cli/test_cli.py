@@ -347,17 +347,10 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     [
         ("{", "Expecting"),
         ("[1, 2]", "not an object with"),
-        ('{"ids": "1", "text": "x"}', "not an object with"),
         ('{"ids": [1, "a"]}', "not an object with"),
-        ('{"ids": [true]}', "not an object with"),
-        ("[]", "not an object with"),
-        ("5", "not an object with"),
-        ('{"text": 5}', "not an object with"),
         ('{"messages": [5]}', "not an object with"),
         ('{"messages": []}', "empty"),
-        ('{"text": ""}', "empty"),
         ('{"ids": [320]}', "outside 0 to 319"),
-        ('{"ids": [-1]}', "outside 0 to 319"),
         (json.dumps({"ids": [1] * 508}), "at most 507"),
     ],
 )

@@ -4,8 +4,6 @@
 the stand-in of `standins/`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -168,10 +166,7 @@ def test_a_machine_that_fits_is_well(built: Path) -> None:
         ({"driver": "550.163.01"}, {"gpu-model": "warning"}),
         ({"used": {2: 40_000}}, {"gpu-memory": "warning"}),
         ({"used": {6: 40_000}}, {}),  # not one of the four that it takes
-        (
-            {"name": "hgx-h200"},
-            {"gpu-model": "warning", "gpu-memory": "warning"},
-        ),
+        ({"name": "hgx-h200"}, {"gpu-model": "warning", "gpu-memory": "warning"}),
     ],
 )
 def test_what_is_wrong_with_the_gpus_is_found(
@@ -325,8 +320,6 @@ def test_a_generation_that_fails_names_its_log(
 @pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
-    """All checks of a pair that was taught, over the stand-in; plain decoding finds no
-    drafter beside the target, as in the Hub's cache."""
     teach(make_pair(tmp_path, tied=False))
     (tmp_path / "drafter").rename(tmp_path / "elsewhere")
     args = {"guided_decoding_backend": "llguidance"}

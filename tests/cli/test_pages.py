@@ -3,8 +3,6 @@
 `test_walks.py` runs commands and snippets.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

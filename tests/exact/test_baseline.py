@@ -1,7 +1,5 @@
 """What tests/baseline keeps of the code before a rewrite: texts by seed, graphs, and replays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -61,7 +59,6 @@ def test_texts_by_seed(name: str, temperature: float, engines: tuple[Engine, Eng
 @pytest.mark.models
 @pytest.mark.parametrize("name", [*families.DENSE, *families.MOE, *families.FORMS, "dflash2"])
 def test_graphs_are_the_same_bytes(name: str, tmp_path: Path) -> None:
-    """The graphs without their weights, of each family and form of a drafter, as built before."""
     pair = families.make(name, tmp_path)
     if name == "dflash2":  # loading gives its codebooks the names that published drafters have
         zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
@@ -79,7 +76,6 @@ def test_graphs_are_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.models
 def test_the_policy_is_as_good_as_it_was(engines: tuple[Engine, Engine]) -> None:
-    """Tokens in the time of a plain step, by four tables of costs."""
     info = engines[0].info
     texts = record(in_process(*engines), info, prompt_ids(8), 96)
     for name, table in REPLAY["tables"].items():

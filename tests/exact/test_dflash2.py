@@ -1,7 +1,5 @@
 """DFlash 2 drafters, dynamic convolutions and candidate selector, against z-lab's `dflash`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -68,7 +66,6 @@ def test_pair_scores(case: Case) -> None:
             pair.drafter_dir,
             states.repeat_interleave(k, 0),
             before.ravel().tolist(),
-            1.0,
         )
         expected = expected.reshape(places, k, -1)
         expected = np.take_along_axis(expected, np.repeat(ids[:, None], k, 1), -1)

@@ -1,7 +1,5 @@
 """Lossless, on pairs no one trained: our engines against `transformers` and z-lab's `dflash`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -155,62 +153,6 @@ def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
         assert sequence.committed_per_round == reference.round_lengths(
             pair.target_dir, pair.drafter_dir, prompt, greedy, drafts
         )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_drafts(seed: int, case_of: CaseOf) -> None:
-    """Drafts that are right up to a random place and wrong from there: exactly these are kept."""
-    case = case_of(ONE, True)
-    rng = np.random.default_rng(seed)
-    rounds = rounds_of(case.built)
-    texts = {
-        tuple(prompt[:12]): prompt + text
-        for prompt, text in zip(case.prompts, case.greedy, strict=True)
-    }
-    history: dict[int, list[int]] = {}  # row -> tokens committed; one sequence, so row 0
-    expected: list[int] = []
-
-    def run(x: VerifyInput) -> RoundOutput:
-        output = rounds(x)
-        _, n_forced, position, _ = x.rows[0].tolist()
-        kept, token, _ = output.results[0].tolist()
-        if position == 0:
-            history[0] = []
-            expected.clear()
-        history[0] = history[0][:position]
-        history[0] += [*x.tokens[0, : n_forced + kept].tolist(), token]
-        text = texts[tuple(history[0][:12])]
-        ids = output.candidate_ids[..., :1].copy()
-        place = len(history[0])
-        right = int(rng.integers(0, ids.shape[1] + 1))
-        for j in range(ids.shape[1]):
-            true = text[place + j] if place + j < len(text) else 0
-            ids[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
-        expected.append(right)
-        return output._replace(candidate_ids=ids, candidate_probs=output.candidate_probs[..., :1])
-
-    for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
-        (sequence,) = run_all(scheduler_of(run, Fixed(7)), [Request(prompt, NEW_TOKENS)])
-        assert sequence.tokens == greedy
-        # the last round's drafts are cut to what is still wanted
-        kept = [committed - 1 for committed in sequence.committed_per_round[:-1]]
-        assert kept == expected[: sequence.rounds - 1]
-
-
-def test_stop_token(case_of: CaseOf) -> None:
-    case = case_of(ONE, True)
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(7))
-    stops = [text[20] for text in case.greedy]
-    sequences = run_all(
-        scheduler,
-        [
-            Request(prompt, NEW_TOKENS, stop_ids=frozenset({stop}))
-            for prompt, stop in zip(case.prompts, stops, strict=True)
-        ],
-    )
-    for sequence, text, stop in zip(sequences, case.greedy, stops, strict=True):
-        assert sequence.tokens == text[: text.index(stop) + 1]
-        assert sequence.finish_reason == "stop"
 
 
 def test_verify_notices_what_neighbors_change(

@@ -1,7 +1,5 @@
 """Every target family and every form of a drafter, against `transformers` and z-lab's `dflash`."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path
@@ -37,7 +35,6 @@ def test_target_logits_and_taps(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [*DENSE, *FORMS, "dflash2"], indirect=True)
 def test_drafter_logits(case: Case) -> None:
-    """With the target's embedding as it is stored and its head."""
     assert_drafter_logits(case)
 
 

@@ -3,8 +3,6 @@
 `samples/` holds drafters that these wrote themselves, with the logits they computed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -159,11 +157,7 @@ def rewritten(
         to_speculators(pair, directory / "rewritten", from_anchor=from_anchor, ids=ids)
     engines = directory / "engines"
     target, drafter = build_engines(
-        pair.target_dir,
-        directory / "rewritten",
-        engines,
-        slots=SLOTS,
-        max_seq_len=MAX_SEQ_LEN,
+        pair.target_dir, directory / "rewritten", engines, slots=SLOTS, max_seq_len=MAX_SEQ_LEN
     )
     built = BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
     return built, ids

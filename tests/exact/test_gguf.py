@@ -1,7 +1,5 @@
 """Targets in GGUF files: what is read of them against `transformers`' own reading."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -30,13 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import (
-    inspect,
-    load_target,
-    load_tokenizer,
-    locate,
-    locate_argument,
-)
+from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
 from dflash_trt.checkpoints.gguf import BITS, as_directory, read_header, unpacked
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
@@ -63,6 +55,13 @@ DRAFTER: dict[str, Any] = {
 }
 WRITTEN = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
 PRESETS = ("smollm", "llama-bpe", "qwen2", "gpt-2")
+QUICK = (("llama", Kind.Q4_1), ("qwen3", Kind.F16))
+CELLS = [
+    pytest.param(name, kind, id=f"{name}-{kind.name}", marks=marks)
+    for name in CONFIGS
+    for kind in (*WRITTEN, *ggufs.SCALES)
+    for marks in [() if (name, kind) in QUICK else pytest.mark.models]
+]
 quiet: Callable[..., None] = lambda *_: None  # noqa: E731
 
 
@@ -103,18 +102,8 @@ def check_logits(
     np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("llama", Kind.Q4_1), ("qwen3", Kind.F16)])
+@pytest.mark.parametrize(("name", "kind"), CELLS)
 def test_logits_are_those_of_transformers(
-    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind
-) -> None:
-    file = ggufs.write(tmp_path / "model.gguf", pairs[name].target_dir, kind)
-    check_logits(file, pairs[name].drafter_dir, tmp_path, [*range(3, 43)], 2e-4)
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("kind", [*WRITTEN, *ggufs.SCALES], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_type_of_every_architecture(
     pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind
 ) -> None:
     file = ggufs.write(tmp_path / "model.gguf", pairs[name].target_dir, kind)
@@ -162,24 +151,6 @@ def test_blocks_are_the_very_numbers(kind: str) -> None:
     assert np.array_equal(found.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q4_1, 4), (Kind.Q8_0, 8)])
-def test_blocks_stay_as_they_are(
-    pairs: dict[str, Pair], tmp_path: Path, kind: Kind, bits: Any
-) -> None:
-    check_blocks(pairs["llama"], tmp_path, kind, bits)
-
-
-@pytest.mark.models
-@pytest.mark.parametrize(
-    ("name", "kind", "bits"),
-    [("qwen2", Kind.Q4_0, 4), ("qwen3", Kind.Q4_0, 8), ("qwen3", Kind.Q4_1, 8)],
-)
-def test_blocks_of_every_format_stay(
-    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind, bits: Any
-) -> None:
-    check_blocks(pairs[name], tmp_path, kind, bits)
-
-
 @pytest.mark.parametrize(
     ("kind", "bits"),
     [(Kind.F16, None), (Kind.Q4_0, 4), (Kind.Q4_1, 4), (Kind.Q5_0, 8), (Kind.Q8_0, 8)],
@@ -203,13 +174,25 @@ def test_a_quantized_file_keeps_its_bits_by_default(
         assert (b"8_bit" in graphs["drafter"]) == (expected is not None)
 
 
-def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "bits"),
+    [
+        ("llama", Kind.Q4_1, 4),
+        ("llama", Kind.Q8_0, 8),
+        pytest.param("qwen2", Kind.Q4_0, 4, marks=pytest.mark.models),
+        pytest.param("qwen3", Kind.Q4_1, 8, marks=pytest.mark.models),
+    ],
+)
+def test_blocks_stay_as_they_are(
+    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind, bits: Any
+) -> None:
     """A quantized engine's logits are the dequantized model's but for the rounding of inputs.
 
     That can be switched off. With it, they are the same bits whatever else a step holds.
     """
-    file = ggufs.write(directory / "model.gguf", pair.target_dir, kind)
-    engines = directory / "engines"
+    pair = pairs[name]
+    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, kind)
+    engines = tmp_path / "engines"
     storage, sizes = Storage(bits=bits), {"slots": 4, "max_seq_len": 64}
     build_engines(as_directory(file), pair.drafter_dir, engines, storage=storage, **sizes)
     tokens = [*range(3, 43)]

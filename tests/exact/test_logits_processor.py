@@ -1,7 +1,5 @@
 """Penalties, forbidden words, least lengths and log-probabilities, against `transformers`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -136,23 +134,6 @@ def test_greedy_text_under_rules_is_transformers(name: str, built: BuiltPair) ->
     assert sum(s.accepted for s in sequences[:4]) > 0, "no draft was ever kept under the rule"
 
 
-def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
-    prompts = [text[:12] for text in built.texts[:4]]
-    plain = reference.greedy(built.pair.target_dir, prompts, 40)
-    stops = frozenset(text[5] for text in plain)
-    early = decoded(built, [Request(p, 40, stop_ids=stops) for p in prompts], drafting=True)
-    assert all(len(s.tokens) <= 6 for s in early)
-    requests = [Request(p, 40, SamplingParams(min_tokens=20), stops) for p in prompts]
-    for late, alone in zip(
-        decoded(built, requests, drafting=True),
-        decoded(built, requests, drafting=False),
-        strict=True,
-    ):
-        assert late.tokens == alone.tokens
-        assert len(late.tokens) >= 20
-        assert not stops.intersection(late.tokens[:20])
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
     prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
@@ -175,37 +156,3 @@ def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
         ):
             assert ids == [token, *np.argsort(-line, kind="stable")[:count].tolist()]
             np.testing.assert_allclose(values, line[ids], atol=1e-4)
-
-
-@pytest.mark.parametrize("max_tokens", [0, 1, 20])
-def test_logprobs_of_the_prompt_are_the_targets(max_tokens: int, built: BuiltPair) -> None:
-    """Whatever chunks it comes in; its text and drafts are those of an unscored one."""
-    prompts = [text[: 1 + 19 * i] for i, text in enumerate(built.texts[:4])]
-    counts = (3, 0, 1, 20)
-    scored = [
-        Request(prompt, max_tokens, SamplingParams(logprobs=count, prompt_logprobs=True))
-        for prompt, count in zip(prompts, counts, strict=True)
-    ]
-    plain = [Request(prompt, max(max_tokens, 1)) for prompt in prompts]
-    sequences = decoded(built, [*scored, *plain], drafting=True)
-    for sequence, other, prompt, count in zip(
-        sequences, sequences[4:], prompts, counts, strict=False
-    ):
-        assert sequence.finish_reason == "length"
-        assert sequence.tokens == other.tokens[:max_tokens]
-        text = prompt + sequence.tokens
-        assert len(sequence.logprobs) == len(sequence.logprob_ids) == len(text)
-        assert (set(sequence.logprobs[0]), sequence.logprob_ids[0][0]) == ({0.0}, text[0])
-        logits, _ = reference.target_logits_and_taps(built.pair.target_dir, text, [0])
-        expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
-        for token, ids, values, line in zip(
-            text[1:], sequence.logprob_ids[1:], sequence.logprobs[1:], expected, strict=False
-        ):
-            assert ids[0] == token
-            best = line[ids[1:]]
-            assert len(best) == count
-            np.testing.assert_allclose(best, -np.sort(-line)[:count], atol=1e-4)
-            np.testing.assert_allclose(values, line[ids], atol=1e-4)
-    accepted = [sum(s.accepted for s in half) for half in (sequences[:4], sequences[4:])]
-    assert accepted[0] == accepted[1]
-    assert (accepted[0] > 0) == (max_tokens == 20)

@@ -3,8 +3,6 @@
 `make prove` asks 20,000 times; here a pair of each storage is asked 64 times.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

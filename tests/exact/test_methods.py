@@ -1,7 +1,5 @@
 """Builds without a DFlash drafter: plain decoding and n-grams give the target's own text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,7 @@ from pairs import make_pair
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config import Method, Speculation, variants
-from dflash_trt.decoding import (
-    PrefixCache,
-    Request,
-    Scheduler,
-    check_lossless,
-    in_process,
-)
+from dflash_trt.decoding import PrefixCache, Request, Scheduler, check_lossless, in_process
 from dflash_trt.decoding.speculation import strategy
 from dflash_trt.engines import load_engines
 

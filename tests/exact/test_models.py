@@ -5,8 +5,6 @@ back. That each family and each format computes what its library does, and draft
 are in test_families.py, test_formats.py and test_dflash2.py.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

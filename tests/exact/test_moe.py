@@ -1,7 +1,5 @@
 """Targets with a mixture of experts, against `transformers`."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,6 @@ def test_the_graph_stays_small(case: Case) -> None:
 
 @pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
 def test_mxfp4_experts(case: Case, tmp_path: Path) -> None:
-    """The layout gpt-oss is published in gives what its plain tensors give."""
     rng = np.random.default_rng(0)
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     for directory in (plain, packed):
@@ -120,7 +117,6 @@ def test_experts_in_bfloat16(case: Case, tmp_path: Path) -> None:
 
 
 def test_configs_as_published(tmp_path: Path) -> None:
-    """Qwen/Qwen3-30B-A3B and openai/gpt-oss-20b, in the fields that read otherwise than ours."""
     MOE["qwen3-moe"]().save_pretrained(tmp_path / "qwen")
     edit(
         tmp_path / "qwen",

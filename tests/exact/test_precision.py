@@ -1,7 +1,5 @@
 """Casts to 16 bits around what multiplies: what TensorRT is given of a graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

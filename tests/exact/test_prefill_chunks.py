@@ -1,7 +1,5 @@
 """Prompts beside sequences that decode: their chunks are about as large as a round."""
 
-from __future__ import annotations
-
 import pytest
 from built_pairs import MAX_SEQ_LEN, BuildPair
 from exact import one_by_one, rounds_of

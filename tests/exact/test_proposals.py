@@ -1,7 +1,5 @@
 """What else may draft: prompt lookup. The text stays the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,12 +9,7 @@ from built_pairs import BuildPair
 from exact import run_all, scheduler_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    SequenceState,
-    in_process,
-)
+from dflash_trt.decoding import Request, SequenceState, in_process
 from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, Row, depths, strategy
 from dflash_trt.decoding.speculation.proposer import NgramIndex
 from dflash_trt.engines.info import read_info
@@ -26,26 +19,7 @@ QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0,
 NEW_TOKENS = 40
 
 
-@pytest.mark.parametrize("prefill_chunk", [5, 64])
-def test_text_is_the_targets_own(built_pair: BuildPair, prefill_chunk: int) -> None:
-    """Batched, with rows that move."""
-    built = built_pair(**QWEN3)
-    target = Engine(built.target_engine)
-    rounds = in_process(target, None)
-    requests = [
-        Request(text[: 9 + 4 * i], NEW_TOKENS - 5 * i) for i, text in enumerate(built.texts[:4])
-    ]
-    plain = scheduler_of(in_process(target, None), Fixed(0))
-    expected = [s.tokens for s in run_all(plain, requests)]
-    proposer = Proposer(5, lookup=True)
-    drafting = scheduler_of(rounds, Fixed(5), proposer, slots=3, prefill_chunk=prefill_chunk)
-    sequences = run_all(drafting, requests)
-    assert [s.tokens for s in sequences] == expected
-    assert sum(s.accepted for s in sequences) > 0
-
-
 def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
-    """Prompts that come in chunks, texts that follow others in a row."""
     built, compared = built_pair(**QWEN3), 0
 
     class Compared(Proposer):
@@ -66,26 +40,6 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
         [Request(x[: 9 + 4 * i], NEW_TOKENS - 4 * i) for i, x in enumerate(built.texts[:8])],
     )
     assert compared > 30
-
-
-@pytest.mark.models
-def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> None:
-    """The second token of 2,000 texts each, which is the first that a draft may become."""
-    built = built_pair(**QWEN3)
-    target = Engine(built.target_engine)
-    prompt = [5, 6, 7, 5, 6, 7, 5]
-
-    def second_tokens(lookup: bool) -> np.ndarray:
-        rounds, proposer = in_process(target, None), Proposer(2, lookup=lookup)
-        scheduler = scheduler_of(rounds, Fixed(2), proposer)
-        requests = [Request(prompt, 2, SamplingParams(1.0, seed=seed)) for seed in range(2000)]
-        return np.array([s.tokens[1] for s in run_all(scheduler, requests)])
-
-    counts = [np.bincount(second_tokens(lookup), minlength=320) for lookup in (True, False)]
-    common = np.argsort(-counts[1])[:5]
-    for token in common:
-        a, b = counts[0][token], counts[1][token]
-        assert abs(a - b) < 4.5 * np.sqrt(a + b)
 
 
 @pytest.mark.parametrize(("tree", "deepest", "drafts"), [(True, 3, 15), (False, 7, 7)])

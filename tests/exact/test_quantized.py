@@ -1,7 +1,5 @@
 """Quantized checkpoints, written and read by the formats' own libraries."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -142,7 +140,6 @@ def test_fp8_is_read_as_transformers_reads_it(
 
 
 def test_a_quantized_target_is_built(tmp_path: Path) -> None:
-    """Its engine computes what transformers does with the plain weights."""
     pair = make_pair(tmp_path)
     dense = load_file(pair.target_dir / "model.safetensors")
     config = FineGrainedFP8Config(weight_block_size=(16, 32))
@@ -322,50 +319,33 @@ def test_other_methods_are_refused_by_name(tmp_path: Path, case: dict[str, Any])
 
 
 E4M3 = torch.float8_e4m3fn
+MXFP4, NVFP4 = {"quant_method": "mxfp4"}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+ONE = torch.ones(1)
 
 
-@pytest.mark.parametrize(
-    ("quantization", "tensors", "says"),
-    [
-        (None, {"a": torch.ones(2, 2).to(E4M3), "a_scale": torch.ones(1)}, "a .* is F8_E4M3"),
-        (FP8, {"a": torch.ones(2, 2).to(E4M3)}, "a .* is F8_E4M3"),
-        (FP8, {"a": torch.ones(2, 2, dtype=torch.int8), "a_scale": torch.ones(1)}, "a .* is I8"),
-        (FP8, {"a": torch.ones(2).to(E4M3), "a_scale": torch.ones(1)}, "a .* is F8_E4M3"),
-        (FP8, {"a": torch.ones(256, 256).to(E4M3), "a_scale_inv": torch.ones(2, 3)}, "not fit a "),
-        (FP8, {"a": torch.ones(2, 2).to(E4M3), "a_scale": torch.ones(1).double()}, "not fit a "),
-        (
-            {"quant_method": "mxfp4"},
-            {
-                "a_blocks": torch.ones(2, 3, 16, dtype=torch.uint8),
-                "a_scales": torch.ones(2, 2, dtype=torch.uint8),
-            },
-            "not fit a_blocks",
-        ),
-        (
-            {"quant_method": "mxfp4"},
-            {
-                "a": torch.ones(2, 2),
-                "a_blocks": torch.ones(2, 3, 16, dtype=torch.uint8),
-                "a_scales": torch.ones(2, 3, dtype=torch.uint8),
-            },
-            "a twice, plain and quantized",
-        ),
-        (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            {
-                "a": torch.ones(2, 16, dtype=torch.uint8),
-                "a_scale": torch.ones(2, 1).to(E4M3),
-                "a_scale_2": torch.ones(()),
-            },
-            "not fit a ",
-        ),
-        (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            {"a": torch.ones(2, 16, dtype=torch.uint8), "a_scale": torch.ones(2, 2).to(E4M3)},
-            "a .* is U8",
-        ),
-    ],
-)
+def codes(*shape: int) -> torch.Tensor:
+    return torch.ones(shape).to(E4M3)
+
+
+def whole(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+SCALES: list[tuple[Any, Tensors, str]] = [
+    (None, {"a": codes(2, 2), "a_scale": ONE}, "a .* is F8_E4M3"),
+    (FP8, {"a": codes(2, 2)}, "a .* is F8_E4M3"),
+    (FP8, {"a": whole(2, 2, dtype=torch.int8), "a_scale": ONE}, "a .* is I8"),
+    (FP8, {"a": codes(2), "a_scale": ONE}, "a .* is F8_E4M3"),
+    (FP8, {"a": codes(256, 256), "a_scale_inv": torch.ones(2, 3)}, "not fit a "),
+    (FP8, {"a": codes(2, 2), "a_scale": ONE.double()}, "not fit a "),
+    (MXFP4, {"a_blocks": whole(2, 3, 16), "a_scales": whole(2, 2)}, "not fit a_blocks"),
+    (MXFP4, {"a": ONE, "a_blocks": whole(2, 3, 16), "a_scales": whole(2, 3)}, "a twice, plain and"),
+    (NVFP4, {"a": whole(2, 16), "a_scale": codes(2, 1), "a_scale_2": torch.ones(())}, "not fit a "),
+    (NVFP4, {"a": whole(2, 16), "a_scale": codes(2, 2)}, "a .* is U8"),
+]
+
+
+@pytest.mark.parametrize(("quantization", "tensors", "says"), SCALES)
 def test_scales_that_do_not_fit_are_named(
     tmp_path: Path, quantization: object, tensors: Tensors, says: str
 ) -> None:

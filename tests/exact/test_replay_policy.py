@@ -1,7 +1,5 @@
 """scripts/replay_policy.py: a replay is the live run, and no policy is better than the oracle."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

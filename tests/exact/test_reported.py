@@ -4,8 +4,6 @@ Each test names its threads. An answer must be that of plain decoding, to the la
 in a block of drafts something happens: a stop word, an end, a change of grammar.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The models are those of `tables`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 The ranks' graphs run in turn, in this process (`lib/ranks.py`).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -149,7 +147,6 @@ def test_each_rank_has_its_share(tmp_path: Path) -> None:
 
 
 def test_linked_weights(tmp_path: Path) -> None:
-    """Rows are taken from the checkpoint as they lie there; columns are copied."""
     pair = make_pair(tmp_path, dtype="bfloat16", tied=False)
     whole = engines_of(pair, tmp_path, 1)
     sizes = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN, "storage": Storage(link=True)}
@@ -228,7 +225,6 @@ def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
     [Shard(0, 1, 3), Shard(1, 32, 96), Shard(2, 64, 192), Shard(0, 128, 384), Shard(1, 128, 256)],
 )
 def test_parts_of_quantized_tensors(cut: Shard, tmp_path: Path) -> None:
-    """Of FP8's matrices and MXFP4's stacks of them, whole and piece by piece."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randn((512, 256), generator=generator).to(torch.float8_e4m3fn)
     packed = torch.randint(256, (4, 256, 4, 16), generator=generator, dtype=torch.uint8)

@@ -1,7 +1,5 @@
 """`examples/smollm2`: its plain PyTorch against Transformers and z-lab; the command in small."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

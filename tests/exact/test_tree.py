@@ -1,7 +1,5 @@
 """Trees of drafts: the best of all, what is kept of them, and that it goes on as a chain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where weights lie and in what form: copied, linked, or quantized in blocks of 32."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,8 +12,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 from builds import build_pair, config_of, quiet
-from exact import run_all, scheduler_of, target_step
-from guesses import COSTS, AtRandom, Guesses
+from exact import target_step
+from guesses import COSTS
 from pairs import make_pair, teach
 
 from dflash_trt.build.manifest import read_manifest
@@ -23,14 +21,8 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    SequenceState,
-    check_lossless,
-    in_process,
-)
-from dflash_trt.decoding.speculation import Fixed, strategy
+from dflash_trt.decoding import Request, SequenceState, check_lossless
+from dflash_trt.decoding.speculation import strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
@@ -150,33 +142,6 @@ def test_a_drafter_in_another_precision(
     assert not (built / "measured").exists()
     assert not build(settings, built, quiet).built
     assert build(config_of(pair, engine=engines), built, quiet).built
-
-
-@pytest.mark.parametrize("rows", [None, 2])
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_quantized_logits_do_not_depend_on_their_neighbors(
-    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rows: int | None
-) -> None:
-    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks.
-
-    rows: as on a CPU with another kernel for one.
-    """
-    pair, known = taught
-    build_pair(pair, tmp_path / "built", quantize=quantize)
-    engines = tmp_path / "built" / "engines"
-    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
-    target.least_rows = rows or target.least_rows
-    logprobs = SamplingParams(logprobs=20)
-    requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
-    alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
-    texts = {id(r): found.tokens for r, found in zip(requests, alone, strict=True)}
-    rounds = in_process(target, drafter)
-    for policy, chunk in ((Fixed(0), 5), (Fixed(1), 1), (Fixed(7), 16), (AtRandom(7, 0), 160)):
-        guesses = Guesses(texts, target.info, 0) if isinstance(policy, AtRandom) else None
-        scheduler = scheduler_of(rounds, policy, guesses, prefill_chunk=chunk)
-        for found, expected in zip(run_all(scheduler, requests), alone, strict=True):
-            assert found.tokens == expected.tokens
-            assert found.logprobs == expected.logprobs
 
 
 def test_of_a_quantized_target_no_trees_are_verified(

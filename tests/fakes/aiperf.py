@@ -5,8 +5,6 @@ what is here sends the same requests in the same order and counts what comes bac
 fail it says so as AIPerf does: `error_summary`, or exit code 1 and no export where all of them did.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Triton's HTTP as far as the gateway sees it: keeps what came, and answers by the path."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -4,8 +4,6 @@ The page's files are served by the real routes. A request outside the contract i
 test: leaving the block raises it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

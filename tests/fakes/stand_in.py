@@ -5,8 +5,6 @@ streaming extension) and answers with the tensors of model_repository/dflash/con
 outside that contract is an error of the test: `requests` then raises it.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The report of `make test-gpu` says on what it ran."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import distributions

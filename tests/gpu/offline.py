@@ -5,8 +5,6 @@ WHEELS holds what the machine's own Python lacks, this package among it; `NAME.w
 CONFIG is built, measured on PROMPTS, and its texts are kept, in `build/gpu`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The CUDA provider's tests passed on an H200; the others have not run yet.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

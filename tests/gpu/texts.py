@@ -7,8 +7,6 @@ it, and says how far apart the log-probabilities of the two tokens are where the
 a near-tie rounding chooses.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chromium without a window, as a reader of the page has it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
@@ -165,9 +163,6 @@ class Browser:
             for each in found
             for node in each.get("nodes", [{"html": ""}])
         ]
-
-    def picture(self, file: Path) -> None:
-        self.driver.save_screenshot(str(file))
 
 
 def axe() -> str:

@@ -1,7 +1,5 @@
 """Configs of a pair in two directories, what a build of it holds, and checkpoints made wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random pairs with their engines, which several test files share (see `conftest.built_pair`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

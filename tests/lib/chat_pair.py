@@ -1,7 +1,5 @@
 """Builds that chat: the demo pair, which has no chat template of its own, and SmolLM2."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Chats of ordinary kinds, each text in them a word of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,8 +1,8 @@
-"""`dflash-trt` in this process, as a shell would see it."""
-
-from __future__ import annotations
+"""`dflash-trt` in this process, as a shell would see it, and programs in their own."""
 
 import io
+import os
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -10,6 +10,19 @@ from typing import NamedTuple
 import pytest
 
 from dflash_trt.cli.main import main
+
+
+def program(
+    *words: object, timeout: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A process, to its end; environment: over this one's."""
+    return subprocess.run(
+        list(map(str, words)),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 class Ran(NamedTuple):

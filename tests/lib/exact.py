@@ -1,7 +1,5 @@
 """What holds for every pair: our engines against `transformers` and z-lab's `dflash`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

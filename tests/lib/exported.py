@@ -1,11 +1,10 @@
 """Scripts of `dflash-trt export`: their options are published ones, and the shell agrees."""
 
-from __future__ import annotations
-
 import json
 import shlex
-import subprocess
 from pathlib import Path
+
+from commands import program
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
 
@@ -34,10 +33,8 @@ def assert_published(script: str, engine: str) -> list[str]:
 
 def assert_shell_agrees(scripts: dict[str, str], directory: Path) -> None:
     """scripts: by a name for each."""
-    for name, script in scripts.items():
-        (directory / f"{name}.sh").write_text(script)
-    files = [f"{name}.sh" for name in scripts]
-    ran = subprocess.run(
-        ["shellcheck", *files], cwd=directory, capture_output=True, text=True, timeout=60
-    )
+    files = [directory / f"{name}.sh" for name in scripts]
+    for file, script in zip(files, scripts.values(), strict=True):
+        file.write_text(script)
+    ran = program("shellcheck", *files)
     assert ran.returncode == 0, ran.stdout

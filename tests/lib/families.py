@@ -1,7 +1,5 @@
 """The target families and the forms of a drafter, each tiny, by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

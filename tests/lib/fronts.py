@@ -1,12 +1,10 @@
 """A front over a model that counts, and replies that are kept: no Triton, no engine."""
 
-from __future__ import annotations
-
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -184,10 +182,3 @@ def submit(
         encoded = [element.encode() for element in elements] if words else elements
         inputs[name] = np.array(encoded, dtype=object if words else None)
     front.submit(inputs, reply, timeout, client)
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -1,7 +1,5 @@
 """GGUF files, written by llama.cpp's own `gguf` package from tiny models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

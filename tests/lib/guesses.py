@@ -1,7 +1,5 @@
 """Proposals and policies that no drafter made: right in places, at random, at any time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

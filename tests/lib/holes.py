@@ -1,7 +1,5 @@
 """Safetensors files that are a header over one hole: true names, shapes and sizes, no weights."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -11,8 +11,6 @@ Errors carry the published `X-Error-Code`: RepoNotFound, RevisionNotFound, Gated
 Ranges are honored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """A server as the tests see it: `dflash-trt serve` as a process, and whether rounds go on."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

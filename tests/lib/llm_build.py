@@ -1,7 +1,5 @@
 """A build of kind `tensorrt_llm` for the stand-in in `standins/`, which decodes on a CPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

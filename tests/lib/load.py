@@ -1,9 +1,9 @@
-"""Tensors of a request by name, and metrics of a server by name."""
-
-from __future__ import annotations
+"""Tensors of a request by name, metrics of a server by name, and waiting for what must come."""
 
 import re
+import time
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,13 @@ def tensors(values: dict[str, Any]) -> list[InferInput]:
         tensor.set_data_from_numpy(np.array([value], DTYPES[datatype]))
         result.append(tensor)
     return result
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def metric(port: int, name: str) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """The ONNX that ONNX Runtime 1.31 and TensorRT's parser both take, and fuse where it matters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

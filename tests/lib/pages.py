@@ -5,8 +5,6 @@ commands within its sentences. Ports and the capitals that stand for a reader's 
 in; all else is as it is on the page.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

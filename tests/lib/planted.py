@@ -4,8 +4,6 @@
 fault the same must pass, which is tried first. A fault takes some seconds to some minutes.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

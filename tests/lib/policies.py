@@ -1,7 +1,5 @@
 """Every policy over one pair, and one whose drafts are all right, beside plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +11,7 @@ from exact import run_all
 from guesses import COSTS
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Grammars,
-    Request,
-    RunRound,
-    Scheduler,
-    SequenceState,
-    in_process,
-)
+from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row, strategy
 from dflash_trt.decoding.speculation.costs import StepCosts
 from dflash_trt.engines.onnxruntime import Engine

@@ -1,7 +1,5 @@
 """Costs and proposals that are made up, for the policy's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ taps, the block of their cards, and what else gives the size of their files. Lef
 towers, next-token-prediction layers, text beyond a small tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

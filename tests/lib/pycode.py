@@ -1,7 +1,5 @@
 """The demo pair in examples/pycode: its config, and the prompts that it was not trained on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A rank's graph is cut at its collectives, and ONNX Runtime runs each piece as a session of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

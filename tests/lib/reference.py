@@ -1,7 +1,5 @@
 """What the tests hold our engine against: `transformers` and z-lab's `dflash`, fp32 on the CPU."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Sequence
@@ -27,11 +25,9 @@ class Generated:
 
 
 @functools.lru_cache(maxsize=4)
-def load_target(target_dir: Path, attention: str | None = None) -> PreTrainedModel:
+def load_target(target_dir: Path) -> PreTrainedModel:
     """The target in fp32; an end-of-text token never ends a text."""
-    model = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.float32, attn_implementation=attention
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     return model
 
@@ -64,11 +60,7 @@ def greedy(target_dir: Path, prompts: Sequence[Sequence[int]], max_new: int) -> 
 
 
 def dflash_generate(
-    target_dir: Path,
-    drafter_dir: Path,
-    prompts: Sequence[Sequence[int]],
-    max_new: int,
-    block_size: int | None = None,
+    target_dir: Path, drafter_dir: Path, prompts: Sequence[Sequence[int]], max_new: int
 ) -> list[Generated]:
     """z-lab's own greedy loop, a prompt at a time; acceptance lengths count the bonus."""
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
@@ -80,7 +72,6 @@ def dflash_generate(
             input_ids=torch.tensor([list(prompt)]),
             max_new_tokens=max_new,
             stop_token_ids=None,
-            block_size=block_size,
             return_stats=True,
         )
         tokens = stats.output_ids[0, len(prompt) :].tolist()
@@ -158,11 +149,7 @@ def drafter_states(
 
 @torch.inference_mode()
 def selector_probs(
-    target_dir: Path,
-    drafter_dir: Path,
-    states: torch.Tensor,
-    before: Sequence[int],
-    temperature: float,
+    target_dir: Path, drafter_dir: Path, states: torch.Tensor, before: Sequence[int]
 ) -> np.ndarray:
     """What DFlash 2's selector draws from, f32[N, vocab], for states f32[N, hidden].
 
@@ -171,7 +158,7 @@ def selector_probs(
     drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
     logits = drafter.compute_logits(states, head)
     _, candidates, probs = drafter.candidate_selector.select(
-        states[:, None], logits[:, None], torch.tensor(before), temperature
+        states[:, None], logits[:, None], torch.tensor(before), 1.0
     )
     return torch.zeros_like(logits).scatter(-1, candidates[:, 0], probs[:, 0]).numpy()
 

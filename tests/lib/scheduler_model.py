@@ -5,8 +5,6 @@ are copied as the steps say, and the next token depends on all that a row holds.
 of somebody else's shows at once, in the row or in the text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keys for signatures of builds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -12,9 +10,7 @@ def write_keys(directory: Path, name: str = "key") -> None:
     """`name`.pem and `name`.pub: a fresh key on the curve P-256 and its public one, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -5,8 +5,6 @@ block. Everything between the tables and the text is the real thing: `verify`, `
 random numbers, scheduler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any

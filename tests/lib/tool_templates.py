@@ -1,7 +1,5 @@
 """Chat templates that show tools and write calls as published ones do (`tool_templates.yaml`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

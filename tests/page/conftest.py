@@ -1,7 +1,5 @@
 """A browser for the page's tests, or the reason why there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """What axe finds wrong with the page: nothing, in any of its states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in a browser, over a stand-in that keeps to the contract: a chat and its tokens."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any
@@ -13,7 +11,6 @@ from page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_
 pytestmark = pytest.mark.page
 
 TEXT = "Use a slice:\n\n```python\nword[::-1]\n```\n\nIt goes from **end** to start, one by one.\n"
-DRAFTS = ("drafter", "lookup", "grammar")
 
 
 def expected(text: str) -> Counter[str]:

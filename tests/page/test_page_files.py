@@ -1,7 +1,5 @@
 """The page's files: small, and without what could make markup or code of a text."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

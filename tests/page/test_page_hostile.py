@@ -1,7 +1,5 @@
 """Whatever a model writes is text: no markup, no script, no request, and the page goes on."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

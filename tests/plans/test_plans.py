@@ -1,7 +1,5 @@
 """Plans, built by TensorRT-RTX on a machine that needs no GPU for that: `make test-plans`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from builds import build_engines
+from commands import program
 from families import FAMILIES, FORMATS, pair_of
 from pairs import make_pair
 
@@ -153,13 +152,7 @@ def test_without_a_gpu_a_sentence_says_so(demo: Demo, tmp_path: Path, command: s
     (tmp_path / "prompts").write_text('{"text": "def"}\n')
     options = {"serve": [], "verify": ["--prompts", tmp_path / "prompts", "--max-tokens", "4"]}
     words = [command, plans_of(demo, "bf16", 1), "--check=none", *options[command]]
-    done = subprocess.run(
-        [sys.executable, "-m", "dflash_trt", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = program(sys.executable, "-m", "dflash_trt", *words)
     assert done.returncode == 1
     assert done.stderr == (
         "error: this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver. "
@@ -396,7 +389,6 @@ def test_timings_are_kept_from_one_build_to_the_next(
 
 
 def test_types_against_the_library_itself(tmp_path: Path) -> None:
-    """mypy over the modules that use it, with stubs made of the bindings that are installed."""
     python = [sys.executable, "-m"]
     generate = [*python, "pybind11_stubgen", "tensorrt_rtx_bindings", "--ignore-all-errors"]
     subprocess.run([*generate, "-o", tmp_path], check=True, capture_output=True, timeout=120)

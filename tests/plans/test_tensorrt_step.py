@@ -4,8 +4,6 @@ ONNX Runtime's over its CPU provider, both in this process's memory.
 What it binds, when and where, is what a GPU would get; what comes out shows whether it was right.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What a choice looks like in OpenAI's API, whole and in pieces; no server."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -52,7 +50,6 @@ def kinds(piece: dict[str, Any]) -> list[str]:
     ],
 )
 def test_a_piece_has_one_kind_of_news(text: str, expected: str) -> None:
-    """However the text is cut: a round commits several tokens."""
     for size in (len(text) or 1, 7, 1):
         writer, found = chat_writer(stream=True), list[str]()
         pieces = [text[at : at + size] for at in range(0, len(text), size)] or [""]

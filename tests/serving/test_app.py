@@ -1,7 +1,5 @@
 """The application's process over a fake Triton: what it lets through, and to whom."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -119,7 +117,6 @@ def test_a_length_of_the_json_that_is_none(door: Door, length: str) -> None:
 
 
 def test_what_triton_gets(door: Door) -> None:
-    """Its own key, who asks, the body as it came; nothing that a client says in their place."""
     infer = json.dumps({"inputs": [OK], "parameters": {"timeout": 5}}).encode()
     lies = {OWN_KEY_HEADER.replace("-", "_"): "guess", "client": "somebody", "client_key": "x"}
     known = {"x_request_id": "r1"}
@@ -137,7 +134,6 @@ def test_what_triton_gets(door: Door) -> None:
 
 
 def test_fields_of_tensorrtllm_backend(door: Door) -> None:
-    """Its README asks so; `end_id` ends a text here, too."""
     asked = {"text_input": "a", "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
     assert door.post(GENERATE, asked).status_code == 200
     assert door.post(GENERATE, {**asked, "stop_token_ids": [3]}).status_code == 200

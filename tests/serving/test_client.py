@@ -1,7 +1,5 @@
 """The Python client: against the real server, and against a stand-in for what that cannot do."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -34,8 +32,7 @@ LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
 
 
 @pytest.fixture(
-    scope="module",
-    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+    scope="module", params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)]
 )
 def server(
     request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
@@ -126,11 +123,7 @@ def test_refusals_are_explained(client: Client) -> None:
         ("", {}, "empty"),
         (PROMPT, {"max_tokens": 0}, "max_tokens"),
         (PROMPT, {"top_p": 1.5}, "top_p"),
-        (
-            PROMPT,
-            {"max_tokens": 2**31},
-            "must be an integer of 32 bits",
-        ),
+        (PROMPT, {"max_tokens": 2**31}, "must be an integer of 32 bits"),
         (PROMPT, {"max_tokens": "many"}, "max_tokens must be a valid integer"),
         (PROMPT, {"seed": -1}, "seed is -1 and must be"),
         (PROMPT, {"stop_words": [3]}, r"stop_words\[0\] is 3 and must be a valid string"),
@@ -346,7 +339,6 @@ def test_a_silent_server_is_given_up_at_the_deadline(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_no_time_is_refused(kind: str, timeout: float) -> None:
-    """It was taken for unlimited."""
     with (
         stand_in.stand_in(parts(part())) as server,
         pytest.raises(RequestError, match=f"timeout is {timeout}"),
@@ -363,7 +355,6 @@ def test_the_deadline_met_is_an_answer() -> None:
 
 
 def test_a_model_that_is_down_is_unavailable() -> None:
-    """Triton's own words, which come without a code."""
     for words in (
         "Stub process 'dflash_0_0' is not healthy.",
         "Request for unknown model: 'dflash' has no available versions",

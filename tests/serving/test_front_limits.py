@@ -1,15 +1,12 @@
 """No request holds up another client's, and none stays unanswered, whatever fails."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
+from fronts import VOCAB, CountingModel, ask, open_front
+from load import wait_until
 
 from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
@@ -22,17 +19,6 @@ from dflash_trt.serving.front.text import StopWords
 
 class PanicException(BaseException):
     """As pyo3 raises it where Rust panics."""
-
-
-@pytest.fixture
-def model() -> CountingModel:
-    return CountingModel()
-
-
-@pytest.fixture
-def front(model: CountingModel) -> Iterator[RequestHandler]:
-    with open_front(model) as front:
-        yield front
 
 
 def test_a_full_queue_refuses_and_takes_again(model: CountingModel) -> None:
@@ -119,7 +105,6 @@ def test_a_text_that_cannot_be_given_out_ends_alone(
 def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """Sequences without a row were forgotten when the step's news could not be told."""
     failed = threading.Event()
 
     def fail(*_: Any, **__: Any) -> None:
@@ -215,11 +200,3 @@ def test_stop_words_cost_no_more_with_the_length_of_the_text() -> None:
     assert not any(stop.push("a")[0] for _ in range(199))
     assert stop.push("b") == ("a" * 19_999, "")
     assert time.perf_counter() - start < 20.0  # 0.5 s; it was 200 s
-
-
-def test_the_largest_words_are_read_at_once(front: RequestHandler) -> None:
-    words = np.array([f"{i:03} ".encode() * 64 for i in range(64)], object)
-    start = time.monotonic()
-    reply = ask(front, max_tokens=1, bad_words=[each.decode() for each in words])
-    assert reply.next()[0].finish_reason == ["length"]
-    assert time.monotonic() - start < WAIT

@@ -4,8 +4,6 @@ Whatever is streamed, held back for stop words, sent in one piece because its cl
 cancelled, late, or in a round that fails meanwhile.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models that write in channels (gpt-oss): markers stay in the text, chats tell them apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ ANSWER = (
 )
 CALL = "<|start|>assistant to=f<|channel|>commentary <|constrain|>json<|message|>{}"
 FIRST_CALL = " to=f<|channel|>commentary json<|message|>{}"
-WAIT = 60.0
 
 
 @pytest.fixture
@@ -34,7 +31,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_thoughts_are_told_from_what_is_said(size: int) -> None:
-    """Without tools a call is said, as it is written."""
     for text, expected in (
         (ANSWER, ("A < b, so 1.", "It is <|1|> é.")),
         ("no markers at all, a < b", ("", "no markers at all, a < b")),

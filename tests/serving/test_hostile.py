@@ -1,7 +1,5 @@
 """Malformed and hostile requests over gRPC: a sentence in time, and nobody dies of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

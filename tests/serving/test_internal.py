@@ -1,7 +1,5 @@
 """What only the processes of one server know: keys, a directory, who is believed about clients."""
 
-from __future__ import annotations
-
 import stat
 import tempfile
 from pathlib import Path

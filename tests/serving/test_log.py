@@ -1,7 +1,5 @@
 """What a server's processes say: the form of its lines, requests in them, where the log stays."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -123,7 +121,6 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
 
 @pytest.mark.models
 def test_it_can_all_go_to_the_output(built: Path) -> None:
-    """For a container: one stream, each line once, Triton's among them."""
     options = ("--log-file=/dev/stdout", "--log-format=json")
     process = subprocess.Popen(
         serve_command(built, free_ports(), *options), stdout=subprocess.PIPE, text=True

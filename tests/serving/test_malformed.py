@@ -3,8 +3,6 @@
 How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -89,7 +87,6 @@ def test_what_ended_triton(server: Ports, name: str) -> None:
 
 
 def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
-    """Triton calls it its own failure."""
     for body, words in (
         ({"max_tokens": "x"}, "max_tokens is not an integer"),
         ({"max_tokens": 2**31}, "max_tokens is not an integer"),
@@ -135,11 +132,7 @@ def test_half_open_connections_stop_nothing(built: Path) -> None:
         process, _ = stack.enter_context(serving(built, ports, files=256))
         half = b"POST /v1/completions HTTP/1.1\r\nContent-Le"
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-        for door, sent in (
-            (ports.http, half),
-            (ports.grpc, b""),
-            (ports.grpc, preface),
-        ):
+        for door, sent in ((ports.http, half), (ports.grpc, b""), (ports.grpc, preface)):
             for _ in range(300):
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", door)))
                 with suppress(ConnectionError):  # the one that was silent for longest is closed

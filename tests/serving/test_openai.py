@@ -1,11 +1,7 @@
 """The OpenAI front, called with OpenAI's client, over the real Triton."""
 
-from __future__ import annotations
-
 import json
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +11,18 @@ import openai
 import pytest
 import reference
 import torch
-from chat_pair import build_chat_pair
-from live import openai_front
 from load import metric
-from openai import types
-from openai.types.chat import completion_create_params
-from pydantic import ValidationError
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash_trt.chat import speller
-from dflash_trt.serving.app.failures import Failure
-from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
-from dflash_trt.serving.app.guard import BODY_LIMIT
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.ports import Ports
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"
 MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a chat template."""
-    return build_chat_pair(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def triton(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
-        yield ports
-
-
-@pytest.fixture(scope="module")
-def url(built: Path, triton: Ports) -> Iterator[str]:
-    port = free_ports().http
-    with openai_front(built, port, triton):
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture(scope="module")
-def api(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
-        yield client
 
 
 def test_completions(api: openai.OpenAI, triton: Ports) -> None:
@@ -101,7 +62,6 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
 
 
 def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
-    """A chunk has several tokens: who counts chunks needs it."""
     chunks = list(
         api.completions.create(
             model="pycode",
@@ -232,16 +192,6 @@ def test_sampling_fields_work(api: openai.OpenAI) -> None:
     assert other.choices[0].text != text
 
 
-def test_a_deadline_is_504(api: openai.OpenAI) -> None:
-    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 1000}
-    fields["extra_body"] = {"timeout": 0.05, "ignore_eos": True}
-    with pytest.raises(openai.APIStatusError) as caught:
-        api.completions.create(**fields)
-    assert caught.value.status_code == 504
-    with pytest.raises(openai.APIError, match="timeout"):
-        list(api.completions.create(**fields, stream=True))
-
-
 def test_the_raw_stream_is_server_sent_events(url: str) -> None:
     body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 5, "stream": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
@@ -272,9 +222,8 @@ def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) ->
     assert "lower max_completion_tokens" in caught.value.message
 
 
-def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
-    """As texts and as token ids, each as if it had come alone."""
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = [PROMPT, "import os\n", "class "]
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
     alone = [api.completions.create(prompt=text, **fields) for text in texts]
@@ -302,8 +251,8 @@ def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
         list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
 
 
-def test_echo(api: openai.OpenAI, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
     text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
     for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
@@ -313,9 +262,8 @@ def test_echo(api: openai.OpenAI, built: Path) -> None:
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
 
 
-def test_echo_with_logprobs(api: openai.OpenAI, built: Path) -> None:
-    """As evaluation harnesses ask for likelihoods: the whole text's, or the prompt's alone."""
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
     ids = [tokenizer.encode(text).ids for text in texts]
     fields: dict[str, Any] = {"model": "pycode", "temperature": 0, "echo": True, "logprobs": 1}
@@ -401,304 +349,14 @@ def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
     assert 'nv_inference_count{model="dflash"' in metrics.text
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
-        ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": "a" * 5000}, "prompt", "exceed"),
-        ({"prompt": "\ud800"}, "prompt", "prompt is not acceptable"),
-        ({"max_tokens": 2**40}, "max_tokens", "must be an integer of 32 bits"),
-        ({"max_tokens": "many"}, "max_tokens", "integer"),
-        ({"prompt": ["a", 5]}, "prompt", "token ids"),
-        ({"prompt": [1, "a"]}, "prompt", "token ids"),
-        ({"prompt": []}, "prompt", "1 to 64"),
-        ({"prompt": ["a"] * 65}, "prompt", "1 to 64"),
-        ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
-        ({"prompt": [[-1], [-1]]}, "prompt", "prompt holds -1, no token"),
-        ({"prompt": None}, "prompt", "Missing required parameter"),
-        ({"stop": [""]}, "stop", "stop[0] must have at least 1 character"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids", "stop_token_ids holds 1000000"),
-        ({"top_p": 7}, "top_p", "'top_p' is 7"),
-        ({"n": 0}, "n", "greater"),
-        ({"stop": 5}, "stop", "string"),
-        ({"timeout": 0}, "timeout", "greater"),
-        ({"logprobs": 21}, "logprobs", "20"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"guided_regex": "[ab"}, "guided_regex", "unclosed character class"),
-        ({"guided_json": "{"}, "guided_json", "not JSON"),
-        ({"guided_json": {"type": "x"}}, "guided_json", "guided_json cannot be used"),
-        ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "both given"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot be used"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "structural_tag"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "no token"),
-        ({"logit_bias": {"5": 101}}, "logit_bias", "is 101 and must be less"),
-        ({"guided_jsn": {}}, "guided_jsn", "Unknown parameter: 'guided_jsn'"),
-    ],
-)
-def test_a_bad_completion_request(
-    api: openai.OpenAI, url: str, fields: dict[str, Any], param: str | None, words: str
-) -> None:
-    body = {"model": "pycode", "prompt": PROMPT, **fields}
-    for stream in (False, True):
-        answer = httpx.post(
-            f"{url}/v1/completions",
-            content=json.dumps({**body, "stream": stream}),
-            headers={"Content-Type": "application/json"},
-            timeout=WAIT,
-        )
-        error = answer.json()["error"]
-        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-        assert error["param"] == param
-        assert words in error["message"]
-        assert not re.search("text_input|stop_words|Input should|Value error", error["message"])
-        assert "127.0.0.1" not in error["message"]
-    assert api.completions.create(model="pycode", prompt=PROMPT, max_tokens=1).choices
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"messages": [{}] * 10_000},
-        {"stop": [1] * 10_000},
-        {"bad_words": [1] * 10_000},
-        {"tools": [1] * 10_000},
-        {str(number): 1 for number in range(10_000)},
-    ],
-    ids=["messages", "stop", "bad_words", "tools", "unknown"],
-)
-def test_a_body_full_of_faults_is_not_read_to_its_end(fields: dict[str, Any]) -> None:
-    """Pydantic's report of all of them took 2 GB for a body of 2 MB."""
-    messages = [{"role": "user", "content": "hi"}]
-    with pytest.raises(ValidationError) as caught:
-        ChatFields.model_validate({"model": "pycode", "messages": messages, **fields})
-    assert caught.value.error_count() <= 3
-
-
-SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
-    # name, values that are accepted, values that are refused
-    ("temperature", [0.5, 1], ["0.5", -1]),
-    ("top_p", [0.5], [0, 2]),
-    ("top_k", [-1, 0, 5], ["x", -2]),
-    ("min_p", [0, 0.1], [2]),
-    ("n", [1, 2], [0, 65]),
-    ("seed", [-1, 2**63 - 1, -(2**63)], ["x", 2**63, -(2**63) - 1]),
-    ("stop", ["x", ["x"], []], [5]),
-    ("stop_token_ids", [[], [3]], [[-1], "x"]),
-    ("min_tokens", [0, 1], [9, -1]),
-    ("ignore_eos", [True, False], [5]),
-    ("repetition_penalty", [1, 1.2], [0]),
-    ("presence_penalty", [0, 1, -2], ["x", "1", 2.1]),
-    ("frequency_penalty", [0, 2], ["x", -3]),
-    ("bad_words", [[], ["x"]], [[""]]),
-    ("priority", [0, 3], ["x"]),
-    ("user", ["x"], []),
-    ("metadata", [{"a": "b"}], []),
-    ("store", [True], []),
-    ("service_tier", ["auto"], []),
-    ("safety_identifier", ["x"], []),
-    ("prompt_cache_key", ["x"], []),
-    ("prompt_cache_retention", ["24h", "in_memory"], []),
-    ("prompt_cache_options", [{"mode": "implicit"}], []),
-    ("prediction", [{"type": "content", "content": "x"}], []),
-    ("verbosity", ["low", "medium"], []),
-    (
-        "stream_options",
-        [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
-        [{"x": 1}],
-    ),
-    ("skip_special_tokens", [True], [False]),
-    ("spaces_between_special_tokens", [True], [False]),
-    ("include_stop_str_in_output", [False], [True]),
-    ("truncate_prompt_tokens", [], [5]),
-    ("allowed_token_ids", [], [[5]]),
-    ("logits_processors", [[]], [["x"]]),
-    ("logit_bias", [{}, {"5": 1}, {"7": -100}], [{"-1": 1}, {"5": "x"}, 5]),
-    ("prompt_logprobs", [], [0, 1]),
-    ("return_token_ids", [False], [True]),
-    ("return_tokens_as_token_ids", [False], [True]),
-    ("best_of", [1], [2, "x"]),
-    ("use_beam_search", [False], [True]),
-    ("length_penalty", [1, 1.0], [0.5]),
-    (
-        "response_format",
-        [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "schema": {}}],
-        [{"type": "x"}, 5, {"type": "json_object", "x": 1}],
-    ),
-    (
-        "structured_outputs",
-        [{}, {"json": {}}, {"choice": ["a"]}],
-        [{"json": 5}, {"x": 1}, 5, {"json": {}, "regex": "a"}],
-    ),
-    ("guided_json", [{}, {"type": "object"}, '{"type": "null"}'], ["x", {"type": "x"}]),
-    ("guided_regex", ["a+"], ["(", 5]),
-    ("guided_choice", [["a", "b c"]], [5, [5]]),
-    ("guided_grammar", ['start: "a"', 'root ::= "a" | "b"'], ["start: x", "root ::= ["]),
-    ("guided_decoding_backend", [], ["xgrammar"]),
-    ("guided_whitespace_pattern", [], ["a"]),
-    ("cache_salt", ["x"], [1]),
-    ("kv_transfer_params", [], [{}]),
-]
-TEXT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
-    ("logprobs", [0, 2], [21]),
-    ("echo", [True, False], ["x"]),
-    ("suffix", [""], ["x"]),
-    ("add_special_tokens", [True], [False]),
-]
-CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
-    ("logprobs", [True, False], ["x"]),
-    ("top_logprobs", [2], [21]),
-    ("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ["x"]),
-    ("tool_choice", ["auto", "none"], ["required", "x", 5, {"type": "function"}, {}, []]),
-    ("parallel_tool_calls", [True, False], ["x"]),
-    ("reasoning_effort", ["low", "none", "xhigh"], [5, "ultra"]),
-    ("chat_template_kwargs", [{}, {"opening": "x"}], ["x", {"messages": []}]),
-    ("add_generation_prompt", [True, False], [5]),
-    ("echo", [False], [True]),
-    ("add_special_tokens", [False], [True]),
-    ("continue_final_message", [False], [5]),
-    ("chat_template", [], ["x"]),
-    ("documents", [[]], [[{}]]),
-    ("include_reasoning", [True], [False]),
-    ("mm_processor_kwargs", [{}], [{"a": 1}]),
-    ("moderation", [], [{"model": "m"}]),
-]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"tool_choice": "auto"}, "tool_choice"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ],
-    ids=str,
-)
-def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    with pytest.raises(Failure) as caught:
-        ChatFields.model_validate({"model": "m", "messages": messages, **fields}).request()
-    assert (caught.value.status, caught.value.param) == (400, param)
-    assert param in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stream_options": {}},
-        {"stream_options": None, "tool_choice": None, "top_logprobs": None},
-        {"top_logprobs": 0},
-        {"tool_choice": "none"},
-        {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True},
-        {"max_tokens": 1, "max_completion_tokens": 1},
-    ],
-    ids=str,
-)
-def test_fields_that_say_nothing_need_nothing(fields: dict[str, Any]) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    ChatFields.model_validate({"model": "m", "messages": messages, **fields}).request()
-
-
-def test_each_field_of_openai_is_known() -> None:
-    """Taken, a hint without effect on the answer, or refused unless it asks for nothing."""
-    for fields, kind, params in (
-        (ChatFields, "chat", completion_create_params.CompletionCreateParamsStreaming),
-        (TextFields, "text", types.completion_create_params.CompletionCreateParamsStreaming),
-    ):
-        known = fields.model_fields.keys() | {*UNSUPPORTED["ignored"]}
-        known |= UNSUPPORTED["both"].keys() | UNSUPPORTED[kind].keys()
-        assert params.__annotations__.keys() - known == set()
-
-
-@pytest.mark.parametrize(
-    ("path", "table"),
-    [
-        ("completions", SHARED_FIELDS + TEXT_FIELDS),
-        ("chat/completions", SHARED_FIELDS + CHAT_FIELDS),
-    ],
-    ids=["text", "chat"],
-)
-def test_each_field_that_clients_send(
-    url: str, path: str, table: list[tuple[str, list[Any], list[Any]]]
-) -> None:
-    """It works, or asks for nothing, or is refused by a sentence that names it."""
-    prompt = {"prompt": PROMPT, "messages": [{"role": "user", "content": "hi"}]}
-    body = {"model": "pycode", "max_tokens": 2}
-    name = "messages" if path.startswith("chat") else "prompt"
-    for param, good, bad in table:
-        for value in (None, *good, *bad):
-            sent = {**body, name: prompt[name], param: value}
-            sent |= {"stream": True} if param == "stream_options" else {}
-            sent |= {"logprobs": True} if param == "top_logprobs" else {}
-            sent |= {"tools": []} if param == "tool_choice" else {}
-            answer = httpx.post(f"{url}/v1/{path}", json=sent, timeout=WAIT)
-            if value is None or value in good:
-                assert answer.status_code == 200, (param, value, answer.text)
-                continue
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, param), (value, answer.text)
-            assert re.fullmatch(r"\S.*[.]", error["message"]), error
-            assert param in error["message"]
-
-
-def test_bodies_that_are_no_request(url: str) -> None:
-    json_type = {"Content-Type": "application/json"}
-    for content in (b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 100_000, b'{"model": "pycode"}'):
-        answer = httpx.post(f"{url}/v1/completions", content=content, headers=json_type)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert httpx.get(f"{url}/v1/completions").status_code == 405
-    assert httpx.get(f"{url}/v1/none").json()["error"]["message"] == "Not Found"
-
-
-def test_the_body_limit_holds_for_chunked_bodies_too(url: str) -> None:
-    sent = 0
-
-    def chunks() -> Iterator[bytes]:
-        nonlocal sent
-        for _ in range(1000):
-            sent += 100_000
-            yield b" " * 100_000
-
-    headers = {"Content-Type": "application/json"}
-    for content in (b" " * (BODY_LIMIT + 1), chunks()):
-        try:
-            answer = httpx.post(f"{url}/v1/completions", content=content, headers=headers)
-        except (httpx.WriteError, httpx.RemoteProtocolError):
-            continue  # closed while we were still sending, before we read the answer
-        assert answer.status_code == 413
-        assert str(BODY_LIMIT) in answer.json()["error"]["message"]
-    assert sent < 100 * BODY_LIMIT
-
-
 def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="pycode") as caught:
         api.completions.create(model="gpt-9", prompt=PROMPT)
     assert caught.value.code == "model_not_found"
 
 
-def test_the_key(built: Path, triton: Ports) -> None:
-    own, port = "s3cret-0123456789", free_ports().http
-    with openai_front(built, port, triton, Security(key=own)):
-        base = f"http://127.0.0.1:{port}"
-        assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
-        for key in ("guess", f"{own}2"):
-            api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
-            with pytest.raises(openai.AuthenticationError, match="key"):
-                api.models.list()
-            with pytest.raises(openai.AuthenticationError):
-                api.completions.create(model="pycode", prompt=PROMPT)
-        for path in ("v1/models", "openapi.json", "none"):
-            assert httpx.get(f"{base}/{path}").status_code == 401
-        assert httpx.get(f"{base}/health").status_code == 200
-
-
-def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_spelling_of_every_kind_of_vocabulary(chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     spell = speller(tokenizer)
     for text in ("def main():\n\treturn 'é🙂'", "<|endoftext|>"):
         assert b"".join(map(spell, tokenizer.encode(text).ids)).decode() == text
@@ -718,7 +376,6 @@ def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
 
 
 def test_a_tool_loop(api: openai.OpenAI) -> None:
-    """What is required comes, streamed and whole, and its results go back through the template."""
     schema: dict[str, Any] = {
         "properties": {
             "city": {"enum": ["Oslo", "Kraków"]},

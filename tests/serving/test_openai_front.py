@@ -1,7 +1,5 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -20,8 +18,8 @@ import openai
 import pytest
 import stand_in
 import trustme
-from chat_pair import build_chat_pair
 from live import openai_front, serve_ports, serving
+from load import wait_until
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
 
@@ -37,24 +35,20 @@ PROMPT = "def main():"
 WAIT = 60.0
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a chat template."""
-    return build_chat_pair(tmp_path_factory.mktemp("openai_front"))
-
-
 Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
 
 
 @pytest.fixture
-def scripted(built: Path) -> Iterator[Scripted]:
+def scripted(chat_built: Path) -> Iterator[Scripted]:
     """`scripted(*answers)`: the front over a stand-in that gives these answers."""
     with ExitStack() as stack:
 
         def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
             server = stack.enter_context(stand_in.stand_in(*answers))
             port, nowhere = free_ports().http, free_ports().http
-            stack.enter_context(openai_front(built, port, Ports(nowhere, server.port, nowhere)))
+            stack.enter_context(
+                openai_front(chat_built, port, Ports(nowhere, server.port, nowhere))
+            )
             api = openai.OpenAI(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
             )
@@ -74,37 +68,20 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "3"},
     ]
+    same = {
+        **{"temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_p": 0.125, "min_tokens": 1, "n": 1},
+        **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5},
+        **{"ignore_eos": True, "bad_words": ["x"], "stop_token_ids": [3, 4], "priority": 2},
+        **{"add_generation_prompt": True, "tool_choice": "auto"},
+    }
+    other = {
+        **{"max_completion_tokens": 9, "stop": "\n", "seed": -1, "user": "somebody", "timeout": 30},
+        **{"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+        **{"response_format": {"type": "text"}, "skip_special_tokens": True},
+        "include_stop_str_in_output": False,
+    }
     found = api.chat.completions.create(
-        model="pycode",
-        messages=messages,
-        tools=[tool],
-        tool_choice="auto",
-        temperature=0.5,
-        top_p=0.25,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        max_completion_tokens=9,
-        stop="\n",
-        seed=-1,
-        n=1,
-        user="somebody",
-        response_format={"type": "text"},
-        extra_body={
-            "top_k": 5,
-            "min_p": 0.125,
-            "repetition_penalty": 1.5,
-            "min_tokens": 1,
-            "ignore_eos": True,
-            "bad_words": ["x"],
-            "priority": 2,
-            "timeout": 30,
-            "chat_template_kwargs": {"enable_thinking": False},
-            "add_generation_prompt": True,
-            "reasoning_effort": "low",
-            "stop_token_ids": [3, 4],
-            "skip_special_tokens": True,
-            "include_stop_str_in_output": False,
-        },
+        model="pycode", messages=messages, tools=[tool], extra_body=same | other
     )
     api.chat.completions.create(
         model="pycode",
@@ -121,31 +98,10 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
     assert sent[2]["tool_calls"] == [call]
     assert sent[3]["tool_call_id"] == "1"
     assert json.loads(first.pop("tools")) == [tool]
-    assert json.loads(first.pop("chat_template_kwargs")) == {
-        "reasoning_effort": "low",
-        "enable_thinking": False,
-    }
-    assert first == {
-        "stream": False,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "max_tokens": 9,
-        "stop_words": ["\n"],
-        "stop_token_ids": [3, 4],
-        "seed": 2**63 - 1,
-        "n": 1,
-        "top_k": 5,
-        "min_p": 0.125,
-        "repetition_penalty": 1.5,
-        "min_tokens": 1,
-        "ignore_eos": True,
-        "bad_words": ["x"],
-        "priority": 2,
-        "add_generation_prompt": True,
-        "tool_choice": "auto",
-    }
+    values = {"reasoning_effort": "low", "enable_thinking": False}
+    assert json.loads(first.pop("chat_template_kwargs")) == values
+    renamed = {"stream": False, "max_tokens": 9, "stop_words": ["\n"], "seed": 2**63 - 1}
+    assert first == same | renamed
     assert 29 < server.timeouts[0] <= 30
     assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
     assert json.loads(second.pop("tools")) == [tool]
@@ -159,8 +115,8 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
     assert found.usage.completion_tokens == 1
 
 
-def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     one, *half = tokenizer.encode(" return").ids[:1] + tokenizer.encode("é").ids
     pieces = (
         part(
@@ -208,43 +164,6 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Pat
     assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
 
 
-def test_completions_logprobs(scripted: Scripted, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
-    ids = tokenizer.encode("return x").ids
-    texts = [speller(tokenizer)(token).decode() for token in ids]
-    answer = {
-        "text_output": ["return x"],
-        "token_ids": ids,
-        "token_logprobs": [-1.0] * len(ids),
-        "top_token_ids": [[token] for token in ids],
-        "top_logprobs": [[-1.0]] * len(ids),
-    }
-    first, *rest = ids
-    cut = len(rest)
-    pieces = (
-        part(text_output=["r"], finish_reason=[""], token_ids=[first], token_logprobs=[-1.0]),
-        part(token_ids=rest, token_logprobs=[-1.0] * cut, completion_tokens=[len(ids)]),
-    )
-    api, server = scripted(parts(part(**answer)), parts(*pieces))
-    whole = api.completions.create(model="pycode", prompt="a", logprobs=1)
-    got = whole.choices[0].logprobs
-    assert got is not None
-    assert got.tokens == texts
-    assert "".join(texts) == "return x"
-    assert got.text_offset == [len("".join(texts[:k])) for k in range(len(texts))]
-    assert got.top_logprobs == [{text: -1.0} for text in texts]
-    stream = api.completions.create(model="pycode", prompt="a", logprobs=0, stream=True)
-    offsets = [
-        offset
-        for chunk in stream
-        if chunk.choices[0].logprobs
-        for offset in chunk.choices[0].logprobs.text_offset or []
-    ]
-    assert offsets == got.text_offset
-    assert [request["logprobs"] for request in server.requests] == [1, 0]
-    assert server.requests[0]["max_tokens"] == 16
-
-
 @pytest.mark.parametrize(
     ("answer", "status", "kind"),
     [
@@ -286,11 +205,10 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
             list(stream)
 
 
-def test_the_front_shows_triton_its_key(built: Path) -> None:
-    """Triton's restricted protocols want a header with every request."""
+def test_the_front_shows_triton_its_key(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
         ports, port = Ports(0, server.port, 0), free_ports().http
-        with openai_front(built, port, ports, Security(key="s3cret")):
+        with openai_front(chat_built, port, ports, Security(key="s3cret")):
             body = {"model": "pycode", "prompt": "a"}
             url = f"http://127.0.0.1:{port}/v1/completions"
             assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
@@ -299,12 +217,11 @@ def test_the_front_shows_triton_its_key(built: Path) -> None:
         assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
 
 
-def test_the_front_says_for_whom_it_asks(built: Path) -> None:
-    """Whatever a client says of itself."""
+def test_the_front_says_for_whom_it_asks(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
         ports, port = Ports(0, server.port, 0), free_ports().http
         security = Security()
-        with openai_front(built, port, ports, security):
+        with openai_front(chat_built, port, ports, security):
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
             url = f"http://127.0.0.1:{port}/v1/completions"
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
@@ -315,30 +232,19 @@ def test_the_front_says_for_whom_it_asks(built: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])
-def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, name: str) -> None:
+def test_with_tls_the_front_calls_its_own_server(
+    chat_built: Path, tmp_path: Path, name: str
+) -> None:
     """Whatever its certificate names; another server is not asked anything."""
     own, other = _tls(tmp_path / "own", name), _tls(tmp_path / "other", name)
     body = {"model": "pycode", "prompt": "a"}
     for server_has, status in ((own, 200), (other, 503)):
         with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
             ports, port = Ports(0, server.port, 0), free_ports().http
-            with openai_front(built, port, ports, Security(tls=own)):
+            with openai_front(chat_built, port, ports, Security(tls=own)):
                 url = f"http://127.0.0.1:{port}/v1/completions"
                 assert httpx.post(url, json=body, timeout=WAIT).status_code == status
             assert len(server.requests) == (status == 200)
-
-
-def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
-    tls, ports = _tls(tmp_path, "triton.example.com"), serve_ports()
-    options = [
-        f"--grpc-cert={tls.cert}",
-        f"--grpc-key={tls.key}",
-    ]
-    with serving(built, ports, *options):
-        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
-        url = f"http://127.0.0.1:{ports.http}/v1/completions"
-        answer = httpx.post(url, json=body, timeout=WAIT)
-        assert answer.json()["usage"]["completion_tokens"] == 4
 
 
 def _tls(directory: Path, name: str) -> Tls:
@@ -381,15 +287,8 @@ def test_a_client_that_goes_away_cancels_the_request(
         if begun:
             assert connection.recv(12) == b"HTTP/1.1 200"
         else:
-            _until(lambda: len(server.requests) == 1)
+            wait_until(lambda: len(server.requests) == 1)
     assert server.ended.acquire(timeout=10), "the request goes on"
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
@@ -399,7 +298,7 @@ def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
         assert httpx.get(f"{base}/{path}").status_code == 503
 
 
-def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
+def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
     def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
         yield part(text_output=["a"], finish_reason=[""])
         call.hang()
@@ -414,9 +313,9 @@ def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
             ) as api:
                 list(api.completions.create(model="pycode", prompt="a", stream=True))
 
-        with openai_front(built, port, ports):
+        with openai_front(chat_built, port, ports):
             asked = [pool.submit(ask) for _ in range(4)]
-            _until(lambda: len(server.requests) == 4)
+            wait_until(lambda: len(server.requests) == 4)
             start = time.monotonic()
         assert time.monotonic() - start < 10
         for each in asked:
@@ -425,32 +324,34 @@ def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
             pass  # the port is free again
 
 
-def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_at_the_start_is_named(chat_built: Path, tmp_path: Path) -> None:
     ports = serve_ports()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
             pytest.raises(ServerError, match=rf"port {port} .*--http-port"),
-            openai_front(built, port, ports),
+            openai_front(chat_built, port, ports),
         ):
             pass
     with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
         pass
 
 
-def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_fix_is_named(
+    chat_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     ports = serve_ports()
     with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[server\]'"):
-        serve(built, Options(ports.http, ports.grpc))
+        serve(chat_built, Options(ports.http, ports.grpc))
 
 
-def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
+def test_serve_runs_the_front_and_stops_with_it(chat_built: Path) -> None:
     ports = serve_ports()
     port = ports.http
-    with serving(built, ports) as (process, said):
+    with serving(chat_built, ports) as (process, said):
         assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
-        assert capacity(built, usable_cores()) in said
+        assert capacity(chat_built, usable_cores()) in said
         api = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
         )

@@ -1,41 +1,26 @@
 """What the OpenAI front serves a browser: the page's files, and what they ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from chat_pair import build_chat_pair
 from live import openai_front
 
 from dflash_trt.serving.app.page import FILES, costs
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.run import running_server
 
 KEY = "s3cret-0123456789"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chat_pair(tmp_path_factory.mktemp("page"))
-
-
-@pytest.fixture(scope="module")
-def triton(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
-        yield ports
-
-
-@pytest.fixture(scope="module")
-def front(built: Path, triton: Ports) -> Iterator[httpx.Client]:
+def front(chat_built: Path, triton: Ports) -> Iterator[httpx.Client]:
     """One that wants a key."""
     port = free_ports().http
     with (
-        openai_front(built, port, triton, Security(key=KEY)),
+        openai_front(chat_built, port, triton, Security(key=KEY)),
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
     ):
         yield client
@@ -57,8 +42,7 @@ def test_the_files_need_no_key_and_may_do_little(front: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/page/", "/page/none.js", "/page/../page.py", "/page/%2e%2e/app.py", "/page//etc"],
+    "path", ["/page/", "/page/none.js", "/page/../page.py", "/page/%2e%2e/app.py", "/page//etc"]
 )
 def test_nothing_else_is_given_out(front: httpx.Client, path: str) -> None:
     assert front.get(path).status_code == 401
@@ -99,9 +83,9 @@ def test_costs_that_are_not_told() -> None:
     assert costs("dflash_rounds_total 3\n") == []
 
 
-def test_without_the_page(built: Path, triton: Ports) -> None:
+def test_without_the_page(chat_built: Path, triton: Ports) -> None:
     port = free_ports().http
-    with openai_front(built, port, triton, page=False):
+    with openai_front(chat_built, port, triton, page=False):
         for path in ("/", "/page/index.html", "/page/server"):
             assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 404
         assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 200

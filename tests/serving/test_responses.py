@@ -1,7 +1,5 @@
 """`/v1/responses` as a chat, and its events as OpenAI's own types read them; no server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -198,12 +196,7 @@ ANSWERS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
     ("Hi", "stop", [("message", "Hi")], "completed"),
     ("", "stop", [("message", "")], "completed"),
     ("Hi", "length", [("message", "Hi")], "incomplete"),
-    (
-        "<think>Hm.</think>Well.",
-        "stop",
-        [("reasoning", "Hm."), ("message", "Well.")],
-        "completed",
-    ),
+    ("<think>Hm.</think>Well.", "stop", [("reasoning", "Hm."), ("message", "Well.")], "completed"),
     (CALLS, "stop", [("function_call", {"a": 1})] * 2, "completed"),
     (
         f"<think>Hm.</think>So. {CALL}",

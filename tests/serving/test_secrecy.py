@@ -1,7 +1,5 @@
 """What a running server keeps from other users of its machine and from its own clients."""
 
-from __future__ import annotations
-
 import stat
 import threading
 from collections.abc import Iterator
@@ -23,7 +21,6 @@ from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")
 ROWS = 4  # slots of the demo pair
-WAIT = 60.0
 
 
 @pytest.fixture(scope="module")

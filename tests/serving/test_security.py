@@ -1,11 +1,6 @@
 """Who may reach the real server, with which keys and certificates, and what its log keeps."""
 
-from __future__ import annotations
-
-import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -31,7 +26,6 @@ from dflash_trt.serving.security import (
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.run import Options, prepare, running_server
 
-ROOT = Path(__file__).parents[2]
 WAIT = 30.0
 KEY = "inference-0123456789"
 PROMPT = "def zzqx_a_secret():"
@@ -67,16 +61,15 @@ def keyed(built: Path) -> Iterator[Ports]:
 
 
 def _http(ports: Ports, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-    data = None if body is None else json.dumps(body).encode()
-    url = f"http://127.0.0.1:{ports.http}/v2/{path}"
-    request = urllib.request.Request(
-        url, data, {k.replace("_", "-"): v for k, v in headers.items()}
+    method = "GET" if body is None else "POST"
+    answer = httpx.request(
+        method,
+        f"http://127.0.0.1:{ports.http}/v2/{path}",
+        json=body,
+        headers={k.replace("_", "-"): v for k, v in headers.items()},
+        timeout=WAIT,
     )
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    return answer.status_code, answer.text
 
 
 def _generate(ports: Ports, **headers: str) -> int:
@@ -212,7 +205,7 @@ def test_with_tls_http_stays_on_this_machine() -> None:
 
 def test_it_listens_where_it_is_told_to(built: Path) -> None:
     with running_server(built, Security("127.0.0.2")) as ports:
-        with pytest.raises(urllib.error.URLError, match="refused"):
+        with pytest.raises(httpx.ConnectError):
             _http(ports, "health/ready")
         with InferenceServerClient(f"127.0.0.2:{ports.grpc}") as client:
             assert _infer(client) == 4

@@ -1,24 +1,17 @@
 """Answers that follow a grammar, from the real Triton: valid, and alike with drafts and without."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
-import pytest
-from chat_pair import build_chat_pair
-from live import openai_front
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.ports import Ports
 
 PROMPT, WAIT = "def main():", 60.0
 SCHEMA = {
@@ -42,31 +35,7 @@ ASKED: list[tuple[dict[str, Any], str]] = [  # and a regex that the text has to 
 ]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chat_pair(tmp_path_factory.mktemp("structured"))
-
-
-@pytest.fixture(scope="module")
-def triton(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
-        yield ports
-
-
-@pytest.fixture(scope="module")
-def api(built: Path, triton: Ports) -> Iterator[openai.OpenAI]:
-    port = free_ports().http
-    with (
-        openai_front(built, port, triton),
-        openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-        ) as client,
-    ):
-        yield client
-
-
 def test_texts_follow_what_was_asked_with_drafts_and_without(triton: Ports) -> None:
-    """All at once, greedy and sampled, beside requests without a grammar."""
     cases = [
         (asked, matches, {"temperature": temperature, "seed": 5})
         for asked, matches in [*ASKED, ({}, r"(.|\n)*")]
@@ -112,8 +81,8 @@ def test_end_of_text_and_min_tokens_give_way_to_the_grammar(triton: Ports) -> No
             jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
 
 
-def test_logit_bias(triton: Ports, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+def test_logit_bias(triton: Ports, chat_built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     (token,) = tokenizer.encode("x", add_special_tokens=False).ids
     with Client(f"127.0.0.1:{triton.grpc}") as client:
         for drafting in (True, False):

@@ -1,8 +1,6 @@
 """`dflash-trt serve` over the real server: what it does when a process dies, hangs or is told to
 stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,7 +12,7 @@ import sysconfig
 import threading
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 from live import serve_ports, serving
-from load import metric
+from load import metric, wait_until
+from roads import Roads
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
@@ -68,15 +67,8 @@ class Supervised:
 
     def wait_until(self, words: str) -> str:
         """The first line with `words` that was said."""
-        return _wait_for(lambda: next((line for line in self.said if words in line), None))
-
-
-def _wait_for(get: Callable[[], str | None]) -> str:
-    deadline = time.monotonic() + WAIT
-    while (found := get()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
+        wait_until(lambda: any(words in line for line in self.said))
+        return next(line for line in self.said if words in line)
 
 
 def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
@@ -191,7 +183,6 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
 
 
 def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says each time why, and serves again when what was wrong is mended."""
     monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
@@ -213,10 +204,7 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
     before, url = supervised.pid("dflash"), supervised.url
     os.kill(pid, signal.SIGKILL)
     supervised.wait_until("the application ended (exit -9)")
-    deadline = time.monotonic() + WAIT
-    while httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code == 200)
     assert supervised.pid("dflash") == before
 
 
@@ -250,7 +238,6 @@ def test_it_survives_a_lack_of_files(built: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_hung_model_of_plain_requests_is_noticed_under_load(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though streams go on, over the other road."""
     monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 1.0)
     monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 4.0)
     with _supervised(built) as each, ThreadPoolExecutor(1) as pool:
@@ -345,17 +332,13 @@ def test_nothing_stays_when_serve_is_killed(built: Path) -> None:
     with _serve(built) as (process, _, log):
         prefix = _prefix(log)
         process.kill()
-        deadline = time.monotonic() + STOP
-        while processes_naming(prefix) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert processes_naming(prefix) == []
+        wait_until(lambda: not processes_naming(prefix))
     remove_stale_memory()
     assert _traces(prefix) == []
 
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_stopping_is_bounded(built: Path, signals: int) -> None:
-    """With an open stream, a dead and a hung model process."""
     with _serve(built) as (process, port, log):
         prefix = _prefix(log)
         chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0, ignore_eos=True)
@@ -388,39 +371,26 @@ def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
 
 
 def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
-    """Over gRPC, OpenAI's API and Triton's HTTP, streamed and not; new requests are refused."""
-    ports = serve_ports()
+    ports, roads = serve_ports(), list[Roads]()
     url = f"http://127.0.0.1:{ports.http}"
-    options = {"max_tokens": LONG, "ignore_eos": True, "temperature": 1.0}
 
-    def ask(number: int) -> int:
-        """The tokens of an answer."""
-        if number % 4 == 0:
-            with Client(f"127.0.0.1:{ports.grpc}") as client:
-                return sum(len(chunk.token_ids) for chunk in client.stream("a", **options))
-        if number % 4 == 1:
-            with Client(f"127.0.0.1:{ports.grpc}") as client:
-                return client.generate("a", **options).choices[0].summary.completion_tokens
-        if number % 4 == 2:
-            body = {"model": "pycode", "prompt": "a", **options}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
-            return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
-        body = {"text_input": "a", **options}
-        answer = httpx.post(f"{url}/v2/models/dflash/generate", json=body, timeout=WAIT)
-        return int(answer.raise_for_status().json()["completion_tokens"])
+    def ask(number: int) -> str:
+        """How it ended."""
+        roads.append(Roads(ports))
+        return roads[-1].all[number % 7]("a", LONG, None)[1]
 
     with serving(built, ports, "--drain-seconds=60") as (process, _):
         with ThreadPoolExecutor(32) as pool:
             asked = [pool.submit(ask, number) for number in range(32)]
             states = [f"trtllm_num_requests_{state}" for state in ("running", "waiting")]
 
-            def admitted() -> str | None:
-                count = sum(sum(metric(ports.metrics, name).values()) for name in states)
-                return "all" if count == 32 else None
-
-            _wait_for(admitted)
+            wait_until(
+                lambda: sum(sum(metric(ports.metrics, name).values()) for name in states) == 32
+            )
             process.send_signal(signal.SIGTERM)
-            assert [each.result(WAIT) for each in asked] == [LONG] * 32
+            assert [each.result(WAIT) for each in asked] == ["length"] * 32
+        for each in roads:
+            each.close()
         assert process.wait(WAIT) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
@@ -451,13 +421,7 @@ def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
         f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
         f"http://127.0.0.1:{ports.http}/v1/completions": {"model": "dflash", "prompt": "a"},
     }
-    with (
-        serving(built, ports, "--drain-seconds=0.5") as (
-            process,
-            _,
-        ),
-        ExitStack() as stack,
-    ):
+    with serving(built, ports, "--drain-seconds=0.5") as (process, _), ExitStack() as stack:
         answers = [
             stack.enter_context(httpx.stream("POST", url, json={**ask, **options}, timeout=WAIT))
             for url, ask in asks.items()

@@ -1,7 +1,5 @@
 """Calls and thoughts in OpenAI's chats, streamed and whole, over a stand-in that says the text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Trace context: passed on to Triton, and a span for each HTTP request where a sink is named."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import sys
@@ -16,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 import stand_in
-from chat_pair import build_chat_pair
 from live import openai_front
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from stand_in import part, parts
@@ -26,11 +23,6 @@ from dflash_trt.serving.ports import Ports, free_ports
 
 WAIT = 30.0
 BODY = {"model": "pycode", "prompt": "a"}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chat_pair(tmp_path_factory.mktemp("traced"))
 
 
 @contextmanager
@@ -60,14 +52,14 @@ def sink() -> Iterator[tuple[str, Queue[Any]]]:
 
 
 def test_a_request_has_a_span_in_the_clients_trace(
-    built: Path, monkeypatch: pytest.MonkeyPatch
+    chat_built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, client = secrets.token_hex(16), secrets.token_hex(8)
     with sink() as (url, spans), stand_in.stand_in(parts(part(text_output=["ok"]))) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         port = free_ports().http
-        with openai_front(built, port, Ports(1, server.port, 1)):
+        with openai_front(chat_built, port, Ports(1, server.port, 1)):
             answer = httpx.post(
                 f"http://127.0.0.1:{port}/v1/completions",
                 json=BODY,
@@ -80,11 +72,11 @@ def test_a_request_has_a_span_in_the_clients_trace(
         assert server.said[0]["traceparent"] == f"00-{trace}-{span.span_id.hex()}-01"
 
 
-def test_without_a_sink_the_clients_context_goes_on(built: Path) -> None:
+def test_without_a_sink_the_clients_context_goes_on(chat_built: Path) -> None:
     header = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     with stand_in.stand_in(parts(part(text_output=["ok"]))) as server:
         port = free_ports().http
-        with openai_front(built, port, Ports(1, server.port, 1)):
+        with openai_front(chat_built, port, Ports(1, server.port, 1)):
             url = f"http://127.0.0.1:{port}/v1/completions"
             assert httpx.post(url, json=BODY, headers={"traceparent": header}).status_code == 200
         assert server.said[0]["traceparent"] == header

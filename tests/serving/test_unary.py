@@ -1,7 +1,5 @@
 """Plain infer as a small gRPC client of `dflash`, over a stand-in for that model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +16,6 @@ from dflash_trt.serving.front.unary import UnaryClient
 from dflash_trt.serving.internal import GRPC
 
 WAIT = 10.0
-
-
-@pytest.fixture
-def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRPC, json.dumps({"address": "127.0.0.1:9", "headers": {}, "tls": None}))
 
 
 @contextmanager

@@ -1,30 +1,28 @@
 """`dflash-trt update-drafter` on the real server, under load: no request lost, no text changed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
 from builds import edit_weights, quiet
 from commands import run
 from live import serve_ports, serving
+from load import wait_until
 from pycode import PYCODE, demo_config
+from roads import Roads
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server import update_drafter
 
@@ -53,62 +51,28 @@ def build_changed(directory: Path, role: str, scale: float) -> Path:
     return directory / "built"
 
 
-@dataclass
-class Clients:
-    """Each asks the same again and again, over gRPC and HTTP, streamed and not."""
-
-    ports: Ports
-    texts: list[str] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def over_grpc(self, stream: bool) -> None:
-        options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-        with Client(f"127.0.0.1:{self.ports.grpc}") as client:
-            while not self.stop.is_set():
-                if stream:
-                    text = "".join(c.text for c in client.stream(PROMPT, **options))
-                else:
-                    text = client.generate(PROMPT, **options).text
-                self.texts.append(text)
-
-    def over_http(self, chat: bool) -> None:
-        body: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-        url = f"http://127.0.0.1:{self.ports.http}"
-        with httpx.Client(timeout=WAIT) as client:
-            while not self.stop.is_set():
-                if chat:
-                    asked = {**body, "model": "pycode", "prompt": PROMPT, "temperature": 0}
-                    answer = client.post(f"{url}/v1/completions", json=asked).raise_for_status()
-                    self.texts.append(answer.json()["choices"][0]["text"])
-                else:
-                    asked = {**body, "text_input": PROMPT}
-                    answer = client.post(f"{url}/v2/models/dflash/generate", json=asked)
-                    self.texts.append(answer.raise_for_status().json()["text_output"])
-
-
 @contextmanager
-def asking(ports: Ports, count: int) -> Iterator[Clients]:
-    """So many clients of four kinds, until the block ends; none has met an error."""
-    clients, errors = Clients(ports), list[BaseException]()
+def asking(ports: Ports, count: int) -> Iterator[list[str]]:
+    """The texts of so many clients, over every road, until the block ends; no error is met."""
+    texts, stop = list[str](), threading.Event()
 
     def client(number: int) -> None:
-        try:
-            (clients.over_grpc, clients.over_http)[number % 2](number % 4 < 2)
-        except Exception as error:
-            errors.append(error)
+        roads = Roads(ports)
+        ask = roads.all[number % len(roads.all)]
+        while not stop.is_set():
+            texts.append(ask(PROMPT, TOKENS, None)[0])
+        roads.close()
 
-    threads = [threading.Thread(target=client, args=[number]) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield clients
-    finally:
-        clients.stop.set()
-        for thread in threads:
-            thread.join(WAIT)
-    assert errors == []
-    assert len(clients.texts) > count
-    assert len(set(clients.texts)) == 1
+    with ThreadPoolExecutor(count) as pool:
+        clients = [pool.submit(client, number) for number in range(count)]
+        try:
+            yield texts
+        finally:
+            stop.set()
+        for each in clients:
+            each.result(WAIT)
+    assert len(texts) > count
+    assert len({*texts}) == 1
 
 
 @dataclass
@@ -140,7 +104,7 @@ def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.mark.models
 def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Served) -> None:
-    with asking(served.ports, 8) as clients:
+    with asking(served.ports, 8) as texts:
         said = served.update("drafter")
         assert re.search(r"[\d.]+ tokens a round, [\d.]+ before", said[0])
         assert said[-1].endswith("built serves")
@@ -150,16 +114,12 @@ def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Serve
         assert found < 1.3 < 2 < last
         # the old one is back: the next is measured against it
         assert float(re.findall(r"([\d.]+) before", served.update("a")[0])[0]) > 2
-        count = len(clients.texts)
-        deadline = time.monotonic() + WAIT
-        while len(clients.texts) < count + 8:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        count = len(texts)
+        wait_until(lambda: len(texts) >= count + 8)
 
 
 @pytest.mark.soak
 def test_twenty_updates_under_load(served: Served) -> None:
-    """Each fifth a worse one, which does not stay."""
     with asking(served.ports, 8):
         for number in range(20):
             if number % 5 == 4:

@@ -4,8 +4,6 @@ Installed are the Dockerfile's own requirements and the package without dependen
 is the wheel's, in place of the one that the image copies. Needs the network, and root for mounts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -23,10 +21,7 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root"),
-]
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")]
 HOME = ROOT / "build" / "image"  # not in /tmp, which the server gets empty
 # the root file system read-only, but for what the pod mounts
 ISOLATED = """

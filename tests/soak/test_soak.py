@@ -4,9 +4,6 @@ Clients over every road; some cancel, some have no time, some are hostile; a mod
 killed. Who gets a whole answer gets the target's own text.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import random
 import signal
@@ -27,14 +24,14 @@ from hypothesis import given, seed, settings
 from live import serve_ports, serving
 from load import WAIT, metric, tensors
 from pycode import demo_config, prompt_ids, prompt_texts
+from roads import RefusedError, Roads
 from tokenizers import Tokenizer
-from tritonclient.grpc import InferenceServerClient, service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.process import processes_naming
 
@@ -43,108 +40,7 @@ pytestmark = pytest.mark.soak
 SLOTS, MAX_QUEUE, CLIENTS, LONGEST, HOSTILE = 8, 16, 24, 60, 400
 ENOUGH = {"right": 400, "cancelled": 100, "late": 30, "refused": 20}
 LASTS = 900.0  # seconds in which all of that must have happened
-CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
 IDLE = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv_rows_used")
-
-
-class RefusedError(Exception):
-    pass
-
-
-class Roads:
-    """Each way to ask, with connections of its own: the text of an answer, and why it ended."""
-
-    def __init__(self, ports: Ports) -> None:
-        self.client = Client(f"127.0.0.1:{ports.grpc}")
-        self.grpc = InferenceServerClient(f"127.0.0.1:{ports.grpc}", channel_args=CHANNEL)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{ports.http}", timeout=WAIT)
-        self.all: list[Callable[[str, int, float | None], tuple[str, str]]] = [
-            *(self.stream, self.generate, self.infer, self.http_generate, self.http_stream),
-            *(self.completion, self.completion_stream),
-        ]
-
-    def close(self) -> None:
-        for each in (self.client, self.http):
-            each.__exit__(None, None, None)
-        self.grpc.close()
-
-    def stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        options = {"max_tokens": count, "ignore_eos": True, "timeout": late or WAIT}
-        text = ""
-        for chunk in self.client.stream(prompt, **options):
-            text += chunk.text
-        return text, chunk.summary.finish_reason
-
-    def generate(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        options = {"max_tokens": count, "ignore_eos": True, "timeout": late or WAIT}
-        (choice,) = self.client.generate(prompt, **options).choices
-        return choice.text, choice.summary.finish_reason
-
-    def infer(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        inputs = tensors({"text_input": prompt, "max_tokens": count, "ignore_eos": True})
-        limit = late and round(late * 1e6)
-        result = self.grpc.infer("dflash_infer", inputs, timeout=limit, client_timeout=WAIT)
-        text, reason = (result.as_numpy(name)[0] for name in ("text_output", "finish_reason"))
-        return text.decode(), reason.decode()
-
-    def http_generate(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        answer = self.http.post("/v2/models/dflash/generate", json=_body(prompt, count, late))
-        return _told(_good(answer))
-
-    def http_stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        body = _body(prompt, count, late) | {"stream": True}
-        text, reason = "", ""
-        for line in _lines(self.http, "/v2/models/dflash/generate_stream", body):
-            part, reason = _told(line)
-            text += part
-        return text, reason
-
-    def completion(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        answer = self.http.post("/v1/completions", json=_completion(prompt, count))
-        (choice,) = _good(answer)["choices"]
-        return choice["text"], choice["finish_reason"]
-
-    def completion_stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        body, text, reason = _completion(prompt, count) | {"stream": True}, "", ""
-        for line in _lines(self.http, "/v1/completions", body):
-            for choice in line["choices"]:
-                text, reason = text + choice["text"], choice["finish_reason"] or reason
-        return text, reason
-
-
-def _body(prompt: str, count: int, late: float | None) -> dict[str, object]:
-    limit = {} if late is None else {"timeout": round(late * 1e6)}
-    return {"text_input": prompt, "max_tokens": count, "ignore_eos": True, **limit}
-
-
-def _completion(prompt: str, count: int) -> dict[str, object]:
-    body = {"model": "pycode", "prompt": prompt, "max_tokens": count}
-    return body | {"temperature": 0, "ignore_eos": True}
-
-
-def _good(answer: httpx.Response) -> dict[str, object]:
-    if answer.status_code != 200:
-        raise RefusedError(answer.text)
-    return answer.json()
-
-
-def _told(answer: dict[str, object]) -> tuple[str, str]:
-    if "error" in answer:
-        raise RefusedError(str(answer["error"]))
-    return str(answer["text_output"]), str(answer["finish_reason"])
-
-
-def _lines(http: httpx.Client, path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
-    with http.stream("POST", path, json=body) as answer:
-        if answer.status_code != 200:
-            answer.read()
-            raise RefusedError(answer.text)
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                found = json.loads(line[6:])
-                if "error" in found:
-                    raise RefusedError(line)
-                yield found
 
 
 class Soak:

@@ -4,8 +4,6 @@ They come in the source distribution of llama-cpp-python, or in the folder that 
 names.
 """
 
-from __future__ import annotations
-
 import os
 import tarfile
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each has an environment of its own in build/clients, made once: it needs the network then.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 from chat_pair import build_chat_pair
+from commands import program
 from live import serve_ports, serving
 from load import metric
 from tokenizers import Tokenizer
@@ -37,12 +36,7 @@ COUNTERS = (
     "trtllm_time_to_first_token_seconds_sum",
 )
 # telemetry and what else would call home are off
-ENVIRONMENT = {
-    **os.environ,
-    "HF_HUB_OFFLINE": "1",
-    "DO_NOT_TRACK": "1",
-    "LANGSMITH_TRACING": "false",
-}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LANGSMITH_TRACING": "false"}
 
 
 def environment(requirement: str) -> Path:
@@ -74,7 +68,7 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
 
 
 @pytest.mark.parametrize(
-    ("requirement", "program"),
+    ("requirement", "script"),
     [
         ("openai==3.54.0", "use_openai.py"),
         ("langchain-openai==1.7.3", "use_langchain.py"),
@@ -84,26 +78,20 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
         ("litellm==1.110.2", "use_litellm.py"),
     ],
 )
-def test_a_program(server: tuple[Ports, str], built: Path, requirement: str, program: str) -> None:
+def test_a_client(server: tuple[Ports, str], built: Path, requirement: str, script: str) -> None:
     ports, url = server
     with Client(f"127.0.0.1:{ports.grpc}") as client:
         text = client.generate(PROMPT, max_tokens=24).text
     ids = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json")).encode(PROMPT).ids
     arguments = [f"{url}/v1", PROMPT, text, json.dumps(ids)]
-    done = subprocess.run(
-        [environment(requirement) / "python", TESTS / "clients" / program, *arguments],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    python = environment(requirement) / "python"
+    done = program(python, TESTS / "clients" / script, *arguments, timeout=600, **ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="AIPerf needs Python 3.11")
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path: Path) -> None:
-    """Its report is what it asked for, and what the server's own metrics say."""
     ports, url = server
     requests, tokens = 30, 40
     per_chunk = ["--per-chunk-usage"] if endpoint == "chat" else []
@@ -119,7 +107,7 @@ def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path:
             *["--use-server-token-count", *per_chunk, "--ui", "none", "--no-gpu-telemetry"],
         ],
         # offline it takes no folder for a tokenizer; of a folder nothing is fetched
-        env={name: value for name, value in ENVIRONMENT.items() if name != "HF_HUB_OFFLINE"},
+        env=os.environ | {x: v for x, v in ENVIRONMENT.items() if x != "HF_HUB_OFFLINE"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -4,8 +4,6 @@
 anything else (Docker, a cluster, an index, GPUs) are read by `tests/cli/test_pages.py` alone.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

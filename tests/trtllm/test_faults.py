@@ -1,7 +1,5 @@
 """Known faults: each touches what it says, and not its neighbor."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -15,10 +13,7 @@ PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": 
 EVICTS = {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}
 # arguments, compute capability and target that the fault touches, and a neighbor that it does not
 TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], int, str]]] = {
-    "16827": (
-        (EVICTS, 100, "GptOss"),
-        ({}, 100, "GptOss"),
-    ),
+    "16827": ((EVICTS, 100, "GptOss"), ({}, 100, "GptOss")),
     "18891": (
         ({**EVICTS, "guided_decoding_backend": "xgrammar"}, 100, "GptOss"),
         ({"guided_decoding_backend": "xgrammar"}, 100, "GptOss"),

@@ -1,7 +1,5 @@
 """What a text has to follow, as TensorRT-LLM is told it; who cannot be guided is told by name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,5 @@
 """TensorRT-LLM as the front's decoder: what differs from our own rounds. Over the stand-in."""
 
-from __future__ import annotations
-
-import queue
 import signal
 import sys
 import threading
@@ -17,8 +14,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fronts import FakeReply
 from live import serve_ports, serving
 from llm_build import STANDINS, standins, write_llm_build
+from load import wait_until
 from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
@@ -37,21 +36,9 @@ ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}
 WAIT = 30.0
 
 
-class FakeReply:
-    """Keeps what the front sends."""
-
-    def __init__(self) -> None:
-        self.got: queue.Queue[Any] = queue.Queue()
-        self.gone = threading.Event()
-
+class Reply(FakeReply):
     def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put(part)
-
-    def fail(self, code: str, message: str) -> None:
-        self.got.put((code, message))
-
-    def cancelled(self) -> bool:
-        return self.gone.is_set()
 
     def parts(self) -> list[RequestOutput]:
         """All, up to the last one, or to the error's code and message."""
@@ -99,16 +86,9 @@ def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
 
 
 def _ask(front: RequestHandler, **values: Any) -> list[Any]:
-    reply = FakeReply()
+    reply = Reply()
     front.submit(_inputs(**values), reply)
     return reply.parts()
-
-
-def _until(holds: Any, seconds: float = WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
@@ -156,13 +136,12 @@ def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_p
             for salt in ({"cache_salt": b"a"}, {"cache_salt": b"a"}, {}, {"cache_salt": b"b"}, {})
         ]
         assert found == [0, 128, 0, 0, 128]
-        _until(lambda: triton.value("dflash_cached_prompt_tokens_total") == 256)
+        wait_until(lambda: triton.value("dflash_cached_prompt_tokens_total") == 256)
         assert triton.value("trtllm_prompt_tokens_total") == 5 * 200
         assert triton.violations == []
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:
-    """Else we would refuse without need."""
     for values in ({"logprobs": 0}, {"min_p": 0.1}, {"min_tokens": 3}, {"bad": "x"}):
         params = tensorrt_llm.SamplingParams(**values)
         assert "not supported" in params._refused_with_a_drafter(enable_penalty=True)
@@ -181,7 +160,7 @@ def test_figures_however_many_iterations_come_together(
             assert len(rounds) == end.rounds[0]
             assert end.acceptance_length[0] == pytest.approx(59 / end.rounds[0])
             assert 0 < end.accepted[0] < end.drafted[0] <= 7 * end.rounds[0]
-            _until(lambda t=triton: t.value("trtllm_spec_decode_num_draft_tokens_total") > 0)
+            wait_until(lambda t=triton: t.value("trtllm_spec_decode_num_draft_tokens_total") > 0)
             for name, value in {
                 "trtllm_spec_decode_num_draft_tokens_total": end.drafted[0],
                 "trtllm_spec_decode_num_accepted_tokens_total": end.accepted[0],
@@ -208,12 +187,12 @@ def test_a_stop_word_ends_the_generation(tensorrt_llm: ModuleType, tmp_path: Pat
         [part] = _ask(front, stream=False, stop_words=[word.encode()], max_tokens=400)
         assert part.finish_reason == ["stop"]
         assert part.text_output[0] == whole.text_output[0].split(word)[0]
-        _until(lambda: _live(decoder) == 0)
+        wait_until(lambda: _live(decoder) == 0)
 
 
 def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {}) as (front, decoder, _):
-        replies = [FakeReply() for _ in range(3)]  # one more than there are slots
+        replies = [Reply() for _ in range(3)]  # one more than there are slots
         for reply in replies:
             front.submit(_inputs(max_tokens=400, ignore_eos=True), reply)
         for reply in replies[:2]:
@@ -225,18 +204,18 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
             while isinstance(said, RequestOutput):  # the last of them perhaps after it has left
                 said = reply.got.get(timeout=WAIT)
             assert said == ("CANCELLED", "The request was cancelled.")
-        late = FakeReply()
+        late = Reply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), late, timeout=0.05)
         end = late.parts()[-1]
         assert end.finish_reason == ["cancelled"]
         assert end.completion_tokens[0] < 480
-        _until(lambda: _live(decoder) == 0)
+        wait_until(lambda: _live(decoder) == 0)
 
 
 @pytest.mark.models
 def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {"max_batch_size": 1}) as (front, _, _):
-        first, both = FakeReply(), FakeReply()  # `both`: of two requests, in order
+        first, both = Reply(), Reply()  # `both`: of two requests, in order
         front.submit(_inputs(max_tokens=300, ignore_eos=True), first)
         front.submit(_inputs(max_tokens=100, ignore_eos=True, priority=2), both)
         front.submit(_inputs(max_tokens=10, ignore_eos=True, priority=1), both)
@@ -283,7 +262,7 @@ def test_a_dead_engine_ends_the_process(
     ended = threading.Event()
     monkeypatch.setattr("dflash_trt.serving.front.llm.end_process", ended.set)
     with _front(tmp_path, {}) as (front, decoder, _):
-        pending = FakeReply()
+        pending = Reply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), pending)
         pending.got.get(timeout=WAIT)
         assert not ended.is_set()
@@ -313,11 +292,11 @@ def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.Mo
                 time.sleep(0.5)
                 return False
 
-        _until(answers, 120.0)
+        wait_until(answers)
 
 
 def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    replies = [FakeReply() for _ in range(3)]
+    replies = [Reply() for _ in range(3)]
     with _front(tmp_path, {}) as (front, decoder, _):
         for reply in replies:
             front.submit(_inputs(max_tokens=480, ignore_eos=True), reply)

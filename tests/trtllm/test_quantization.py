@@ -1,7 +1,5 @@
 """`engine.quantize` of a bundle: what ModelOpt writes, what it costs, what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -19,6 +17,7 @@ import torch
 import yaml
 from builds import assert_only, config_of, edit, quiet
 from families import DRAFTER, FAMILIES
+from load import wait_until
 from pairs import make_pair, write_pair
 from pydantic import ValidationError
 
@@ -26,14 +25,7 @@ from dflash_trt.build import acceptance_probe as costs
 from dflash_trt.build.acceptance_probe import Cost, calibration_texts, check_loss, measure_cost
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.pipeline import build
-from dflash_trt.checkpoints import (
-    Pair,
-    Weights,
-    inspect,
-    open_drafter,
-    open_target,
-    read_json,
-)
+from dflash_trt.checkpoints import Pair, Weights, inspect, open_drafter, open_target, read_json
 from dflash_trt.cli.plan import make_plan as plan
 from dflash_trt.config import BuildConfig, Quantize, load_config
 from dflash_trt.decoding import LosslessReport
@@ -252,9 +244,7 @@ CASES = [
 
 def by_compressed_tensors(stored: dict[str, Any], name: str) -> Any:
     """It divides by a global scale where ModelOpt multiplies: equal but for the last bit."""
-    from compressed_tensors.compressors.nvfp4.helpers import (  # noqa: PLC0415
-        unpack_fp4_from_uint8,
-    )
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: PLC0415
     from compressed_tensors.quantization import preset_name_to_scheme  # noqa: PLC0415
     from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: PLC0415
 
@@ -371,10 +361,7 @@ def test_a_killed_build_leaves_no_process_and_nothing_half_written(
         if output.exists():  # a machine may be quicker than the kill: then it is whole
             assert not differences(output, read_manifest(output), "full", quiet)
             shutil.rmtree(output)
-        until = time.monotonic() + 60
-        while any(_alive(worker) for worker in workers):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda workers=workers: not any(map(_alive, workers)))
         assert workers or step != b"quantizing"
     assert build(asked, output, quiet).built
     assert_only(pair, "built")

@@ -4,8 +4,6 @@ The tables are in `cases.yaml`. The stand-ins have the fields of the published g
 drafter, and files that are a header over a hole: shapes and sizes, no weights.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -40,7 +38,6 @@ Fields = dict[str, Any]
 
 # the published fields, what they are tested with, and what should come of it
 TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
-DENSE: Fields = TABLES["shared"]["dense"]  # Qwen3-8B, in place of gpt-oss's
 TARGET_GIB, DRAFTER_BYTES = 61, 1570 << 20
 
 
@@ -349,7 +346,6 @@ def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: st
 
 @pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads"])
 def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
-    """Upstream is left to say so."""
     assert "tensor_parallel_size" not in chosen(deploy, Setup(drafter={field: -4})).to_dict()
 
 
@@ -378,7 +374,6 @@ def test_the_environment(deploy: Deploy) -> None:
 
 
 def test_the_kinds_say_the_same(deploy: Deploy) -> None:
-    """`inspect` lists what stands against a pair, whatever its configuration."""
     for check in ("hidden-states-captured", "drafter-layout", "drafter-method", "taps-ascending"):
         _, pair = deploy(CASES[check][0])
         (kind,) = (k for k in engine_kinds(pair, []) if k["kind"] == "tensorrt_llm")

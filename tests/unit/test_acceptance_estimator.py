@@ -1,7 +1,5 @@
 """Prompt lookup's index against a search through the whole text; what becomes of proposals."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 
@@ -50,7 +48,6 @@ def test_copies_what_followed(text: list[int], most: int, expected: tuple[int, l
 
 @pytest.mark.parametrize("vocabulary", [2, 5, 40])
 def test_as_searched(vocabulary: int) -> None:
-    """Random texts with repeats, appended in pieces of random size."""
     numbers = random.Random(vocabulary)
     for _ in range(10):
         index, text = NgramIndex(), []

@@ -1,7 +1,5 @@
 """Broken safetensors files and indices: an error of ours every time, and little memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

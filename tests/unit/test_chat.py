@@ -1,7 +1,5 @@
 """Chat templates: found and rendered as `transformers` does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -151,23 +149,6 @@ def test_special_tokens_that_transformers_hands_to_a_template(case: str, tmp_pat
     ).apply_chat_template(MESSAGES, tokenize=False)
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('no such role') }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[0].x.y }}",
-    ],
-)
-def test_a_template_that_refuses_or_misbehaves(template: str, tmp_path: Path) -> None:
-    render = load_chat_template(_tokenizer(tmp_path, template))
-    assert render is not None
-    with pytest.raises(RequestError, match="chat template refuses"):
-        render(messages=[{"role": "user"}])
-
-
 LOADING = {
     "nameless": ([{"name": "default"}], None),  # transformers finds none either
     "no text": ({"a": 1}, "is no text"),
@@ -227,6 +208,9 @@ def test_limits_leave_usual_products_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
+        "{{ raise_exception('no such role') }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].x.y }}",
         "{{ messages.__class__.__mro__ }}",
         "{{ raise_exception.__globals__['json'] }}",
         "{{ messages.append(1) }}",
@@ -238,7 +222,7 @@ def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path
     directory = _tokenizer(tmp_path, None, chat_template=template)
     render = load_chat_template(directory)
     assert render is not None
-    with pytest.raises(RequestError, match="refuses the messages"):
+    with pytest.raises(RequestError, match="chat template refuses the messages"):
         render(messages=messages)
     assert messages == [{"role": "user", "content": "\ud800"}]
 

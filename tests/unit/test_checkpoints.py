@@ -217,7 +217,6 @@ def test_default_taps_are_zlabs(pair: Path) -> None:
 def test_a_text_ends_with_what_any_file_names(
     pair: Path, generation: object, config: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
-    """318 is the tokenizer's eos_token."""
     file = pair / "target" / "generation_config.json"
     file.unlink()
     if generation is not None:

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.config import (
-    BuildConfig,
-    TensorRT,
-    TensorRTLLM,
-    json_schema,
-    load_config,
-    variants,
-)
+from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config, variants
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import Machine
 
@@ -78,7 +71,6 @@ def test_our_engines_keep_prefixes_within_a_size(tmp_path: Path, given: str, mib
 
 @pytest.mark.parametrize("name", ["lookup", "tree"])
 def test_tensorrt_llm_has_chains_only(tmp_path: Path, name: str) -> None:
-    """The config does not claim what it has not, and refuses to be asked for it."""
     for given in ("", f"speculation: {{{name}: false}}\n"):
         speculation = load_config(write(tmp_path, LLM + given)).speculation
         assert speculation.policy == "adaptive"
@@ -235,7 +227,6 @@ HEADS = {"drafter": {"path": "/b"}, "drafters": {"eagle3": {"path": "/e"}}}
 def test_a_config_has_a_variant_of_each_method(
     sections: dict[str, Any], engine: str, drafters: dict[str, str | None]
 ) -> None:
-    """Of any of them the same, in the same order."""
     values = {"name": "x", "target": {"path": "/a"}, **HEADS, "engine": {"kind": engine}}
     found = variants(BuildConfig.model_validate(values | sections))
     assert list(found) == list(drafters)

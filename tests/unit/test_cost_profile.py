@@ -1,7 +1,5 @@
 """What rounds cost: measured on made-up and on real engines, kept beside them, and shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

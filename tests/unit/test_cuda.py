@@ -4,8 +4,6 @@ Graphs of every family pass `check_graph` in `op_profile.assert_in_profile`; the
 `test_tensorrt_step.py`; what needs a GPU is in `tests/gpu`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

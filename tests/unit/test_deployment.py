@@ -5,15 +5,12 @@ extra installs; custom resources have schemas trimmed from the published ones, i
 image was built, and nothing was applied to a cluster.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +25,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from commands import program
 from live import serving
 from test_metrics import _check_query
 from yamllint import linter
@@ -42,7 +40,6 @@ from dflash_trt.engines.info import PlanInfo
 from dflash_trt.planning import machine
 from dflash_trt.serving.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 KUBERNETES = "1.34"
 LINT = YamlLintConfig(
@@ -63,12 +60,7 @@ OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
 def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
     hub = {"hub": "org/name", "revision": "0" * 40}
     return BuildConfig.model_validate(
-        {
-            "name": name,
-            "target": hub,
-            "drafter": hub,
-            "engine": {"kind": "tensorrt_llm"} | engine,
-        }
+        {"name": name, "target": hub, "drafter": hub, "engine": {"kind": "tensorrt_llm"} | engine}
     )
 
 
@@ -115,11 +107,6 @@ def deploy(case: str, original: Path, tmp_path_factory: pytest.TempPathFactory) 
     return directory / "deploy"
 
 
-def ran(*command: object) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
-
-
 def resources(file: Path) -> dict[str, dict[str, Any]]:
     """What `kubectl apply -f` would send, by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(file.read_text())}
@@ -145,7 +132,7 @@ def ignored(file: Path, deploy: Path, patterns: list[str]) -> bool:
 
 
 def test_the_dockerfile(deploy: Path, case: str) -> None:
-    checked = ran("hadolint", deploy / "Dockerfile")
+    checked = program("hadolint", deploy / "Dockerfile")
     assert checked.returncode == 0, checked.stdout
     patterns = (deploy / "Dockerfile.dockerignore").read_text().splitlines()[1:]
     copied = [file for file in files_of(deploy.parent) if not ignored(file, deploy, patterns)]
@@ -187,7 +174,7 @@ for module in {modules}:
 names = importlib.metadata.packages_distributions()
 print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0], [])}})
 """
-    out = ran(sys.executable, "-c", code)
+    out = program(sys.executable, "-c", code)
     assert out.returncode == 0, out.stderr
     imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
     assert imported <= installed
@@ -200,7 +187,7 @@ def test_the_scripts(deploy: Path, case: str) -> None:
     assert {script.name for script in scripts} == (set() if case in OURS else names)
     if case in OURS:
         return
-    checked = ran("shellcheck", *scripts)
+    checked = program("shellcheck", *scripts)
     assert checked.returncode == 0, checked.stdout
     assert all(os.access(script, os.X_OK) for script in scripts)
 
@@ -212,9 +199,7 @@ def run_with_fake(script: Path, **env: str) -> list[str]:
     echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
     (launch / "mpi.sh").write_text(echo)
     (launch / "mpi.sh").chmod(0o755)
-    done = subprocess.run(
-        [script], env=os.environ | env, capture_output=True, text=True, timeout=30
-    )
+    done = program(script, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -254,7 +239,6 @@ def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_scales_it(deploy: Path, case: str) -> None:
-    """The schemas take it, its target is the Deployment, and its metric is there."""
     if case == SEVERAL:
         return
     (scaler,) = resources(deploy / "kubernetes" / "hpa.yaml").values()
@@ -268,7 +252,6 @@ def test_what_scales_it(deploy: Path, case: str) -> None:
 
 
 def test_kserve(deploy: Path, case: str) -> None:
-    """The runtime and the service fit their schemas and each other."""
     if case == SEVERAL:
         return
     kinds = resources(deploy / "kserve.yaml")
@@ -415,8 +398,7 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
 
     def healthy(port: int) -> bool:
         ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
-        probe = [str(tmp_path / "deploy" / "probe.sh")]
-        return subprocess.run(probe, env=os.environ | ports, timeout=60).returncode == 0
+        return program(tmp_path / "deploy" / "probe.sh", **ports).returncode == 0
 
     with answering() as (server, port):
         assert healthy(port)
@@ -437,10 +419,8 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
 def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
     write(tmp_path, made())
     ports = free_ports()
-    probe = [str(tmp_path / "deploy" / "probe.sh")]
+    probe = tmp_path / "deploy" / "probe.sh"
     env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}
     with serving(built, ports):
-        for _ in range(2):
-            asked = subprocess.run(probe, env=os.environ | env, timeout=60)
-            assert asked.returncode == 0
-    assert subprocess.run(probe, env=os.environ | env, timeout=60).returncode != 0
+        assert [program(probe, **env).returncode for _ in range(2)] == [0, 0]
+    assert program(probe, **env).returncode != 0

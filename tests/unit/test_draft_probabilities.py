@@ -1,7 +1,5 @@
 """How likely drafts were under the target, for the rows that ask, beside log-probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Scripts for other engines: their options are published ones, and the shell agrees."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -77,7 +75,6 @@ def option(words: list[str], name: str) -> str | None:
 
 
 def test_each_method_is_that_of_the_engine(pair: Path) -> None:
-    """Three drafts, as a build has; without a method no word of drafts."""
     drafts, lines = "--speculative-config", {}
     for method in METHODS[1:]:
         config = with_method(pair, method)
@@ -231,7 +228,6 @@ def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
 
 
 def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both resources are of their published schemas, and what they name is there."""
     with pytest.raises(ConfigError, match="a directory of this machine"):
         written(made(pair), "dynamo")
     hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}

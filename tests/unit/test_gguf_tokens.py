@@ -1,7 +1,5 @@
 """What a GGUF file's vocabulary tells: ends of turns, and the pre-tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ggufs

@@ -1,7 +1,5 @@
 """Files that are wrong in kind, type or depth: a sentence of ours each time."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The report of a pair, and each named check on a pair made wrong in exactly its way."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -162,7 +160,6 @@ def test_faults_that_need_more_than_one_pair(pair: Path) -> None:
 
 
 def test_refused_models_are_checked_as_far_as_they_can_be_read(pair: Path) -> None:
-    """Here the drafter's RoPE, the published mask and the architecture it was trained for."""
     target, drafter = pair / "target", pair / "drafter"
     edit(target, architectures=["Qwen3NextForCausalLM"], rope_parameters=YARN)
     edit(drafter, speculators_config={"verifier": {"architectures": ["LlamaForCausalLM"]}})
@@ -341,7 +338,6 @@ def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
 
 @pytest.mark.models
 def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
-    """Measured on held-out prompts; the wrong one reads its taps in another order."""
     prompts = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)[:2]
     (tmp_path / "prompts.jsonl").write_text("".join(prompts))
 

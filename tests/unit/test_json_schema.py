@@ -1,7 +1,5 @@
 """Schemas and patterns of clients as llguidance gets them: what asserts nothing refuses nothing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -135,7 +133,6 @@ TEXTS = ("ab_", "123", "٣٣٣", "ééé", "   ", "\u00a0\u00a0\u00a0", "a.b", "
     ],
 )
 def test_a_pattern_means_one_thing_everywhere(pattern: str, matched: str) -> None:
-    """Of a schema or alone: its digits are those of ASCII."""
     pattern_in = {"type": "string", "pattern": f"^{pattern}$"}
     asked: list[tuple[dict[str, Any], Any]] = [
         ({"guided_regex": pattern}, str),

@@ -1,7 +1,5 @@
 """Every byte of a build is held against its manifest, and a manifest that is no more is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Grammars and their matchers, by themselves: masks, looking ahead, limits, tokenizers."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """What clients send reaches the model: in the form, place and under the name that it reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

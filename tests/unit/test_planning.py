@@ -1,7 +1,5 @@
 """The plan: sizes against transformers' own models, memory by hand, and figures of others."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -186,7 +184,6 @@ def quantized(**quantization: Any) -> Layer:
 
 
 def test_formats_of_published_checkpoints() -> None:
-    """As OpenAI, Qwen, NVIDIA (ModelOpt), vLLM's llm-compressor and Moonshot write them."""
     layer = quantized(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
     assert (layer.attention_format.name, layer.expert_format) == ("bf16", MXFP4)
     layer = quantized(quant_method="fp8", weight_block_size=[128, 128],

@@ -1,7 +1,5 @@
 """The planted faults still apply, and name tests that are there."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the policy chooses, without engines: by costs and chances that are made up here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -46,7 +44,6 @@ def test_a_batch_has_one_width() -> None:
 
 
 def test_width_is_the_best_of_all() -> None:
-    """Against all widths one by one, of random batches of chains and costs."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         steps = 1 + np.r_[0, np.cumsum(rng.exponential(0.3, MOST))]
@@ -285,7 +282,6 @@ def closed(costs: Costs, n: int) -> Adaptive:
 
 @pytest.mark.models
 def test_is_near_the_best_fixed_width() -> None:
-    """Probing included, after it has learned for a while; and never below plain decoding."""
     shares = []
     for right, token, drafter in product((0.2, 0.5, 0.7, 0.95), (0.02, 0.1, 0.3), (0.05, 0.4, 1)):
         costs = Costs(linear(token), drafter)
@@ -313,7 +309,6 @@ def test_falls_back_where_nothing_pays_and_probes_now_and_then() -> None:
 
 
 def test_a_drafter_that_says_the_same_is_found_to_have_become_better() -> None:
-    """Of drafts that are never verified nothing would be learned."""
     of = World(Costs(linear(0.1), 0.1), 0.02, says=0.5)
     of.run(1000)
     assert of.sources[-200:].count("drafter") < 20
@@ -406,7 +401,6 @@ def test_features_are_held_while_the_drafter_may_want_them() -> None:
 
 
 def test_a_drafter_that_is_expensive_to_wake_is_tried_less_often() -> None:
-    """When it has rested there are features of many rounds to take in."""
     costs = Costs(linear(0.3), 0.5)
 
     def tried(waking: float) -> int:

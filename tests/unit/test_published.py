@@ -2,8 +2,6 @@
 `dflash-trt build` does, exported for the other engines, or refused as its first line says.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -92,7 +90,6 @@ def test_every_published_pair_has_a_config() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_stand_in_is_as_published(cache: Path, name: str) -> None:
-    """Its size on the Hub, and nothing that the pair's checks mind."""
     target, drafter = directories(cache, name)
     pair = Pair(open_target(target), open_drafter(drafter))
     size = (drafter / "model.safetensors").stat().st_size / (1 << 30)
@@ -140,7 +137,6 @@ def test_it_builds_or_is_refused_as_it_says(cache: Path, tmp_path: Path, file: P
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_its_other_methods_build(cache: Path, tmp_path: Path, file: Path) -> None:
-    """Plain decoding and n-grams of every target, EAGLE-3 where a head is known."""
     made = variants(load_config(file))
     assert {*made} == {"dflash", "ngram", "none"} | ({"eagle3"} if PAIRS[file.stem].head else set())
     del made["dflash"]
@@ -159,7 +155,6 @@ def test_its_other_methods_build(cache: Path, tmp_path: Path, file: Path) -> Non
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
-    """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
     models = directories(cache, file.stem)
     found = make_plan(load_config(file), *models)
     index = json.loads((models[0] / "model.safetensors.index.json").read_text())
@@ -184,7 +179,6 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path: Path) -> None:
-    """Every script has its engine's published options, and the shell has nothing against it."""
     refused, scripts = REFUSED.match(file.read_text()), dict[str, str]()
     for method, config in variants(load_config(file)).items():
         for engine in ENGINES:

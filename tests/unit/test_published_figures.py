@@ -1,7 +1,5 @@
 """Published figures: one place, each with its setting."""
 
-from __future__ import annotations
-
 import pytest
 from published import PAIRS
 

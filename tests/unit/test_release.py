@@ -1,15 +1,13 @@
 """What a pipeline does with a build: sign it, check it, describe it."""
 
 import json
-import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from builds import config_of, contents, quiet
-from commands import run
+from commands import program, run
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from live import serving
@@ -17,15 +15,10 @@ from model_signing import signing
 from pairs import make_pair
 from signing_keys import write_keys
 
-from dflash_trt.build.manifest import (
-    SIGNATURE,
-    check_build,
-    differences,
-    read_manifest,
-)
+from dflash_trt.build.manifest import SIGNATURE, check_build, read_manifest
 from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import BOM
-from dflash_trt.build.signing import check_signed, sign, verify_signature
+from dflash_trt.build.signing import sign, verify_signature
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports
@@ -63,9 +56,7 @@ def test_any_tool_of_the_format_reads_the_signature(original: Path) -> None:
     arguments += ["--signature", str(original / "built" / SIGNATURE)]
     arguments += ["--public_key", str(original / "key.pub")]
     code = "import sys; from model_signing._cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
-    )
+    done = program(sys.executable, "-c", code, *arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -86,30 +77,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
 sys.exit(main())
 """
     before = contents(built)
-    command = [sys.executable, "-c", code, "sign", built, "--key", original / "other.pem"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = program(sys.executable, "-c", code, "sign", built, "--key", original / "other.pem")
     assert (done.returncode, "cannot sign" in done.stderr) == (1, True), done.stderr
     assert contents(built) == before
-
-
-@pytest.mark.models
-def test_one_flipped_bit_anywhere_is_named(original: Path, built: Path) -> None:
-    chance = random.Random(1)
-    signed = [file for file in sorted(built.rglob("*")) if file.is_file() and file.stat().st_size]
-    signed.remove(built / SIGNATURE)
-    for _ in range(200):
-        file = chance.choice(signed)
-        kept = file.read_bytes()
-        place = chance.randrange(len(kept))
-        flipped = kept[place] ^ 1 << chance.randrange(8)
-        file.write_bytes(kept[:place] + bytes([flipped]) + kept[place + 1 :])
-        name = file.relative_to(built).as_posix()
-        with pytest.raises(BuildError, match=name.replace(".", r"\.")):
-            check_signed(built, "full", original / "key.pub")
-        if name != "manifest.json":
-            assert name in differences(built, read_manifest(built), "full").changed
-        file.write_bytes(kept)
-    check_signed(built, "full", original / "key.pub")
 
 
 def test_a_source_is_used_only_if_its_signer_signed_it(original: Path, tmp_path: Path) -> None:
@@ -160,7 +130,6 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
 
 @pytest.mark.models
 def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
-    """By the commands; the text of what was copied elsewhere is that of what was built."""
     texts, moved = [], tmp_path / "elsewhere" / "build"
     (built / SIGNATURE).unlink()
     code, _, err = run("sign", built, "--key", original / "key.pem")

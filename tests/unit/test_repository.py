@@ -1,7 +1,5 @@
 """The model repository that a build writes, without a server."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

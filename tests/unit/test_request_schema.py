@@ -1,7 +1,5 @@
 """The one schema of a request: whoever has its fields elsewhere has the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path
@@ -87,25 +85,30 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         ("seed", np.array([2**63], np.uint64), "seed is 9223372036854775808 and must be less than"),
         ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
         ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
+        ("stop_words", np.array([b"w" * 257], object), r"stop_words\[0\] must have at most 256"),
+        ("stop_token_ids", np.array([1] * 65), "stop_token_ids must have at most 64 items"),
         ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
-        (
-            "logit_bias",
-            np.array([b'{"5": 101}'], object),
-            "logit_bias.5 is 101 and must be less",
-        ),
+        ("logit_bias", np.array([b'{"5": 101}'], object), "logit_bias.5 is 101 and must be less"),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
         ("messages", np.array([b"{}"], object), "messages must be a valid list"),
         ("messages", np.array([b"[" * 100_000], object), "messages is not JSON"),
-        (
-            "messages",
-            np.array([b"[1]"], object),
-            r"messages\[0\] is 1 and must be",
-        ),
+        ("messages", np.array([b"[1]"], object), r"messages\[0\] is 1 and must be"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         from_tensors({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", np.inf), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1),
+     ("min_p", 2.0), ("repetition_penalty", 0.0), ("presence_penalty", np.nan), ("min_tokens", -1),
+     ("logprobs", 21), ("logprobs", -1), ("n", 0)],
+)  # fmt: skip
+def test_a_number_out_of_its_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=f"{name} is {value} and must be"):
+        from_tensors({name: np.array([value])})
 
 
 def test_the_text_is_the_first_output() -> None:

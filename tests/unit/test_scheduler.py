@@ -3,8 +3,6 @@
 `SCHEDULER_EXAMPLES=5000` tries more than the 60 orders of `make test`.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Checkpoints on the Hub, fetched by `huggingface_hub` from a stand-in that speaks its API."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -249,7 +247,6 @@ def test_a_cache_that_cannot_be_written_is_named(
 
 @pytest.mark.models
 def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> None:
-    """The command in its own process, set by the library's environment variables alone."""
     hub.repositories["org/target"].gated = True
     config = tmp_path / "pair.yaml"
     config.write_text(

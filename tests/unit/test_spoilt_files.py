@@ -3,8 +3,6 @@
 `SPOILT_EXAMPLES=2000` spoils more than `make test` does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -24,7 +22,8 @@ from builds import build_pair, config_of, quiet
 from google.protobuf import text_format
 from hypothesis import given, settings
 from signing_keys import write_keys
-from strategies import CHECKPOINTS, DICE, EACH_ONCE, Files, spoil, spoil_json
+from spoilt_checkpoints import CHECKPOINTS
+from strategies import DICE, EACH_ONCE, Files, spoil, spoil_json
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
@@ -211,10 +210,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
         ),
     ),
     "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
-    "built/engines/costs.json": (
-        spoil_json,
-        (lambda home: kept_profiles(home / "built/engines"),),
-    ),
+    "built/engines/costs.json": (spoil_json, (lambda home: kept_profiles(home / "built/engines"),)),
     "built/model.sig": (
         spoil_json,
         (lambda home: check_signed(home / "built", None, home / "key.pub"),),
@@ -228,10 +224,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "built/model_repository/dflash/config.pbtxt": (spoil_text, BUILT),
     "linked/engines/target/engine.json": (
         spoil_json,
-        (
-            lambda home: check_build(home / "linked"),
-            lambda home: find_repository(home / "linked"),
-        ),
+        (lambda home: check_build(home / "linked"), lambda home: find_repository(home / "linked")),
     ),
 }
 
@@ -264,7 +257,6 @@ def test_a_spoilt_file_gives_an_answer_of_ours(home: Path, name: str) -> None:
 
 @pytest.mark.parametrize("how", ["file", "link", "link to a folder", "folder"])
 def test_what_no_manifest_names_is_refused(home: Path, how: str) -> None:
-    """Wherever it lies in a build and whatever it is called, with a signature and without."""
     built = home / "built"
     folders = [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]
     for folder in folders:
@@ -314,7 +306,6 @@ def test_spoilt_weights_are_refused_or_read(tmp_path: Path) -> None:
 
 
 def test_dice_are_thrown() -> None:
-    """Else every example would spoil the same place."""
     seen = set[float]()
     settings(many, max_examples=20)(given(DICE)(lambda dice: seen.add(dice.random())))()
     assert len(seen) > 10

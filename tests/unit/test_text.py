@@ -1,26 +1,15 @@
 """The pieces add up to the text of all tokens, split no character, and end at a stop word."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
 import pytest
+from test_matcher import byte_level
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dflash_trt.serving.front.text import HOLE, Detokenizer, StopWords
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
-
-
-def _byte_level() -> Tokenizer:
-    """Llama 3, Qwen3, gpt-oss: one token per byte here."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer
 
 
 def _sentencepiece() -> Tokenizer:
@@ -54,7 +43,7 @@ def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[s
     return pieces
 
 
-@pytest.mark.parametrize("make", [_byte_level, _sentencepiece])
+@pytest.mark.parametrize("make", [byte_level, _sentencepiece])
 @pytest.mark.parametrize("seed", range(20))
 def test_text_comes_in_whole_characters(make, seed: int) -> None:
     tokenizer = make()
@@ -66,13 +55,13 @@ def test_text_comes_in_whole_characters(make, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_bytes_give_what_decoding_all_at_once_gives(seed: int) -> None:
-    tokenizer, draw = _byte_level(), random.Random(seed)
+    tokenizer, draw = byte_level(), random.Random(seed)
     ids = [draw.randrange(tokenizer.get_vocab_size()) for _ in range(300)]
     assert "".join(_pieces(tokenizer, ids, draw)) == tokenizer.decode(ids)
 
 
 def test_an_unfinished_character_comes_at_the_end() -> None:
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     ids = tokenizer.encode("a🙂").ids
     detokenizer = Detokenizer(tokenizer, frozenset())
     assert detokenizer.push(ids[:3]) == "a"
@@ -80,7 +69,7 @@ def test_an_unfinished_character_comes_at_the_end() -> None:
 
 
 def test_hidden_tokens_are_no_text() -> None:
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     end = tokenizer.token_to_id("<|end|>")
     ids = [*tokenizer.encode("é").ids, end]
     detokenizer = Detokenizer(tokenizer, frozenset({end}))
@@ -88,7 +77,7 @@ def test_hidden_tokens_are_no_text() -> None:
 
 
 def test_the_window_stays_short() -> None:
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     detokenizer = Detokenizer(tokenizer, frozenset())
     for _ in range(500):
         detokenizer.push(tokenizer.encode("ab é").ids)

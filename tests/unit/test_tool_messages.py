@@ -1,7 +1,5 @@
 """What templates tell of models, and chats with tools as each of them wants it."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -62,7 +60,6 @@ def rendered(
 
 @pytest.mark.parametrize("sign", WRITING, ids=str.strip)
 def test_a_chat_is_what_the_template_makes_of_it(sign: str) -> None:
-    """Arguments are objects in it, and no text within a text."""
     text = rendered(WRITING[sign])
     assert "get_weather" in text.partition("Weather?")[0] or sign.startswith("[")
     _, _, answer = text.partition("Weather?")

@@ -1,7 +1,5 @@
 """The engine's thread: our scheduler over ONNX engines made of the two checkpoints."""
 
-from __future__ import annotations
-
 import os
 import queue
 import tempfile

@@ -1,7 +1,5 @@
 """`LLM`, the one class that a user of the API makes."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How one request draws its tokens."""
 
-from __future__ import annotations
-
 import json as jsons
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints

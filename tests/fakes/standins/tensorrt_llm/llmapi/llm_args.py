@@ -1,7 +1,5 @@
 """Whether `LLM(...)` takes these arguments."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,10 +52,7 @@ def check_together(given: Mapping[str, Any]) -> None:
     compiled = given.get("torch_compile_config") or {}
     lora = given.get("enable_lora") or given.get("lora_config") is not None
     for wrong, why in (
-        (
-            drafting and not drafting.get("max_draft_len"),
-            f"max_draft_len must be > 0 for {method}",
-        ),
+        (drafting and not drafting.get("max_draft_len"), f"max_draft_len must be > 0 for {method}"),
         (
             method == "Draft_Target" and drafting.get("speculative_model") is None,
             "speculative_model must be specified for DraftTarget",

@@ -1,0 +1,18 @@
+"""Cases of `test_adaptive` that other files share."""
+
+from functools import cache
+
+import pytest
+from built_pairs import BuildPair
+from test_adaptive import Case, CaseOf, case_for, pair_of
+
+
+@pytest.fixture(scope="session")
+def long_case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
+    """`long_case_of(name)`: a pair, and requests of texts longer than features are held back."""
+
+    @cache
+    def make(name: str) -> Case:
+        return case_for(pair_of(name, built_pair, tmp_path_factory))
+
+    return make

@@ -1,0 +1,50 @@
+"""The demo pair with a chat template, on one server; a request handler without any."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from chat_pair import build_chat_pair
+from fronts import CountingModel, open_front
+from live import openai_front
+
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server.run import running_server
+
+
+@pytest.fixture(scope="session")
+def chat_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_chat_pair(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="session")
+def triton(chat_built: Path) -> Iterator[Ports]:
+    with running_server(chat_built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="session")
+def url(chat_built: Path, triton: Ports) -> Iterator[str]:
+    """Of an application of its own."""
+    port = free_ports().http
+    with openai_front(chat_built, port, triton):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+@pytest.fixture
+def model() -> CountingModel:
+    return CountingModel()
+
+
+@pytest.fixture
+def front(model: CountingModel) -> Iterator[RequestHandler]:
+    with open_front(model) as front:
+        yield front
