@@ -1,7 +1,6 @@
 """Chats: from messages to prompts by the tokenizer's own template, and formats of answers."""
 
-from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
-from dflash_trt.chat.checks import CHAT_CHECKS, about_chats
+from dflash_trt.chat.chat_model import CHAT_CHECKS, ChatModel, ChatPrompt, about_chats
 from dflash_trt.chat.dialect import Dialect
 from dflash_trt.chat.formats import HARMONY, Answer, CallDelta, chosen, parse_tools
 from dflash_trt.chat.formats.harmony import has_channels

@@ -12,7 +12,7 @@ from dflash_trt.decoding.messages import (
     no_drafts,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
-from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, verify
+from dflash_trt.decoding.rounds import FeatureBuffer, draft, in_process, needs_drafter, verify
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport, WaitingQueue
 from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_request

@@ -17,10 +17,7 @@ Accepted = tuple[Sequence[int], int]  # accepted drafts of a row (1: the first),
 
 
 def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> list[Accepted | None]:
-    """Decide which drafts of each row are accepted and which target token follows them.
-
-    From the anchor on, the draft that equals the target's choice is accepted, until none does
-    (`walk`).
+    """Accept drafts of each row from the anchor on, as long as one equals the target's choice.
 
     own `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN where
     its logits are not finite. logits `[n, D + 1, vocab]`. A row's result is None if its logits are

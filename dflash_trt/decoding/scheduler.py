@@ -180,7 +180,7 @@ class Scheduler:
         drafts = self._drafts_after_prompt(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
         # run the drafter at the end of a prompt, or its cached blocks serve no request that drafts
-        feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.has_cache)
+        feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.cache is not None)
         if not wanted and feed:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]

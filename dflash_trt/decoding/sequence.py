@@ -113,9 +113,8 @@ class SequenceState:
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
     def advance(self, tokens: int, num_draft_tokens: int) -> None:
-        """Count tokens added to the target's KV cache; num_draft_tokens: wanted, or DISCARD.
-
-        Called before the commit of a prompt's first token, and after the commit of a round.
+        """Count tokens added to the target's KV cache: of a prompt before its first token is
+        committed, of a round after it is. num_draft_tokens: wanted, or DISCARD.
         """
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0

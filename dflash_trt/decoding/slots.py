@@ -15,7 +15,7 @@ class Slots:
         self.first = first
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
-        self._cache = cache
+        self.cache = cache
         self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # see `take_copies`
         self._used = 0  # slots used in the last step
 
@@ -27,20 +27,15 @@ class Slots:
     def __len__(self) -> int:
         return len(self.decoding) + (self.prefilling is not None)
 
-    @property
-    def has_cache(self) -> bool:
-        """Whether there is a prefix cache."""
-        return self._cache is not None
-
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
         """Load the cached prefix of the sequence in prefill.
 
         drafted: only what the drafter has too.
         """
         request = sequence.request
-        if self._cache is None or request.sampling.prompt_logprobs:
+        if self.cache is None or request.sampling.prompt_logprobs:
             return
-        found = self._cache.find(request.cache_salt, request.prompt, drafted=drafted)
+        found = self.cache.find(request.cache_salt, request.prompt, drafted=drafted)
         slot = self.first + len(self.decoding)
         self._copies += [(each.number, slot, BLOCK, i * BLOCK) for i, each in enumerate(found)]
         seen = next((i for i, each in enumerate(found) if not each.drafted), len(found))
@@ -48,12 +43,12 @@ class Slots:
 
     def store_prefix(self, sequence: SequenceState) -> None:
         """Add a sequence to the prefix cache; while it runs in sync, only what both models have."""
-        if self._cache is None:
+        if self.cache is None:
             return
         request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
         both = sequence.finish_reason is None and not sequence.out_of_sync
         tokens = tokens[: sequence.seen if both else sequence.position]
-        dropped, stored = self._cache.insert(request.cache_salt, tokens, sequence.seen)
+        dropped, stored = self.cache.insert(request.cache_salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
         self._copies += [(number, FREED, 0, 0) for number in dropped]
         self._copies += [(slot, number, BLOCK, start) for number, start in stored]
@@ -89,13 +84,13 @@ class Slots:
 
     def done(self) -> None:
         """Mark the step that had the copies as finished."""
-        if self._cache is not None:
-            self._cache.done()
+        if self.cache is not None:
+            self.cache.done()
 
     def forget(self) -> None:
         """Clear the prefix cache after a failed step."""
-        if self._cache is not None:
-            self._cache.clear()
+        if self.cache is not None:
+            self.cache.clear()
 
     def _move(self, source: int, destination: int, whose: SequenceState) -> None:
         self._copies.append((self.first + source, self.first + destination, whose, 0))

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from dflash_trt.engines.base import LoadedEngine
-from dflash_trt.engines.step import step_tensors
+from dflash_trt.engines.step import LoadedEngine, step_tensors
 
 LARGE = ("features", "logits")  # tensors whose memory all steps share
 Both = tuple[torch.Tensor, torch.Tensor]  # memory on the host and on the GPU

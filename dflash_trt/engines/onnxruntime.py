@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
 from dflash_trt.errors import EngineError
 
 KIND = "onnxruntime"
@@ -126,7 +125,7 @@ def _mapped(file: Path) -> mmap.mmap:
 
 
 if TYPE_CHECKING:
-    from dflash_trt.engines.base import LoadedEngine
+    from dflash_trt.engines.step import LoadedEngine
 
 
 def least_rows(engine: "LoadedEngine") -> int:

@@ -2,6 +2,5 @@
 
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
-from dflash_trt.graphs.precision import to_16_bits
 from dflash_trt.graphs.sharding import Rank, check_even, share
 from dflash_trt.graphs.target import target_graph

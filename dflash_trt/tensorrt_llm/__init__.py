@@ -1,6 +1,6 @@
 """Bundles for TensorRT-LLM: checkpoints and checked arguments of its `LLM(...)`."""
 
-from dflash_trt.tensorrt_llm.argument_checks import check_args
+from dflash_trt.tensorrt_llm.argument_checks import check_args, look_up
 from dflash_trt.tensorrt_llm.bundle import (
     ARGS_FILE,
     KIND,
@@ -20,7 +20,6 @@ from dflash_trt.tensorrt_llm.context import (
     recompute_tail,
     target_values,
 )
-from dflash_trt.tensorrt_llm.faults import look_up
 from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, judged_arguments
 from dflash_trt.tensorrt_llm.llm_args import choose_args, env_vars
 from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target

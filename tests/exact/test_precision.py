@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from built_pairs import BuildPair
 
-from dflash_trt.graphs.precision import to_16_bits
+from dflash_trt.engines.tensorrt.network import to_16_bits
 
 PRODUCTS = {"Attention", "Gemm", "MatMul", "TensorScatter"}
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}

@@ -26,8 +26,8 @@ from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import use
+from dflash_trt.engines.tensorrt.network import to_16_bits
 from dflash_trt.engines.tensorrt.plan import describe
-from dflash_trt.graphs.precision import to_16_bits
 
 __version__ = "1.7.stand-in"
 TYPES = {"float16": np.float16, "float": np.float32, "int64": np.int64, "bool": np.bool_}

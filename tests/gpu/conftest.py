@@ -6,7 +6,7 @@ from importlib.metadata import distributions
 
 import pytest
 
-from dflash_trt.engines.tensorrt.machine import compute_capabilities
+from dflash_trt.engines.tensorrt.library import compute_capabilities
 
 PACKAGES = ("dflash-trt", "nvidia-", "onnx", "tensorrt", "torch")  # beginnings of their names
 QUERY = "--query-gpu=name,driver_version,memory.total,power.limit"

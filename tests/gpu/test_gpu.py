@@ -19,7 +19,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.engines import Engine, load_engine
-from dflash_trt.engines.tensorrt.machine import compute_capabilities
+from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.engines.tensorrt.plan import DTYPES
 from dflash_trt.tensorrt_llm.host import judged_arguments
 

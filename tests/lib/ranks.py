@@ -12,10 +12,9 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import use_one_pool
-from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
 
 COLLECTIVE = "DistCollective"
 FOLDER = "session.model_external_initializers_file_folder_path"

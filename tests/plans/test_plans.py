@@ -25,7 +25,7 @@ from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
-from dflash_trt.engines.tensorrt.network import check, check_form, parse
+from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
 from dflash_trt.engines.tensorrt.plan import (
     DTYPES,
     build_plan,
@@ -34,7 +34,6 @@ from dflash_trt.engines.tensorrt.plan import (
     timing_cache,
 )
 from dflash_trt.errors import EngineError, ServerError
-from dflash_trt.graphs.precision import to_16_bits
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import process

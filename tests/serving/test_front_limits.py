@@ -11,10 +11,9 @@ from load import wait_until
 from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.front.output_processor import OutputProcessor, StopWords
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.response_sender import ResponseSender
-from dflash_trt.serving.front.text import StopWords
 
 
 class PanicException(BaseException):

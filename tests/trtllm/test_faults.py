@@ -7,7 +7,7 @@ import pytest
 
 from dflash_trt.tensorrt_llm import LlmArgs
 from dflash_trt.tensorrt_llm import faults as module
-from dflash_trt.tensorrt_llm.faults import look_up
+from dflash_trt.tensorrt_llm.argument_checks import look_up
 
 PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "TRTLLM"}}
 EVICTS = {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}

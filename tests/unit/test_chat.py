@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash_trt.chat.checks import chat_template, end_of_turn
+from dflash_trt.chat.chat_model import chat_template, end_of_turn
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
 from dflash_trt.checkpoints.findings import NotKnown

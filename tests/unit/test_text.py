@@ -7,7 +7,7 @@ import pytest
 from test_matcher import byte_level
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dflash_trt.serving.front.text import HOLE, Detokenizer, StopWords
+from dflash_trt.serving.front.output_processor import HOLE, Detokenizer, StopWords
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 

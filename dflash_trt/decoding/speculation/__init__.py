@@ -7,7 +7,6 @@ from dflash_trt.decoding.speculation.costs import (
     profile_of,
     this_machine,
 )
-from dflash_trt.decoding.speculation.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposal import (
     SOURCES,

@@ -19,7 +19,7 @@ from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import BOUND_STEPS, GRAPH_FILE, KIND, load_session
 from dflash_trt.engines.step import Step
-from dflash_trt.engines.tensorrt.machine import compute_capabilities
+from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.step import Step
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
-from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
-from dflash_trt.engines.tensorrt.machine import check_machine
+from dflash_trt.engines.tensorrt.library import check_machine, make_log, sizes, trt
 from dflash_trt.errors import EngineError
 
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph

@@ -6,10 +6,13 @@ large NVIDIA packages, imported on first use.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dflash_trt.engines.info import EngineInfo, PlanInfo
 from dflash_trt.errors import EngineError
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx_bindings"}
@@ -59,3 +62,60 @@ def make_log() -> tuple[trt.ILogger, list[str]]:
 def sizes(shape: trt.Dims) -> tuple[int, ...]:
     """Return a shape as a tuple, with -1 for dynamic sizes."""
     return tuple(shape[axis] for axis in range(len(shape)))
+
+
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* of cuda.h
+
+
+def compute_capabilities() -> list[str]:
+    """Return the compute capability of each GPU, such as "8.9"; [] without a driver.
+
+    Asks NVIDIA's driver directly, because nothing else need be installed.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, device, major, minor = (ctypes.c_int() for _ in range(4))
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):  # 0 is success
+        return []
+    found = []
+    for index in range(count.value):
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+        found.append(f"{major.value}.{minor.value}")
+    return found
+
+
+def check_machine(info: EngineInfo) -> PlanInfo:
+    """Raise EngineError for what a plan needs and this machine lacks; return the plan's info."""
+    plan = info.plan
+    assert plan is not None
+    wanted = " or ".join(plan.compute_capabilities)
+    if info.ranks > 1:
+        raise EngineError(
+            f"this build has plans for {info.ranks} GPUs that compute together, which dflash-trt "
+            "builds but does not run",
+            "Build with engine.tensor_parallel_size: 1, or of kind tensorrt_llm",
+        )
+    found = compute_capabilities()
+    if not found:
+        raise EngineError(
+            "this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver",
+            f"Run it on a machine with a GPU of compute capability {wanted}",
+        )
+    if found[0] not in plan.compute_capabilities:
+        raise EngineError(
+            f"the plans are for GPUs of compute capability {wanted}, and GPU 0 here has {found[0]}",
+            "Build for this one",
+        )
+    if find_spec("torch") is None:
+        raise EngineError("plans are run with PyTorch, which is not here", "Run: pip install torch")
+    use(plan.library)
+    if trt.__version__ != plan.version:
+        raise EngineError(
+            f"the plans were built by {plan.library} {plan.version}, and here is {trt.__version__}",
+            "Install that version, or build again with this one",
+        )
+    return plan

@@ -24,11 +24,9 @@ from dflash_trt.engines.info import (
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, WEIGHTS_FILE
 from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
-from dflash_trt.engines.tensorrt.library import make_log, trt, use
-from dflash_trt.engines.tensorrt.machine import compute_capabilities
-from dflash_trt.engines.tensorrt.network import check, check_form, parse
+from dflash_trt.engines.tensorrt.library import compute_capabilities, make_log, trt, use
+from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
 from dflash_trt.errors import EngineError
-from dflash_trt.graphs import to_16_bits
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 CAPABILITIES: tuple[str, ...] = get_args(Capability)

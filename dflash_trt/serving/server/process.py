@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.engines import ENGINE_FILE, engine_kind, read_info, roles
-from dflash_trt.engines.tensorrt.machine import check_machine
+from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal

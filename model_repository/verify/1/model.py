@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from dflash_trt.decoding import VerifyInput, verify
-from dflash_trt.decoding.speculation import FeatureBuffer
+from dflash_trt.decoding import FeatureBuffer, VerifyInput, verify
 from dflash_trt.serving.front.engine_model import EngineModel
 
 
