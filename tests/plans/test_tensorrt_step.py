@@ -30,7 +30,7 @@ from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.load import load_engine, load_engines
 from dflash_trt.engines.onnxruntime import CPU
 from dflash_trt.engines.tensorrt import engine as engine_module
-from dflash_trt.engines.tensorrt import machine
+from dflash_trt.engines.tensorrt import library as library_module
 from dflash_trt.engines.tensorrt import plan as plan_module
 from dflash_trt.engines.tensorrt.plan import capabilities
 from dflash_trt.errors import EngineError
@@ -42,7 +42,7 @@ CHUNK = 24
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have what a plan needs."""
     monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", stand_in_tensorrt)
-    monkeypatch.setattr(machine, "compute_capabilities", lambda: ["8.9"])
+    monkeypatch.setattr(library_module, "compute_capabilities", lambda: ["8.9"])
     monkeypatch.setattr(engine_module, "Gpu", Memory)
     monkeypatch.setattr(ExecutionContext, "made", [])
     monkeypatch.setattr(Memory, "recorded", 0)
@@ -186,9 +186,9 @@ def test_what_is_missing_is_said(
 ) -> None:
     if lacks in ("gpu", "capability"):
         found = [] if lacks == "gpu" else ["9.0"]
-        monkeypatch.setattr(machine, "compute_capabilities", lambda: found)
+        monkeypatch.setattr(library_module, "compute_capabilities", lambda: found)
     elif lacks == "torch":
-        monkeypatch.setattr(machine, "find_spec", lambda name: None)
+        monkeypatch.setattr(library_module, "find_spec", lambda name: None)
     elif lacks == "library":
         monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
     else:
