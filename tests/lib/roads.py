@@ -20,7 +20,8 @@ class RefusedError(Exception):
 class Roads:
     """Each way to ask, with connections of its own: the text of an answer, and why it ended."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, temperature: float = 0.0) -> None:
+        self.rules = {"ignore_eos": True, "temperature": temperature}
         self.client = Client(f"127.0.0.1:{ports.grpc}")
         self.grpc = InferenceServerClient(f"127.0.0.1:{ports.grpc}", channel_args=CHANNEL)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{ports.http}", timeout=WAIT)
@@ -35,30 +36,30 @@ class Roads:
         self.grpc.close()
 
     def stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        options = {"max_tokens": count, "ignore_eos": True, "timeout": late or WAIT}
+        options = {"max_tokens": count, "timeout": late or WAIT, **self.rules}
         text = ""
         for chunk in self.client.stream(prompt, **options):
             text += chunk.text
         return text, chunk.summary.finish_reason
 
     def generate(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        options = {"max_tokens": count, "ignore_eos": True, "timeout": late or WAIT}
+        options = {"max_tokens": count, "timeout": late or WAIT, **self.rules}
         (choice,) = self.client.generate(prompt, **options).choices
         return choice.text, choice.summary.finish_reason
 
     def infer(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        inputs = tensors({"text_input": prompt, "max_tokens": count, "ignore_eos": True})
+        inputs = tensors({"text_input": prompt, "max_tokens": count, **self.rules})
         limit = late and round(late * 1e6)
         result = self.grpc.infer("dflash_infer", inputs, timeout=limit, client_timeout=WAIT)
         text, reason = (result.as_numpy(name)[0] for name in ("text_output", "finish_reason"))
         return text.decode(), reason.decode()
 
     def http_generate(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        answer = self.http.post("/v2/models/dflash/generate", json=_body(prompt, count, late))
+        answer = self.http.post("/v2/models/dflash/generate", json=self._body(prompt, count, late))
         return _told(_good(answer))
 
     def http_stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        body = _body(prompt, count, late) | {"stream": True}
+        body = self._body(prompt, count, late) | {"stream": True}
         text, reason = "", ""
         for line in _lines(self.http, "/v2/models/dflash/generate_stream", body):
             part, reason = _told(line)
@@ -66,26 +67,23 @@ class Roads:
         return text, reason
 
     def completion(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        answer = self.http.post("/v1/completions", json=_completion(prompt, count))
+        answer = self.http.post("/v1/completions", json=self._completion(prompt, count))
         (choice,) = _good(answer)["choices"]
         return choice["text"], choice["finish_reason"]
 
     def completion_stream(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
-        body, text, reason = _completion(prompt, count) | {"stream": True}, "", ""
+        body, text, reason = self._completion(prompt, count) | {"stream": True}, "", ""
         for line in _lines(self.http, "/v1/completions", body):
             for choice in line["choices"]:
                 text, reason = text + choice["text"], choice["finish_reason"] or reason
         return text, reason
 
+    def _body(self, prompt: str, count: int, late: float | None) -> dict[str, object]:
+        limit = {} if late is None else {"timeout": round(late * 1e6)}
+        return {"text_input": prompt, "max_tokens": count, **limit, **self.rules}
 
-def _body(prompt: str, count: int, late: float | None) -> dict[str, object]:
-    limit = {} if late is None else {"timeout": round(late * 1e6)}
-    return {"text_input": prompt, "max_tokens": count, "ignore_eos": True, **limit}
-
-
-def _completion(prompt: str, count: int) -> dict[str, object]:
-    body = {"model": "pycode", "prompt": prompt, "max_tokens": count}
-    return body | {"temperature": 0, "ignore_eos": True}
+    def _completion(self, prompt: str, count: int) -> dict[str, object]:
+        return {"model": "pycode", "prompt": prompt, "max_tokens": count, **self.rules}
 
 
 def _good(answer: httpx.Response) -> dict[str, object]:
