@@ -216,8 +216,9 @@ def test_the_key(built: Path) -> None:
                 assert answer.headers.get("www-authenticate") == (
                     None if status == 200 else "Bearer"
                 )
-            models = httpx.get(f"http://127.0.0.1:{door.port}/v1/models", headers=headers)
-            assert models.status_code == status
+            for path, found in (("v1/models", 200), ("v1/nothing", 404), ("nothing", 404)):
+                answer = httpx.get(f"http://127.0.0.1:{door.port}/{path}", headers=headers)
+                assert answer.status_code == (found if status == 200 else status), path
         assert door.get("health/ready") == door.get("models/dflash") == 200
         command = Path(f"/proc/{door.application._process.pid}/cmdline").read_text()  # type: ignore[union-attr]
         assert not any(secret in command for secret in (KEY, security.own_key))
