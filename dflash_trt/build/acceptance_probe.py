@@ -29,6 +29,9 @@ from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.machine import free_memory
 from dflash_trt.prompts import read_prompts
 
+if TYPE_CHECKING:
+    from dflash_trt.decoding import LosslessReport
+
 PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -152,9 +155,6 @@ def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
     asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]
 
-
-if TYPE_CHECKING:
-    from dflash_trt.decoding import LosslessReport
 
 TEXTS = 14  # pages of the default texts
 HELD_OUT = 8  # every n-th prompt is decoded instead of calibrated on

@@ -25,7 +25,7 @@ from dflash_trt.checkpoints.directory import POINTER, check_content
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError, panics_as_errors
 
-LINK = "model.gguf"  # links to the file, in the directory made by `gguf_directory.py`
+LINK = "model.gguf"  # links to the file, in the directory that `as_directory` makes
 AGAIN = "Download or convert the file again"
 MAX_READS = 1 << 22  # of a header, one per value: vocabularies of 256,000 need 2 million
 PLAIN = ("F32", "F16", "BF16")

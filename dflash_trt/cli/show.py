@@ -10,7 +10,7 @@ from rich.text import Text
 
 Styled = list[tuple[str, str]]  # texts of a line with styles
 
-COLOURS = {
+COLORS = {
     "passed": "green",
     "fits": "green",
     "warning": "bold yellow",
@@ -123,7 +123,7 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
 
 
 def _result(result: str, text: str) -> Styled:
-    return [("  ", ""), (f"{result:<14}", COLOURS.get(result, "")), (text, "")]
+    return [("  ", ""), (f"{result:<14}", COLORS.get(result, "")), (text, "")]
 
 
 def _field(name: str, text: str) -> Styled:

@@ -96,10 +96,9 @@ class PrefixCache:
         self._forget()
 
     def pause(self, paused: bool) -> None:
-        """Clear the cache and add nothing while paused is true."""
+        """Clear the cache; while paused is true, add nothing."""
         self._paused = paused
-        if paused:
-            self._forget()
+        self._forget()
 
     def _forget(self) -> None:
         blocks, self._blocks = self._blocks, OrderedDict()
@@ -114,8 +113,8 @@ class PrefixCache:
         """Evict a block if the cache is full, but none of `path`; return whether there is room."""
         if len(self._blocks) < self._most:
             return True
-        oldest = next(iter(self._blocks.values()))
-        if oldest in path:
+        oldest = next(iter(self._blocks.values()), None)
+        if oldest is None or (path and oldest is path[0]):  # of `path` the first is the oldest
             return False
         del self._blocks[oldest.key]
         self._dropped.append(oldest.number)

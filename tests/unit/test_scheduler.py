@@ -73,6 +73,13 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
     assert lengths == [2, 1]
 
 
+def test_a_cache_smaller_than_a_block_stays_empty() -> None:
+    """As 1 MiB is for a large model."""
+    cache = PrefixCache(0)
+    assert cache.insert("", WORDS[0], BLOCK) == ([], [])
+    assert cache.find("", [*WORDS[0], 9], drafted=True) == []
+
+
 def test_a_text_never_evicts_its_own_blocks() -> None:
     cache, text = PrefixCache(1), WORDS[0] + WORDS[1]
     assert cache.insert("", text, 2 * BLOCK) == ([], [(FIRST_BLOCK, 0)])

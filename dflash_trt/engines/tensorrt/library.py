@@ -1,4 +1,4 @@
-"""Choice of TensorRT or TensorRT-RTX: `use` selects it, other modules import `trt`.
+"""TensorRT or TensorRT-RTX (`use` selects it, other modules import `trt`), and the machine for it.
 
 `tensorrt` 11 and `tensorrt_rtx` 1.7 share one Python API, apart from features of only one. Both are
 large NVIDIA packages, imported on first use.

@@ -61,7 +61,7 @@ class EngineLoop:
         self._costs: CostProfile | None = None
         self._drafter_loads: bool | None = None  # to be noticed by the thread; see `change_drafter`
         self._closing = False
-        self._changed = threading.Condition()  # guards _closing; notified of new work
+        self._changed = threading.Condition()  # guards both; notified of new work
 
     def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence with its grammar compiled, in the thread that parses requests."""
@@ -88,8 +88,9 @@ class EngineLoop:
 
         Sequences that run then go on without drafts, because the new drafter has not seen them.
         """
-        self._drafter_loads = not done
-        self.wake()
+        with self._changed:
+            self._drafter_loads = not done
+            self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
         with self._changed:
@@ -152,12 +153,12 @@ class EngineLoop:
 
     def _notice_drafter(self) -> None:
         """Act on `change_drafter` between two steps."""
-        loads, self._drafter_loads = self._drafter_loads, None
+        with self._changed:
+            loads, self._drafter_loads = self._drafter_loads, None
         if loads is None:
             return
         if self._prefix_cache is not None:
-            self._prefix_cache.pause(True)  # cleared, even if the drafter has loaded meanwhile
-            self._prefix_cache.pause(loads)
+            self._prefix_cache.pause(loads)  # cleared, even if the drafter has loaded meanwhile
         if not loads:
             for sequence in self._scheduler.sequences:
                 sequence.lose_drafter()
