@@ -139,8 +139,7 @@ class OnnxRuntime(Section):
     threads: Count | None = Field(
         default=None,
         description="sets the CPU threads of one engine call; unset: as many as the "
-        "machine, or its container, has cores where the build runs; `serve` leaves out those that "
-        "other programs keep busy",
+        "machine, or its container, has cores where the build runs",
     )
     weights: Literal["copy", "link"] = Field(
         default="copy",
