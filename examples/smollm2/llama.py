@@ -218,26 +218,26 @@ if triton is not None:
         pair = row * tl.num_programs(1) + head
         last = tl.load(positions + row)
         dim = tl.arange(0, DIM)
-        member = tl.arange(0, 4)
+        member = tl.arange(0, 16)  # the least of a tensor core's product; those from GROUP on are 0
         own = (pair * GROUP + member[:, None]) * DIM + dim[None, :]
-        asked = tl.load(query + own, mask=member[:, None] < GROUP, other=0.0).to(tl.float32) * scale
-        most = tl.full([4], float("-inf"), tl.float32)
-        total = tl.zeros([4], tl.float32)
-        sums = tl.zeros([4, DIM], tl.float32)
+        asked = tl.load(query + own, mask=member[:, None] < GROUP, other=0.0)
+        most = tl.full([16], float("-inf"), tl.float32)
+        total = tl.zeros([16], tl.float32)
+        sums = tl.zeros([16, DIM], tl.float32)
         base = pair.to(tl.int64) * length * DIM
         for start in range(0, last + 1, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             at = base + column[:, None] * DIM + dim[None, :]
             there = column <= last
-            key = tl.load(keys + at, mask=there[:, None], other=0.0).to(tl.float32)
-            score = tl.sum(asked[:, None, :] * key[None, :, :], 2)
+            key = tl.load(keys + at, mask=there[:, None], other=0.0)
+            value = tl.load(values + at, mask=there[:, None], other=0.0)
+            score = tl.dot(asked, tl.trans(key)) * scale
             score = tl.where(there[None, :], score, float("-inf"))
             higher = tl.maximum(most, tl.max(score, 1))
             share = tl.exp(score - higher[:, None])
             kept = tl.exp(most - higher)
-            value = tl.load(values + at, mask=there[:, None], other=0.0).to(tl.float32)
             total = total * kept + tl.sum(share, 1)
-            sums = sums * kept[:, None] + tl.sum(share[:, :, None] * value[None, :, :], 1)
+            sums = tl.dot(share.to(value.dtype), value, sums * kept[:, None])
             most = higher
         result = (sums / total[:, None]).to(mixed.dtype.element_ty)
         tl.store(mixed + own, result, mask=member[:, None] < GROUP)
@@ -248,5 +248,5 @@ def attend_on_gpu(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor
     mixed = torch.empty_like(query)
     scale = dim**-0.5
     length = keys.shape[2]
-    _attend[(rows, heads)](query, keys, values, positions, mixed, length, scale, group, dim, 32)
+    _attend[(rows, heads)](query, keys, values, positions, mixed, length, scale, group, dim, 64)
     return mixed

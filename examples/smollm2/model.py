@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from llama import TAPS, Llama, read, rms_norm, rotated
@@ -62,9 +63,12 @@ def start_from_target(llama: Llama, features: Tensor) -> Weights:
     """
     hidden, device = llama.embedding.shape[1], llama.embedding.device
     size = features.float().square().mean(0).sqrt().clamp_min(1e-3)
-    fc = torch.randn(hidden, len(size), device=device) * 0.02
-    fc[:, -hidden:] += torch.eye(hidden, device=device)
-    weights = {"fc.weight": fc / size, "hidden_norm.weight": torch.ones(hidden, device=device)}
+    fc = torch.randn(hidden, len(size)) * 0.02
+    fc[:, -hidden:] += torch.eye(hidden)
+    weights = {
+        "fc.weight": fc.to(device) / size,
+        "hidden_norm.weight": torch.ones(hidden, device=device),
+    }
     sizes = [llama.heads * llama.head_dim] + 2 * [llama.kv_heads * llama.head_dim]
     for number, source in enumerate(llama.layers[-LAYERS:]):
         query, key, value = source.qkv.split(sizes)
@@ -165,6 +169,34 @@ def selector_scores(
     return (codes * gate) @ successors.to(dtype).transpose(-1, -2)
 
 
+class Surprise(torch.autograd.Function):
+    """Cross-entropy of `logits [..., vocabulary]` with the text's token and the likeliest ones.
+
+    Returns HARD of the one and the rest of the other, and the one alone, each `[...]`. Its own
+    gradient passes over the logits a third as often as autograd's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, rows: Tensor, likely_rows: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = logits.float().logsumexp(-1)
+        hard = total - logits.gather(-1, rows[..., None])[..., 0]
+        soft = total - (shares * logits.gather(-1, likely_rows)).sum(-1)
+        ctx.save_for_backward(logits, total, rows, likely_rows, shares)
+        ctx.mark_non_differentiable(hard)
+        return HARD * hard + (1 - HARD) * soft, hard
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logits, total, rows, likely_rows, shares = ctx.saved_tensors
+        of = gradients[0][..., None].float()
+        result = (logits - total[..., None]).exp_().mul_(of)
+        result.scatter_add_(-1, rows[..., None], -HARD * of)
+        result.scatter_add_(-1, likely_rows, (HARD - 1) * of * shares)
+        return result.to(logits.dtype), None, None, None
+
+
 def draft_loss(
     weights: Weights, llama: Llama, vocabulary: Vocabulary, batch: Batch
 ) -> tuple[Tensor, Tensor]:
@@ -193,15 +225,9 @@ def draft_loss(
     codes = weights[f"{SELECTOR}successor_codebook"][vocabulary.ids]
     both = logits + selector_scores(weights, hidden, predecessors, codes)
 
-    def surprise(of: Tensor) -> tuple[Tensor, Tensor]:
-        values = of.float()
-        total = values.logsumexp(-1)
-        hard = total - values.gather(-1, rows.clamp_min(0)[..., None])[..., 0]
-        soft = total - (wanted * values.gather(-1, wanted_rows)).sum(-1)
-        return HARD * hard + (1 - HARD) * soft, hard
-
-    alone, _ = surprise(logits)
-    together, hard = surprise(both)
+    aim = rows.clamp_min(0), wanted_rows, wanted
+    alone, _ = Surprise.apply(logits, *aim)
+    together, hard = Surprise.apply(both, *aim)
     right = torch.where(known, (-hard.detach()).exp(), 0.0)
     each = ALONE * alone + (1 - ALONE) * together
     loss = (each * position_weights(right, AWARE) * known).sum() / known.any(-1).sum().clamp_min(1)

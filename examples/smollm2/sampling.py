@@ -41,6 +41,7 @@ class Conversation:
     ids: Tensor  # int64 [length], on the CPU
     start: int
     number: int  # of the prompt, if it was given whole; otherwise -1
+    uses: int = 0  # how often it was learned
 
 
 @dataclass
@@ -179,7 +180,7 @@ class Sampler:
                 self.advance()
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.advance()
         for _ in range(STEPS):
             self.graph.replay()

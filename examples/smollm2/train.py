@@ -1,4 +1,4 @@
-"""Make the drafter in a given time: the target writes conversations, each of which it learns once.
+"""Make the drafter in a given time: the target writes conversations, and it learns them meanwhile.
 
     python train.py --target TARGET --output OUTPUT --minutes 8
 
@@ -12,7 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import torch
 from llama import Llama, load_llama, read
@@ -42,6 +46,7 @@ RATES = (0.02, 3e-3)  # of Muon, for the matrices, and of AdamW, for the rest
 CONSTANT, WARMUP = 0.55, 60  # share of the time before the rates fall to nothing; steps
 REPORT = 55  # seconds
 ANCHORS = 64
+USES = 2  # of a conversation, each with other anchors
 
 
 class Log:
@@ -206,62 +211,90 @@ def first_weights(
     return vocabulary, weights
 
 
+def keep_sampling(
+    sampler: Sampler, ended: SimpleQueue[Conversation], most: int, stop: Event
+) -> None:
+    """Sample until `stop`; wait while `most` conversations are in the queue."""
+    on_gpu = sampler.ids.is_cuda
+    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
+        while not stop.is_set():
+            if ended.qsize() >= most:
+                time.sleep(0.01)
+                continue
+            sampler.run()
+            for each in sampler.harvest():
+                ended.put(each)
+
+
 def train(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     log = Log(options.output / "log.jsonl")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # sampling fills what it leaves
     tokenizer = AutoTokenizer.from_pretrained(options.target)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     llama = load_llama(options.target, device, dtype, LENGTH + BLOCK)
     prompts = begin(tokenizer)
     held = HeldOut(held_out(tokenizer), options.every, prompts)
     sampler = Sampler(llama, tokenizer, prompts, options.sampled)
-    log(event="ready", device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu")
-    spent = {"sampling": 0.0, "training": 0.0}
+    if on_gpu:
+        torch.cuda.synchronize()
+    log(event="ready", device=torch.cuda.get_device_name() if on_gpu else "cpu")
     total = options.minutes * 60
     generator = torch.Generator().manual_seed(1)
+    ended, stop = SimpleQueue[Conversation](), Event()
+    fresh = options.turn // USES
+    pool: list[Conversation] = []
 
-    def sample(count: int) -> list[Conversation]:
-        began, fresh = time.monotonic(), list[Conversation]()
-        while len(fresh) < count and log.seconds < total:
-            sampler.run()
-            for ended in sampler.harvest():
-                if ended.number < 0:
-                    fresh.append(ended)
-                else:
-                    held.take(ended, device)
-        spent["sampling"] += time.monotonic() - began
-        return sorted(fresh, key=lambda each: len(each.ids))
+    def collect() -> None:
+        if sampling.done():
+            sampling.result()
+        for _ in range(min(ended.qsize(), fresh)):
+            each = ended.get()
+            if each.number < 0:
+                pool.append(each)
+            else:
+                held.take(each, device)
 
-    fresh = sample(options.first)
-    if not fresh:
-        raise SystemExit(f"no conversation ended within {options.minutes} minutes: give more")
-    vocabulary, weights = first_weights(llama, fresh, options.start, log)
-    training = Training(llama, vocabulary, weights)
-    began_at = saved_at = log.seconds
+    with ThreadPoolExecutor(1) as threads:
+        sampling = threads.submit(keep_sampling, sampler, ended, fresh, stop)
+        try:
+            while len(pool) < options.first and log.seconds < total:
+                time.sleep(0.1)
+                collect()
+            if not pool:
+                raise SystemExit(f"no conversation within {options.minutes} minutes: give more")
+            vocabulary, weights = first_weights(llama, pool, options.start, log)
+            training = Training(llama, vocabulary, weights)
+            began_at = saved_at = log.seconds
 
-    def report(every: int, **more: object) -> None:
-        news = training.news() | held.taus(weights, llama, vocabulary, every)
-        write(weights, llama, vocabulary, options.output)
-        seconds = {name: round(value, 1) for name, value in spent.items()}
-        log(**news, sampled=sampler.sampled, **seconds, **more)
+            def report(every: int, **more: object) -> None:
+                news = training.news() | held.taus(weights, llama, vocabulary, every)
+                write(weights, llama, vocabulary, options.output)
+                log(**news, sampled=len(pool), answer_tokens=sampler.sampled, **more)
 
-    while log.seconds < total:
-        began = time.monotonic()
-        groups = [fresh[i : i + options.rows] for i in range(0, len(fresh), options.rows)]
-        for group in torch.randperm(len(groups), generator=generator).tolist():
-            left = (total - log.seconds) / (total - began_at)
-            if left <= 0:
-                break
-            rate = min(1.0, left / (1 - CONSTANT))
-            training.step(batch_of(groups[group], generator, device), rate)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        spent["training"] += time.monotonic() - began
-        if log.seconds - saved_at > REPORT and log.seconds < total - REPORT / 2:
-            report(every=4)
-            saved_at = log.seconds
-        fresh = sample(options.pool)
+            while log.seconds < total:
+                pool.sort(key=lambda each: each.uses)
+                turn = sorted(pool[: options.turn], key=lambda each: len(each.ids))
+                groups = [turn[i : i + options.rows] for i in range(0, len(turn), options.rows)]
+                for group in torch.randperm(len(groups), generator=generator).tolist():
+                    left = (total - log.seconds) / (total - began_at)
+                    if left <= 0:
+                        break
+                    rate = min(1.0, left / (1 - CONSTANT))
+                    training.step(batch_of(groups[group], generator, device), rate)
+                    for each in groups[group]:
+                        each.uses += 1
+                if on_gpu:
+                    torch.cuda.current_stream().synchronize()
+                if log.seconds - saved_at > REPORT and log.seconds < total - REPORT / 2:
+                    report(every=4)
+                    saved_at = log.seconds
+                collect()
+        finally:
+            stop.set()
     report(every=1, event="end")
 
 
@@ -275,7 +308,9 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--sampled", type=int, default=3072, help="rows that are sampled at once")
     parser.add_argument("--first", type=int, default=12_000, help="conversations before training")
-    parser.add_argument("--pool", type=int, default=4096, help="conversations between two turns")
+    parser.add_argument(
+        "--turn", type=int, default=2048, help="conversations between two looks at what was sampled"
+    )
     parser.add_argument("--rows", type=int, default=32, help="conversations of a training step")
     parser.add_argument("--every", type=int, default=1, help="judge by every n-th held-out prompt")
     train(parser.parse_args())

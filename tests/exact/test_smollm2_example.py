@@ -67,7 +67,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command makes of a random target in two minutes."""
     output = tmp_path_factory.mktemp("trained")
-    small = ["--sampled", "8", "--first", "4", "--pool", "4", "--rows", "2", "--every", "16"]
+    small = ["--sampled", "8", "--first", "4", "--turn", "8", "--rows", "2", "--every", "16"]
     command = [sys.executable, EXAMPLE / "train.py", "--target", target, "--output", output]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # the shapes are tiny
     words = [*command, "--minutes", "2", *small]
