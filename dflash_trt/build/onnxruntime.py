@@ -81,9 +81,11 @@ def _precision(config: BuildConfig, target: Target) -> Precision:
     asked = config.drafter.quantize if config.drafter else None
     if not isinstance(engine, OnnxRuntime):
         return Precision(None, asked, asked is not None)
-    if engine.device == "cuda" or engine.quantize is not None or bits is None:
-        return Precision(engine.quantize, asked, asked is not None)
-    return Precision(f"int{bits}", asked or "int8", asked is not None)
+    quantize = engine.quantize
+    if quantize is None and bits is not None and engine.device == "cpu":
+        quantize = "int4" if bits == 4 else "int8"
+    drafter = asked or ("int8" if quantize in BITS else None)
+    return Precision(quantize, drafter, asked is not None)
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -152,8 +154,8 @@ def _write(
         split = plans.drafter_ranks if plans else 1
         tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
         count = _Counter("building the drafter engine", tensors * split, report)
-        bits = BITS.get(precision.drafter or precision.target or "none")
-        storage = replace(options.storage, bits=bits)
+        bits = BITS.get(precision.drafter or "none")
+        storage = replace(options.storage, bits=bits, int8_inputs=True)
         of_drafter = replace(options, progress=count, ranks=split, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:

@@ -148,9 +148,9 @@ class OnnxRuntime(Section):
     )
     quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,
-        description="quantizes linear layers to int8 or int4, one scale for 32 weights. "
-        "none: the checkpoint's precision. Unset: as none, but a "
-        "quantized GGUF file keeps its blocks, with a drafter in int8",
+        description="quantizes the target's linear layers to int8 or int4, one scale for 32 "
+        "weights, and the drafter's to int8. none: the checkpoint's precision. Unset: as none, but "
+        "a quantized GGUF file keeps its blocks, with a drafter in int8",
     )
 
     @model_validator(mode="after")

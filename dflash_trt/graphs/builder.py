@@ -17,7 +17,15 @@ from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints import BITS, Blocks, DecoderSpec, Span, Weights
 from dflash_trt.files import Entry, begin
-from dflash_trt.graphs.quantized import BLOCK, Matrix, in_bytes, packed, rounded, transposed
+from dflash_trt.graphs.quantized import (
+    BLOCK,
+    Matrix,
+    in_7_bits,
+    in_bytes,
+    packed,
+    rounded,
+    transposed,
+)
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
@@ -118,6 +126,7 @@ IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
 ROWS = 512  # quantized at a time: fits a core's cache
+ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
 COLLECTIVES = "ai.onnx.contrib"  # TensorRT accepts DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
@@ -129,11 +138,13 @@ class Storage:
     """Storage of weights.
 
     link: use the checkpoint's tensors in place, without copies, where possible. bits: of linear
-    layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
+    layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype. int8_inputs: layers
+    of 8 bits multiply integers, which costs accuracy, but 8 tokens take little longer than one.
     """
 
     link: bool = False
     bits: Bits | None = None
+    int8_inputs: bool = False
 
 
 COPIED = Storage()
@@ -302,17 +313,12 @@ class GraphBuilder:
                     for rows in weights.pieces(name, ROWS):
                         yield rounded(rows.astype(np.float32), bits)
 
-        def made() -> Matrix:
-            # the parts of a matrix are written one after the other
-            if self._made is None or self._made[0] != name:
-                self._made = name, transposed(pieces(), shape)
-            return self._made[1]
-
         def integers(whole: npt.NDArray[np.int8]) -> npt.NDArray[np.generic]:
             return whole if bits == 8 else packed(whole)
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
         blocks = (shape[0] // BLOCK, shape[1])
+        made = self._matrix_of(name, pieces, shape, blocks[0])
         inputs = [
             self.lazy(name, shape, lambda: integers(made().codes), dtype),
             self.lazy(f"{name}_scale", blocks, lambda: made().scales),
@@ -327,6 +333,43 @@ class GraphBuilder:
         sums = self.op("Reshape", x, self.ints(0, -1, BLOCK))
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
         return self.op("Gemm", sums, offset, out)
+
+    def multiplied_in_int8(self, weights: Weights, x: ir.Value, names: Sequence[str]) -> ir.Value:
+        """Multiply `x` `[T, in]` by matrices `[out, in]` as integers: `[T, outs]`.
+
+        Each row of `x` has a scale, so that no row depends on another, and so has each output.
+        """
+        shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.int8"
+
+        def pieces() -> Iterator[Blocks]:
+            for each in names:
+                for rows in weights.pieces(each, ROWS):
+                    yield in_7_bits(rows.astype(np.float32))
+
+        made = self._matrix_of(name, pieces, shape, 1)
+        matrix = self.lazy(name, shape, lambda: made().codes, ir.DataType.INT8)
+        scales = self.lazy(f"{name}_scale", (1, shape[1]), lambda: made().scales / np.float32(127))
+        largest = self.op("ReduceMax", self.op("Abs", x), self.ints(-1))
+        largest = self.op("Max", largest, self.number(1e-9))
+        codes = self.op("Mul", x, self.op("Div", self.number(127), largest))
+        codes = self.op("Round", self.op("Add", codes, self.number(ZERO)))
+        codes = self.op("Cast", codes, to=ir.DataType.UINT8)
+        zero = self.constant(f"{name}_zero", np.array([ZERO], np.uint8))
+        out = self.op("MatMulInteger", codes, matrix, zero)
+        out = self.op("Mul", self.op("Cast", out, to=ir.DataType.FLOAT), scales)
+        return self.op("Mul", out, largest)
+
+    def _matrix_of(
+        self, name: str, pieces: Callable[[], Iterator[Blocks]], shape: tuple[int, int], blocks: int
+    ) -> Callable[[], Matrix]:
+        """Return what computes a matrix, once for all its parts, which are written in order."""
+
+        def made() -> Matrix:
+            if self._made is None or self._made[0] != name:
+                self._made = name, transposed(pieces(), shape, blocks)
+            return self._made[1]
+
+        return made
 
     def bias(self, *names: str) -> ir.Value:
         """Concatenate biases."""

@@ -14,19 +14,29 @@ def convolve_before(
     """Build the convolution before a half of a layer; x `[n * W, hidden_size]` is normed.
 
     name: "attention_conv" or "mlp_conv". Also returns the kernel for `convolve_after`, None without
-    convolutions (z-lab `GroupedDynamicCausalConv.prepare`).
+    convolutions or if they change nothing (z-lab `GroupedDynamicCausalConv.prepare`).
     """
     convolution = layer.spec.convolution
-    if convolution is None:
+    name = f"{layer.prefix}{name}"
+    if convolution is None or _changes_nothing(g, convolution, name):
         return x, None
     size, group = convolution.kernel_size, convolution.group_size
-    name = f"{layer.prefix}{name}"
     # a kernel per channel, plus a token-dependent one per group of channels
     dynamic = linear(g, x, f"{name}.kernel_projection", bias=False)
     dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
     base = g.op("Reshape", g.vector(f"{name}.base_kernel"), g.ints(2 * size, -1, group))
     before, after = g.split(g.op("Add", base, dynamic), (size, size), axis=2)
     return _convolve(g, convolution, x, before, at), after
+
+
+def _changes_nothing(g: GraphBuilder, convolution: Convolution, name: str) -> bool:
+    """Whether each token is multiplied by 1, as in a drafter that was trained without them."""
+    if convolution.kernel_size > 1:
+        return False
+    base, dynamic = (
+        g.weights.read(f"{name}.{part}") for part in ("base_kernel", "kernel_projection.weight")
+    )
+    return bool((base == 1).all() and not dynamic.any())
 
 
 def convolve_after(

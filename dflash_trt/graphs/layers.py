@@ -156,6 +156,9 @@ def _product(
     biases: Sequence[ir.Value] = (),
 ) -> ir.Value:
     """Multiply `[T, in]` by matrices `[out, in]`: `[T, sum of outs]`."""
+    if bits == 8 and g.storage.int8_inputs:
+        out = g.multiplied_in_int8(weights, x, names)
+        return g.op("Add", out, *biases) if biases else out
     if bits and weights.shape(names[0])[1] % BLOCK == 0:
         out = g.quantized(weights, x, names, bits)
         return g.op("Add", out, *biases) if biases else out

@@ -1,4 +1,4 @@
-"""Weight-only quantization: blocks of 32 inputs share a scale (ONNX Runtime runs them packed)."""
+"""Quantized linear layers: blocks of 32 inputs share a scale, or all inputs of an output do."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Matrix(NamedTuple):
-    """A transposed matrix `[in, out]`, and its blocks' values `[in / 32, out]` (`Blocks`)."""
+    """A transposed matrix `[in, out]`, and its blocks' values `[blocks, out]` (`Blocks`)."""
 
     codes: npt.NDArray[np.int8]
     scales: Floats
@@ -23,9 +23,9 @@ class Matrix(NamedTuple):
     zeros: npt.NDArray[np.int8]
 
 
-def transposed(pieces: Iterable[Blocks], shape: tuple[int, int]) -> Matrix:
+def transposed(pieces: Iterable[Blocks], shape: tuple[int, int], blocks: int) -> Matrix:
     """Transpose rows of a matrix `[out, in]`, given in order; `shape` is `[in, out]`."""
-    small, column = (shape[0] // BLOCK, shape[1]), 0
+    small, column = (blocks, shape[1]), 0
     scales, offsets = np.zeros((2, *small), np.float32)
     found = Matrix(np.empty(shape, np.int8), scales, offsets, np.zeros(small, np.int8))
     for piece in pieces:
@@ -49,6 +49,17 @@ def rounded(rows: Floats, bits: int) -> Blocks:
     """Quantize rows `[r, in]` to blocks; with 4 bits they have zero points."""
     blocks = rows.reshape(len(rows), -1, BLOCK)
     return _from_zero(blocks) if bits == 8 else _around_zeros(blocks)
+
+
+def in_7_bits(rows: Floats) -> Blocks:
+    """Quantize rows `[r, in]`, one block each, so that CPUs without VNNI multiply them exactly.
+
+    These add two products with 8-bit inputs in 16 bits.
+    """
+    blocks = rows[:, None]
+    scale = np.abs(blocks).max(-1, keepdims=True) / 63
+    scale = np.where(scale > 0, scale, 1)
+    return Blocks(np.rint(blocks / scale).astype(np.int8), scale)
 
 
 def _from_zero(blocks: Floats) -> Blocks:

@@ -180,13 +180,51 @@ def test_every_quantized_product_runs_packed(
     assert "DequantizeLinear" not in after
 
 
+def test_a_drafters_integers_are_near_its_numbers_and_each_row_stands_alone(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path
+) -> None:
+    pair, _ = taught
+    for quantize in ("none", "int8"):
+        build_pair(pair, tmp_path / quantize, quantize=quantize)
+    text = onnx.load(
+        tmp_path / "int8" / "engines" / "drafter" / "model.onnx", load_external_data=False
+    )
+    products = [node.op_type for node in text.graph.node].count("MatMulInteger")
+    exact, rounded = (
+        Engine(tmp_path / quantize / "engines" / "drafter") for quantize in ("none", "int8")
+    )
+    blocks = len(read_info(tmp_path / "int8" / "engines" / "drafter", KIND).caches)
+    assert products == 5 * blocks + 1  # query, key and value, output, two of the MLP; the head
+    expected, alone = (drafted(engine, 0, 1) for engine in (exact, rounded))
+    error = np.sqrt(np.mean((alone - expected) ** 2) / np.mean(expected**2))
+    assert 0 < error < 0.05
+    assert np.array_equal(drafted(rounded, 0, 3)[: len(alone)], alone)
+
+
+def drafted(engine: Engine, row: int, n: int) -> Any:
+    """Logits of n blocks, the first of which is the same whatever n is."""
+    rng, width = np.random.default_rng(0), engine.info.block_size
+    step = engine.step(row, n, width, 32, n * width, 4)
+    for name, array in step.inputs.items():
+        array[...] = 0
+        if name == "features":
+            array[...] = rng.standard_normal(array.shape, np.float32)
+    tokens = np.arange(n * width).reshape(n, width)
+    step.inputs["block"][...] = tokens + 5
+    step.inputs["positions"][...] = np.arange(step.inputs["positions"].shape[-1])
+    step.inputs["mask"][..., : 4 + width] = True
+    step.inputs["head_rows"][...] = np.arange(n * width)
+    step.run()
+    return np.array(step.outputs["logits"])
+
+
 @pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])
 def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
     """Of 4 bits the farthest may be cut off, so that the others are nearer."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
-    found = transposed((rounded(rows, bits) for rows in (matrix[:10], matrix[10:])), (96, 24))
+    found = transposed((rounded(rows, bits) for rows in (matrix[:10], matrix[10:])), (96, 24), 3)
     plain = numbers(found)
     farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
     assert (np.abs(plain - matrix.T) <= farthest * bound + 1e-6).all()
@@ -216,8 +254,8 @@ def test_blocks_with_offsets_are_nearly_the_same_in_bytes() -> None:
     away = (scales * rng.choice([-9, 10, 300, -1e4], scales.shape)).astype(np.float32)
     for offsets in (around, away):  # the second are rounded as numbers are
         blocks = Blocks(codes, scales, offsets)
-        found = numbers(transposed([in_bytes(blocks)], (1280, 50)))
-        error = found - numbers(transposed([blocks], (1280, 50)))
+        found = numbers(transposed([in_bytes(blocks)], (1280, 50), 40))
+        error = found - numbers(transposed([blocks], (1280, 50), 40))
         largest = np.repeat(np.abs(offsets[..., 0]).T + 8 * scales[..., 0].T, 32, axis=0)
         assert (np.abs(error) <= largest / 250).all()
         if offsets is around:
