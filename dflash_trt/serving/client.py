@@ -326,12 +326,14 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     }
     tokens = _by_choice(values["token_ids"], values["completion_tokens"])
     rounds = _by_choice(values["round_tokens"], values["rounds"])
-    reports = values.get("drafting_rounds", np.array([]))
+    unasked = np.array([])
+    reports = values.get("drafting_rounds", unasked)
     # plus the prefill, which yields the first token
     drafting = _by_choice(reports, values["rounds"] + (values["completion_tokens"] > 0))
     sources = [SOURCES[source] for source in values["token_sources"].tolist()]
-    logprobs = values["token_logprobs"].tolist()
-    pairs = zip(values["top_token_ids"].tolist(), values["top_logprobs"].tolist(), strict=True)
+    logprobs = values.get("token_logprobs", unasked).tolist()
+    best = (values.get(name, unasked).tolist() for name in ("top_token_ids", "top_logprobs"))
+    pairs = zip(*best, strict=True)
     tops = [dict(zip(ids, probs, strict=True)) for ids, probs in pairs]
     chunks = []
     for k, reason in enumerate(values["finish_reason"].tolist()):

@@ -132,11 +132,8 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
         "completion_tokens": [len(tokens)] * count,
         **dict.fromkeys(("rounds", "drafted", "accepted"), [0] * count),
         **dict.fromkeys(("acceptance_length", "time_to_first_token"), [0.0] * count),
-        "token_logprobs": [],
-        "top_token_ids": np.zeros((len(tokens), 0)),
-        "top_logprobs": np.zeros((len(tokens), 0)),
     }
-    assert values.keys() <= defaults.keys(), "an output that the model does not have"
+    assert values.keys() <= OUTPUTS.keys(), "an output that the model does not have"
     response = service_pb2.ModelInferResponse(model_name="dflash", model_version="1")
     for name, value in (defaults | values).items():
         datatype = OUTPUTS[name]

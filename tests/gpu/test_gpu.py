@@ -1,6 +1,6 @@
 """What needs an NVIDIA GPU: `make test-gpu`, which writes a report.
 
-The CUDA provider's tests passed on an H200; the others have not run yet.
+The CUDA provider's tests passed twice on an H200; the others have not run yet.
 """
 
 from importlib.util import find_spec

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 
 STRINGS = ("text_output", "finish_reason", "stop_word", "drafting_rounds")
+ASKED_FOR = ("token_logprobs", "top_token_ids", "top_logprobs", "drafting_rounds")
 NEW = (  # new tokens and rounds; other fields are totals
     "token_ids",
     "token_sources",
@@ -59,9 +60,10 @@ class RequestOutput:
     time_to_first_token: Annotated[list[float], "seconds; 0 if none came"]
     token_logprobs: Annotated[
         list[float],
-        "of each new token, if asked for: under the target as it is, before any rule",
+        "with logprobs, else not there: of each new token, under the target as it is, before any "
+        "rule",
     ] = field(default_factory=list)
-    top_token_ids: Annotated[list[list[int]], "the best alternatives to each new token, ..."] = (
+    top_token_ids: Annotated[list[list[int]], "likewise: the best alternatives to each, ..."] = (
         field(default_factory=list)
     )
     top_logprobs: Annotated[list[list[float]], "... and their log-probabilities"] = field(
@@ -100,18 +102,19 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
     """Return the output tensors: strings as bytes, numbers as int32 or float32.
 
-    Shapes are `[k]` or `[tokens]`; `top_token_ids` and `top_logprobs` are `[tokens, K]`.
+    Shapes are `[k]` or `[tokens]`; `top_token_ids` and `top_logprobs` are `[tokens, K]`. Those that
+    nobody asked for are not there: each tensor takes Triton and its clients time.
     """
     result: dict[str, np.ndarray[Any, Any]] = {}
     for each in fields(output):
         value = getattr(output, each.name)
-        if each.name == "drafting_rounds" and not value:
+        if each.name in ASKED_FOR and not value:
             continue
         if each.name in STRINGS:
             array = np.array([text.encode() for text in value], dtype=object)
         else:
             array = np.atleast_1d(np.array(value, DTYPES[each.name]))
             if each.name.startswith("top_"):
-                array = array.reshape(len(value), -1) if value else array.reshape(0, 0)
+                array = array.reshape(len(value), -1)
         result[each.name] = array
     return result

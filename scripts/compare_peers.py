@@ -1,0 +1,197 @@
+"""Compare a build, as it serves, with llama.cpp and OpenVINO GenAI on the same GGUF file, in turns.
+
+    python scripts/compare_peers.py BUILD MODEL.gguf CHATS.jsonl [--streams 8]
+
+CHATS has a JSON object with `messages` in each line. Needs llama-cpp-python and openvino-genai. All
+is greedy. With one stream, rates are tokens/s after the first token; llama.cpp drafts by its own
+default, lookup in the text. With several, they are tokens/s of all streams, prompts included, to
+the end of the last text, past the end of texts.
+"""
+
+import argparse
+import ctypes
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import openvino_genai
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from dflash_trt.machine import cpu_model, usable_cores
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.server import running_server
+
+Messages = list[dict[str, Any]]
+Speed = tuple[float, float]  # seconds to the first token, tokens/s
+Way = Callable[[list[Messages], int], Speed]
+
+
+def timed(pieces: Iterator[int]) -> Speed:
+    """Time a stream; pieces: numbers of tokens that came together.
+
+    The rate of a text of one token is infinite.
+    """
+    start = first = time.perf_counter()
+    count = 0
+    for tokens in pieces:
+        if not count:
+            first = time.perf_counter()
+        count += tokens
+    taken = time.perf_counter() - first
+    return first - start, (count - 1) / taken if count > 1 else float("inf")
+
+
+def together(run: Callable[[], int]) -> Speed:
+    """Time texts that are made at the same time; run: makes them and counts their tokens."""
+    start = time.perf_counter()
+    return float("nan"), run() / (time.perf_counter() - start)
+
+
+def served(client: Client, drafting: bool) -> Way:
+    def stream(messages: Messages, max_tokens: int, ignore_eos: bool) -> Iterator[int]:
+        options: dict[str, Any] = {"max_tokens": max_tokens, "drafting": drafting}
+        options["cache_salt"] = str(time.time_ns())  # no prefix of an earlier turn is reused
+        options["ignore_eos"] = ignore_eos
+        for chunk in client.stream(messages, temperature=0, **options):
+            yield len(chunk.token_ids)
+
+    def run(chats: list[Messages], max_tokens: int) -> Speed:
+        if len(chats) == 1:
+            return timed(stream(chats[0], max_tokens, ignore_eos=False))
+        with ThreadPoolExecutor(len(chats)) as threads:
+            count = partial(stream, max_tokens=max_tokens, ignore_eos=True)
+            return together(lambda: sum(threads.map(lambda chat: sum(count(chat)), chats)))
+
+    return run
+
+
+def by_llama_cpp(model: Path, threads: int, drafting: bool) -> Way:
+    draft_model = LlamaPromptLookupDecoding(num_pred_tokens=2) if drafting else None
+    options = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 2048, "verbose": False}
+    llama = llama_cpp.Llama(str(model), draft_model=draft_model, **options)
+
+    def run(chats: list[Messages], max_tokens: int) -> Speed:
+        llama.reset()
+        chunks: Any = llama.create_chat_completion(
+            chats[0], max_tokens=max_tokens, temperature=0, repeat_penalty=1, stream=True
+        )
+        return timed(1 for x in chunks if x["choices"][0]["delta"].get("content"))
+
+    return run
+
+
+def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages], str]) -> Way:
+    """Return what decodes a sequence of each chat in one batch, as llama.cpp's server does."""
+    llama = llama_cpp.Llama(str(model), vocab_only=False, verbose=False)
+
+    def run(chats: list[Messages], max_tokens: int) -> Speed:
+        asked = [
+            llama.tokenize(prompts(chat).encode(), add_bos=False, special=True) for chat in chats
+        ]
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_seq_max, parameters.n_ctx = len(chats), 2048 * len(chats)
+        parameters.n_batch = parameters.n_ubatch = 2048
+        parameters.n_threads = parameters.n_threads_batch = threads
+        context = llama_cpp.llama_init_from_model(llama.model, parameters)
+        batch = llama_cpp.llama_batch_init(2048, 0, 1)
+
+        def decode(tokens: list[tuple[int, int, int]], scored: list[int]) -> list[int]:
+            """Decode (token, position, sequence); return the likeliest after those scored."""
+            batch.n_tokens = len(tokens)
+            for i, (token, position, sequence) in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+                batch.seq_id[i][0], batch.logits[i] = sequence, i in scored
+            assert llama_cpp.llama_decode(context, batch) == 0
+            rows = (llama_cpp.llama_get_logits_ith(context, i) for i in scored)
+            pointers = (ctypes.cast(row, ctypes.POINTER(ctypes.c_float)) for row in rows)
+            return [
+                int(np.ctypeslib.as_array(row, (llama.n_vocab(),)).argmax()) for row in pointers
+            ]
+
+        def all_of_them() -> int:
+            tokens = []
+            for sequence, ids in enumerate(asked):
+                part = [(token, position, sequence) for position, token in enumerate(ids)]
+                tokens += decode(part, [len(ids) - 1])
+            for step in range(max_tokens - 1):
+                at = [
+                    (t, len(ids) + step, s)
+                    for s, (t, ids) in enumerate(zip(tokens, asked, strict=True))
+                ]
+                tokens = decode(at, list(range(len(at))))
+            return max_tokens * len(chats)
+
+        speed = together(all_of_them)
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
+        return speed
+
+    return run
+
+
+def by_openvino(pipeline: Any) -> Way:
+    tokenizer = pipeline.get_tokenizer()
+
+    def run(chats: list[Messages], max_tokens: int) -> Speed:
+        config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, do_sample=False)
+        prompts = [
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats
+        ]
+        if len(chats) > 1:
+            config.ignore_eos = True
+
+            def all_of_them() -> int:
+                pipeline.generate(prompts, config)
+                return max_tokens * len(chats)
+
+            return together(all_of_them)
+        metrics = pipeline.generate(prompts, config).perf_metrics
+        first, each = metrics.get_ttft().mean / 1000, metrics.get_tpot().mean / 1000  # of ms
+        return first, 1 / each
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("build", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("chats", type=Path)
+    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--streams", type=int, default=1)
+    args = parser.parse_args()
+    lines = args.chats.read_text().splitlines()[: args.count]
+    chats = [json.loads(line)["messages"] for line in lines]
+    threads = usable_cores()
+    pipeline = openvino_genai.LLMPipeline(str(args.model), "CPU", INFERENCE_NUM_THREADS=threads)
+    prompt = partial(pipeline.get_tokenizer().apply_chat_template, add_generation_prompt=True)
+    with running_server(args.build) as ports, Client(f"127.0.0.1:{ports.grpc}") as client:
+        ways = {"dflash-trt": served(client, False), "dflash-trt, drafts": served(client, True)}
+        ways["OpenVINO GenAI"] = by_openvino(pipeline)
+        if args.streams == 1:
+            ways["llama.cpp"] = by_llama_cpp(args.model, threads, drafting=False)
+            ways["llama.cpp, lookup"] = by_llama_cpp(args.model, threads, drafting=True)
+        else:
+            ways["llama.cpp"] = by_llama_cpp_at_once(args.model, threads, prompt)
+        results: dict[str, list[Speed]] = {name: [] for name in ways}
+        for run in ways.values():
+            run(chats[: args.streams], args.max_tokens)
+        for i in range(0, len(chats) - args.streams + 1, args.streams):
+            for name, run in ways.items():
+                results[name].append(run(chats[i : i + args.streams], args.max_tokens))
+    print(f"{cpu_model()}, {threads} cores, {len(chats)} chats, {args.streams} at a time")
+    for name, values in results.items():
+        first, rate = (median(column) for column in zip(*values, strict=True))
+        print(f"{name:20} {rate:6.1f} tokens/s, first token after {1000 * first:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
