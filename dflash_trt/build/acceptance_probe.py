@@ -96,12 +96,11 @@ def longest_sequence(target: Target, drafter: Drafter | None) -> int:
 def write_engines(
     target: Target, drafter: Drafter | None, engines: Path, max_seq_len: int, report: Report
 ) -> None:
-    """Write `engines/target` and `engines/drafter` for one sequence, with links if possible."""
+    """Write `engines/target` and `engines/drafter` for one sequence."""
     # imported here: it loads the graph builder
     from dflash_trt.build.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    options = EngineOptions(slots=1, max_seq_len=max_seq_len, storage=Storage(link=True))
+    options = EngineOptions(slots=1, max_seq_len=max_seq_len)
     report("building engines", 0, 2)
     build_target(target, drafter.spec if drafter else None, engines / "target", options)
     report("building engines", 1, 2)

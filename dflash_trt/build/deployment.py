@@ -49,7 +49,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
             return
         values |= _bundle(config, engine, ranks)
     else:
-        if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
+        if isinstance(engine, OnnxRuntime) and engine.device != "cpu":
             return
         if ranks > 1:
             return

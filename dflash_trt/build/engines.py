@@ -13,7 +13,6 @@ from dflash_trt.engines import (
     EngineInfo,
     most_verified,
     rank_directory,
-    stamp,
     write_info,
 )
 from dflash_trt.files import Entry
@@ -130,7 +129,6 @@ def _info(
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         window=min((x.window for x in own.layers if x.window), default=None),
         quantized=graph.storage.bits is not None,
-        originals={name: stamp(file) for file, name in graph.links.items()},
         rank=graph.rank.index,
         ranks=graph.rank.of,
         device=options.device,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
-from dflash_trt.engines import COSTS_FILE, stamp
+from dflash_trt.engines import COSTS_FILE
 from dflash_trt.errors import BuildError
 from dflash_trt.files import LARGE, Entry, Size, entry, read_as, read_json
 
@@ -165,9 +165,11 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 def file_stamp(file: Path) -> dict[str, int]:
     """Return a file's size, or for a link also its target's time, which reveal changes."""
-    if not file.is_symlink():
-        return {"size": file.stat().st_size}
-    return stamp(file) if file.exists() else {}
+    if file.is_symlink() and not file.exists():
+        return {}
+    status = file.stat()
+    size = {"size": status.st_size}
+    return size | {"mtime_ns": status.st_mtime_ns} if file.is_symlink() else size
 
 
 def files_of(directory: Path) -> list[Path]:

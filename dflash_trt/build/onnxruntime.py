@@ -139,7 +139,7 @@ def _write(
     plans = engine if isinstance(engine, TensorRT) else None
     options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
     if isinstance(engine, OnnxRuntime):
-        storage = Storage(engine.weights == "link", BITS.get(precision.target or "none"))
+        storage = Storage(BITS.get(precision.target or "none"))
         options = replace(options, threads=engine.threads, device=engine.device, storage=storage)
     if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415

@@ -141,11 +141,6 @@ class OnnxRuntime(Section):
         description="sets the CPU threads of one engine call; unset: as many as the "
         "machine, or its container, has cores where the build runs",
     )
-    weights: Literal["copy", "link"] = Field(
-        default="copy",
-        description="copy: store the weights in the build; link: read what is possible from the "
-        "checkpoint files, which must not change (less disk, slower to load)",
-    )
     quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,
         description="quantizes the target's linear layers to int8 or int4, one scale for 32 "

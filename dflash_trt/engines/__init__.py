@@ -8,7 +8,6 @@ from dflash_trt.engines.info import (
     most_verified,
     rank_directory,
     read_info,
-    stamp,
     write_info,
 )
 from dflash_trt.engines.load import engine_kind, load_engine, load_engines, read_infos, roles

@@ -1,7 +1,7 @@
 """Description of an engine, `engine.json`."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,8 +59,6 @@ class EngineInfo:
     feature_size: int  # taps * hidden_size; 0 without taps
     window: int | None  # smallest attention window; None: none
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
-    # checkpoint files that the graph references (`weights: link`), by link name: see `stamp`
-    originals: dict[str, dict[str, int]] = field(default_factory=dict)
     # among GPUs that compute together; ranks above 0 are inside rank 0's directory
     rank: int = 0
     ranks: Size = 1
@@ -108,22 +106,13 @@ def rank_directory(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}" if rank else directory
 
 
-def stamp(file: Path) -> dict[str, int]:
-    """Return size in bytes and modification time of a referenced file."""
-    status = file.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
 def write_info(directory: Path, info: EngineInfo) -> None:
     """Write `engine.json` into an engine directory."""
     (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 
 
 def read_info(directory: Path, kind: str) -> EngineInfo:
-    """Read `engine.json`; EngineError if missing, damaged or of another kind.
-
-    Also if a checkpoint file that the engine references is gone or has changed.
-    """
+    """Read `engine.json`; EngineError if missing, damaged or of another kind."""
     path = directory / ENGINE_FILE
     try:
         info = read_as(path, EngineInfo)
@@ -135,14 +124,4 @@ def read_info(directory: Path, kind: str) -> EngineInfo:
         raise EngineError(
             f"{path} describes a {info.kind!r} engine", f"This loader runs {kind!r} engines only."
         )
-    for name, was in info.originals.items():
-        link = directory / name
-        if not link.exists() or stamp(link) != was:
-            original = link.readlink() if link.is_symlink() else link
-            raise EngineError(
-                f"{original} {'has changed since' if link.exists() else 'is gone after'} the build "
-                f"of {directory}, which reads its weights from there (weights: link)",
-                "Put it back as it was, or run `dflash-trt build` again; with `weights: copy` a "
-                "build stands alone",
-            )
     return info

@@ -1,7 +1,6 @@
 """The `onnxruntime` engine: loads an opset-24 graph and steps it, on any CPU."""
 
 import math
-import mmap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,23 +104,12 @@ def load_session(
     options.log_severity_level = 3
     path = directory / GRAPH_FILE
     try:
-        if info.originals:
-            # ONNX Runtime follows no link out of the directory, but accepts mapped files
-            names = [WEIGHTS_FILE, *info.originals]
-            files = [_mapped(directory / name) for name in names]
-            sizes = [len(file) for file in files]
-            options.add_external_initializers_from_files_in_memory(names, files, sizes)
         return ort.InferenceSession(path, options, providers=[provider])
     except Exception as error:  # onnxruntime raises unrelated classes
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",
             "The engine directory is damaged or from another version: run `dflash-trt build`.",
         ) from error
-
-
-def _mapped(file: Path) -> mmap.mmap:
-    with file.open("rb") as stream:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 if TYPE_CHECKING:

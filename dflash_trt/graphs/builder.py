@@ -137,12 +137,11 @@ Bits = Literal[4, 8]
 class Storage:
     """Storage of weights.
 
-    link: use the checkpoint's tensors in place, without copies, where possible. bits: of linear
-    layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype. int8_inputs: layers
-    of 8 bits multiply integers, which costs accuracy, but 8 tokens take little longer than one.
+    bits: of linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
+    int8_inputs: layers of 8 bits multiply integers, which costs accuracy, but 8 tokens take little
+    longer than one.
     """
 
-    link: bool = False
     bits: Bits | None = None
     int8_inputs: bool = False
 
@@ -155,8 +154,7 @@ class GraphBuilder:
 
     spec, weights: of the model; a rank keeps its share of them (`sharding.share`). kind: of the
     engine, for graphs that differ by kind (see `mlp.py`); rank: the owner of the graph, if several
-    compute the model together (see `sharding.py`). `links` are original files that a graph with
-    links needs, with their names beside it.
+    compute the model together (see `sharding.py`).
     """
 
     def __init__(
@@ -171,7 +169,6 @@ class GraphBuilder:
         self.spec, self.weights = share(spec, weights, rank)
         self.kind = kind
         self.rank = rank
-        self.links: dict[Path, str] = {}
         self.storage = storage
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
@@ -256,13 +253,7 @@ class GraphBuilder:
         return self._matrices[key]
 
     def _matrix(self, weights: Weights, name: str) -> ir.Value:
-        dtype, shape = DTYPES[weights.dtype(name)], weights.shape(name)
-        place = weights.place(name)
-        if not self.storage.link or place is None:
-            return self._copied(weights, (name,), shape, dtype)
-        file, offset = place
-        location = self.links.setdefault(file, f"original-{len(self.links)}{file.suffix}")
-        return self._tape.initializer(_external(name, shape, dtype, location, offset))
+        return self._copied(weights, (name,), weights.shape(name), DTYPES[weights.dtype(name)])
 
     def float32(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """Cast `value` of `dtype` to float32; the cast of a weight is folded when loading."""
@@ -273,18 +264,13 @@ class GraphBuilder:
     def rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
         """Concatenate matrices `[out, in]` to `[sum of outs, in]`, float32.
 
-        They are stored as in the checkpoint, in its dtype; linked ones are concatenated by the
-        session.
+        They are stored as in the checkpoint, in its dtype.
         """
         if len(names) == 1:
             only = self.matrix(names[0], weights)
             return self.float32(only, only.dtype)
         dtypes = {weights.dtype(name) for name in names}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
-        if self.storage.link and not dtypes and all(weights.place(name) for name in names):
-            parts = [self.matrix(name, weights) for name in names]
-            return self.float32(self.op("Concat", *parts, axis=0), dtype)
-
         inputs, outputs = _side_by_side(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
 
@@ -378,7 +364,7 @@ class GraphBuilder:
         return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
-        """Write `model.onnx`, its external data and links to referenced originals.
+        """Write `model.onnx` and its external data.
 
         `progress` is called with each tensor's name. Returns the manifest's entry of the large
         file, so that nobody has to read it again.
@@ -388,15 +374,10 @@ class GraphBuilder:
         for value in values:
             tensor = value.const_value
             assert tensor is not None
-            if isinstance(tensor, ir.ExternalTensor):
-                if tensor.location != WEIGHTS_FILE:
-                    progress(tensor.name or "")
-            elif tensor.nbytes > INSIDE:
+            if not isinstance(tensor, ir.ExternalTensor) and tensor.nbytes > INSIDE:
                 shape, name = tuple(tensor.shape.numpy()), tensor.name or ""
                 value.const_value = self._placed(name, shape, tensor.dtype, tensor.numpy)
         entry = self._data.write(directory / WEIGHTS_FILE, progress)
-        for file, name in self.links.items():
-            (directory / name).symlink_to(file.resolve())
         ir.save(model, directory / "model.onnx")
         return {directory / WEIGHTS_FILE: entry}
 
@@ -437,18 +418,14 @@ class GraphBuilder:
         source: Sequence[Span] | Compute,
     ) -> ir.ExternalTensor:
         offset = self._data.add(name, _size(shape, dtype), source)
-        return _external(name, shape, dtype, WEIGHTS_FILE, offset)
+        size = _size(shape, dtype)
+        return ir.ExternalTensor(
+            WEIGHTS_FILE, offset, size, dtype, shape=ir.Shape(shape), name=name
+        )
 
 
 def _size(shape: tuple[int, ...], dtype: ir.DataType) -> int:
     return math.ceil(math.prod(shape) * dtype.itemsize)  # two int4 are a byte
-
-
-def _external(
-    name: str, shape: tuple[int, ...], dtype: ir.DataType, location: str, offset: int
-) -> ir.ExternalTensor:
-    size = _size(shape, dtype)
-    return ir.ExternalTensor(location, offset, size, dtype, shape=ir.Shape(shape), name=name)
 
 
 def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:

@@ -289,7 +289,7 @@ def test_tokenizer_and_template_go_into_the_build(pairs: dict[str, Pair], tmp_pa
     file = ggufs.write(tmp_path / "tiny.gguf", pair.target_dir, Kind.Q4_1, more=more)
     (tmp_path / "tiny.yaml").write_text(
         f"name: tiny\ntarget: {{gguf: tiny.gguf}}\ndrafter: {{path: {pair.drafter_dir}}}\n"
-        "engine: {kind: onnxruntime, weights: link, quantize: int4}\n"
+        "engine: {kind: onnxruntime, quantize: int4}\n"
     )
     config = load_config(tmp_path / "tiny.yaml")
     assert config.target == TargetSource(gguf=file)

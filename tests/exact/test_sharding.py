@@ -3,7 +3,6 @@
 The ranks' graphs run in turn, in this process (`lib/ranks.py`).
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs import Storage
 from dflash_trt.graphs.sharding import Rank, check_even
 from dflash_trt.graphs.target import target_graph
 
@@ -144,27 +142,6 @@ def test_each_rank_has_its_share(tmp_path: Path) -> None:
         assert "DistCollective" not in {kind for kind, _ in alone}
         sizes = [(at / "model.onnx.data").stat().st_size for at in places]
         assert sizes[1] == sizes[2] < 0.8 * sizes[0]
-
-
-def test_linked_weights(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path, dtype="bfloat16", tied=False)
-    whole = engines_of(pair, tmp_path, 1)
-    sizes = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN, "storage": Storage(link=True)}
-    engines = tmp_path / "linked"
-    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, ranks=2)
-    for rank in range(2):
-        at = rank_directory(engines / "target", rank)
-        assert any(file.is_symlink() for file in at.iterdir())
-        assert (at / "model.onnx.data").stat().st_size < 300_000
-        # ONNX Runtime follows no link out of a piece's folder
-        for link in filter(Path.is_symlink, [*at.iterdir()]):
-            original = link.resolve()
-            link.unlink()
-            shutil.copy2(original, link)
-    text = list(range(40, 80))
-    found = target_step(Ranks(engines / "target"), text, 0)["logits"]
-    wanted = target_step(Engine(whole / "target"), text, 0)["logits"]
-    np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=0)
 
 
 UNEVEN = [

@@ -1,7 +1,5 @@
-"""Where weights lie and in what form: copied, linked, or quantized in blocks of 32."""
+"""In what form weights are stored: as they were, or quantized."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 from builds import build_pair, config_of, quiet
-from exact import target_step
 from guesses import COSTS
 from pairs import make_pair, teach
 
@@ -25,78 +22,20 @@ from dflash_trt.decoding import Request, SequenceState, check_lossless
 from dflash_trt.decoding.speculation import strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
-from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.files import LARGE
 from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
-from dflash_trt.serving.server.process import find_repository
-
-TEXT = list(range(40, 100))
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In each dtype; the first has one table for embedding and head."""
-    directory = tmp_path_factory.mktemp("pair")
-    make_pair(directory, dtype=request.param, tied=request.param == "float32")
-    build_pair(directory, directory / "copied")
-    build_pair(directory, directory / "linked", weights="link")
-    return directory
-
-
-def logits(built: Path, text: list[int] = TEXT) -> Any:
-    return target_step(Engine(built / "engines" / "target"), text, 0)["logits"].copy()
-
-
-def test_links_and_copies_compute_the_same(pair: Path) -> None:
-    assert (logits(pair / "linked") == logits(pair / "copied")).all()
-    for role in ("target", "drafter"):
-        copied, linked = (pair / kind / "engines" / role for kind in ("copied", "linked"))
-        assert not any(file.is_symlink() for file in copied.iterdir())
-        small, large = ((at / "model.onnx.data").stat().st_size for at in (linked, copied))
-        assert small < large / 2
-        originals = {file.resolve() for file in linked.iterdir() if file.is_symlink()}
-        assert (pair / role / "model.safetensors").resolve() in originals
-
-
-def test_weights_keep_the_dtype_of_the_checkpoint(pair: Path) -> None:
-    graph = onnx.load(pair / "copied/engines/target/model.onnx", load_external_data=False).graph
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_keep_the_dtype_of_the_checkpoint(dtype: str, tmp_path: Path) -> None:
+    """The first has one table for embedding and head."""
+    make_pair(tmp_path, dtype=dtype, tied=dtype == "float32")
+    build_pair(tmp_path, tmp_path / "built")
+    graph = onnx.load(tmp_path / "built/engines/target/model.onnx", load_external_data=False).graph
     found = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2}
-    checkpoint = json.loads((pair / "target" / "config.json").read_text())["dtype"]
-    own = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "FLOAT16"}[checkpoint]
+    own = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "FLOAT16"}[dtype]
     # float32: the tables of RoPE
     assert found == {onnx.TensorProto.FLOAT, onnx.TensorProto.DataType.Value(own)}
-
-
-@pytest.fixture
-def linked(tmp_path: Path) -> Path:
-    make_pair(tmp_path)
-    build_pair(tmp_path, tmp_path / "built", weights="link")
-    return tmp_path
-
-
-@pytest.mark.parametrize("change", ["gone", "changed"])
-def test_an_original_that_is_gone_or_changed_is_named(linked: Path, change: str) -> None:
-    original = linked / "target" / "model.safetensors"
-    if change == "gone":
-        original.rename(linked / "elsewhere")
-    else:
-        os.utime(original, ns=(0, 0))
-    for load in (
-        lambda: Engine(linked / "built" / "engines" / "target"),
-        lambda: Engine(linked / "built" / "engines" / "drafter"),
-        lambda: find_repository(linked / "built"),  # what `serve` does first
-    ):
-        with pytest.raises((EngineError, ServerError), match=change) as raised:
-            load()
-        assert str(original) in str(raised.value)
-        assert "dflash-trt build" in str(raised.value)
-
-
-def test_a_linked_build_is_made_again_only_for_another_original(linked: Path) -> None:
-    assert not build_pair(linked, linked / "built", weights="link").built
-    os.utime(linked / "target" / "model.safetensors", ns=(0, 0))
-    assert build_pair(linked, linked / "built", weights="link").built
-    assert logits(linked / "built").shape == (len(TEXT), 320)
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ STORAGE: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "int8": {"storage": Storage(bits=8)},
     "int4": {"storage": Storage(bits=4)},
-    "link": {"storage": Storage(link=True)},
+    "int8 inputs": {"storage": Storage(bits=8, int8_inputs=True)},
 }
 NEAR = 1e-3  # logits that far apart may change places between two ways to add up the same sum
 # what quantized tokens lose of the best logit on average, in deviations of the logits, at most:

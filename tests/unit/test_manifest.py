@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from builds import config_of, quiet
 from commands import run
+from llm_build import write_llm_build
 from pairs import make_pair
 
 from dflash_trt.build import manifest
@@ -21,11 +22,11 @@ from dflash_trt.errors import BuildError
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, with its builds under `built` and `linked`."""
+    """A pair, with its build under `built`, and a bundle of links under `linked`."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory)
     build(config_of(directory), directory / "built", quiet)
-    build(config_of(directory, engine={"weights": "link"}), directory / "linked", quiet)
+    write_llm_build(directory / "linked", directory, {"max_batch_size": 2, "max_seq_len": 64})
     return directory
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import ggufs
 import pytest
-from builds import build_pair, config_of, quiet
+from builds import config_of, quiet
 from google.protobuf import text_format
 from hypothesis import given, settings
 from signing_keys import write_keys
@@ -113,7 +113,6 @@ def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(original, home)
     target = home / "target"
     ggufs.write(home / "target.gguf", target, ggufs.Kind.Q4_1)
-    build_pair(home, home / "linked", weights="link")
     (target / "chat_template.jinja").write_text(TEMPLATE)
     (target / "added_tokens.json").write_text('{"<x>": 3}')
     (home / "pair.yaml").write_text(
@@ -222,10 +221,6 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "built/engines/target/model.onnx.data": (spoil, BUILT),
     "built/tokenizer/tokenizer.json": (spoil_json, BUILT),
     "built/model_repository/dflash/config.pbtxt": (spoil_text, BUILT),
-    "linked/engines/target/engine.json": (
-        spoil_json,
-        (lambda home: check_build(home / "linked"), lambda home: find_repository(home / "linked")),
-    ),
 }
 
 
