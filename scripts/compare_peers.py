@@ -190,7 +190,8 @@ def main() -> None:
     print(f"{cpu_model()}, {threads} cores, {len(chats)} chats, {args.streams} at a time")
     for name, values in results.items():
         first, rate = (median(column) for column in zip(*values, strict=True))
-        print(f"{name:20} {rate:6.1f} tokens/s, first token after {1000 * first:.0f} ms")
+        after = f", first token after {1000 * first:.0f} ms" if args.streams == 1 else ""
+        print(f"{name:20} {rate:6.1f} tokens/s{after}")
 
 
 if __name__ == "__main__":
