@@ -52,4 +52,7 @@ def test_its_text_is_the_targets(built: dict[Method, Path], name: str) -> None:
         built["dflash"] / "engines", PROMPTS, 40, Speculation(), lambda _: None
     )
     assert found.outputs == with_drafter.outputs
-    assert (found.tau > 1) == (speculation.method == "ngram")  # random text repeats itself soon
+    if speculation.method == "none":
+        assert found.tau == 1
+    elif speculation.policy == "fixed":  # the other drafts where it pays, which a machine decides
+        assert found.tau > 1  # random text repeats itself soon

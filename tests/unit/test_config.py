@@ -36,7 +36,6 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "kind": "onnxruntime",
         "device": "cpu",
         "threads": None,
-        "weights": "copy",
         "quantize": None,
     }
     assert config.speculation.draft_tokens is None
