@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from builds import config_of, quiet
+from guesses import COSTS
 from pairs import make_pair
 
 from dflash_trt.build.pipeline import build
@@ -43,7 +44,11 @@ def test_a_build_without_a_drafter_has_none(built: dict[Method, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", SPECULATION)
-def test_its_text_is_the_targets(built: dict[Method, Path], name: str) -> None:
+def test_its_text_is_the_targets(
+    built: dict[Method, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps cost what they are said to: a busy machine's would leave lookups out."""
+    monkeypatch.setattr("dflash_trt.decoding.lossless.profile_of", lambda *_: COSTS["cheap"])
     speculation = SPECULATION[name]
     directory = built[speculation.method] / "engines"
     found = check_lossless(directory, PROMPTS, 40, speculation, lambda _: None)
@@ -52,7 +57,4 @@ def test_its_text_is_the_targets(built: dict[Method, Path], name: str) -> None:
         built["dflash"] / "engines", PROMPTS, 40, Speculation(), lambda _: None
     )
     assert found.outputs == with_drafter.outputs
-    if speculation.method == "none":
-        assert found.tau == 1
-    elif speculation.policy == "fixed":  # the other drafts where it pays, which a machine decides
-        assert found.tau > 1  # random text repeats itself soon
+    assert (found.tau > 1) == (speculation.method == "ngram")  # random text repeats itself soon
