@@ -89,7 +89,7 @@ def by_llama_cpp(model: Path, threads: int, drafting: bool) -> Way:
 
 def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages], str]) -> Way:
     """Return what decodes a sequence of each chat in one batch, as llama.cpp's server does."""
-    llama = llama_cpp.Llama(str(model), vocab_only=False, verbose=False)
+    llama = llama_cpp.Llama(str(model), verbose=False)
 
     def run(chats: list[Messages], max_tokens: int) -> Speed:
         asked = [

@@ -165,11 +165,12 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 def file_stamp(file: Path) -> dict[str, int]:
     """Return a file's size, or for a link also its target's time, which reveal changes."""
-    if file.is_symlink() and not file.exists():
+    if not file.is_symlink():
+        return {"size": file.stat().st_size}
+    if not file.exists():
         return {}
     status = file.stat()
-    size = {"size": status.st_size}
-    return size | {"mtime_ns": status.st_mtime_ns} if file.is_symlink() else size
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
 from dflash_trt.errors import EngineError
 
 KIND = "onnxruntime"
-GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
+GRAPH_FILE = "model.onnx"
 SPIN = "500"  # microseconds
 BOUND_STEPS = 1024  # 16 sequences times 16 tokens times a few lengths: 0.2 ms to bind one
 CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})

@@ -249,11 +249,9 @@ class GraphBuilder:
         weights = weights or self.weights
         key = (weights.directory, name)
         if key not in self._matrices:  # one table may be embedding and head
-            self._matrices[key] = self._matrix(weights, name)
+            dtype = DTYPES[weights.dtype(name)]
+            self._matrices[key] = self._copied(weights, (name,), weights.shape(name), dtype)
         return self._matrices[key]
-
-    def _matrix(self, weights: Weights, name: str) -> ir.Value:
-        return self._copied(weights, (name,), weights.shape(name), DTYPES[weights.dtype(name)])
 
     def float32(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """Cast `value` of `dtype` to float32; the cast of a weight is folded when loading."""
@@ -417,8 +415,8 @@ class GraphBuilder:
         dtype: ir.DataType,
         source: Sequence[Span] | Compute,
     ) -> ir.ExternalTensor:
-        offset = self._data.add(name, _size(shape, dtype), source)
         size = _size(shape, dtype)
+        offset = self._data.add(name, size, source)
         return ir.ExternalTensor(
             WEIGHTS_FILE, offset, size, dtype, shape=ir.Shape(shape), name=name
         )

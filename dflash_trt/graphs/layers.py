@@ -158,11 +158,11 @@ def _product(
     """Multiply `[T, in]` by matrices `[out, in]`: `[T, sum of outs]`."""
     if bits == 8 and g.storage.int8_inputs:
         out = g.multiplied_in_int8(weights, x, names)
-        return g.op("Add", out, *biases) if biases else out
-    if bits and weights.shape(names[0])[1] % BLOCK == 0:
+    elif bits and weights.shape(names[0])[1] % BLOCK == 0:
         out = g.quantized(weights, x, names, bits)
-        return g.op("Add", out, *biases) if biases else out
-    return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
+    else:
+        return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
+    return g.op("Add", out, *biases) if biases else out
 
 
 def activation(g: GraphBuilder, x: ir.Value) -> ir.Value:

@@ -228,7 +228,7 @@ def draft_loss(
     aim = rows.clamp_min(0), wanted_rows, wanted
     alone, _ = Surprise.apply(logits, *aim)
     together, hard = Surprise.apply(both, *aim)
-    right = torch.where(known, (-hard.detach()).exp(), 0.0)
+    right = torch.where(known, (-hard).exp(), 0.0)
     each = ALONE * alone + (1 - ALONE) * together
     loss = (each * position_weights(right, AWARE) * known).sum() / known.any(-1).sum().clamp_min(1)
     hit = (both.detach().argmax(-1) == rows) & known

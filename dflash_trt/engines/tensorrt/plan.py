@@ -21,12 +21,13 @@ from dflash_trt.engines.info import (
     read_info,
     write_info,
 )
-from dflash_trt.engines.onnxruntime import GRAPH_FILE, WEIGHTS_FILE
+from dflash_trt.engines.onnxruntime import GRAPH_FILE
 from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities, make_log, trt, use
 from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
 from dflash_trt.errors import EngineError
+from dflash_trt.graphs import WEIGHTS_FILE
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 CAPABILITIES: tuple[str, ...] = get_args(Capability)
