@@ -28,7 +28,7 @@ from dflash_trt.decoding import (
     VerifyInput,
     in_process,
 )
-from dflash_trt.decoding.acceptance import parents_of
+from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, slot_copies
 from dflash_trt.decoding.speculation import (
     Adaptive,
@@ -41,7 +41,6 @@ from dflash_trt.decoding.speculation import (
     StepPlan,
     profile_of,
     strategy,
-    walk,
 )
 from dflash_trt.decoding.speculation import policy as estimator
 from dflash_trt.decoding.speculation import policy as policies
@@ -127,7 +126,7 @@ class Replay:
         count = min(count, CANDIDATES)  # that were recorded
         ids = np.full((n, self.draft_tokens, count), NO_DRAFT)
         probs = np.zeros((n, self.draft_tokens, count * count), np.float32)
-        kept, prefill, drafted = list[list[int]](), False, 0
+        results, prefill, drafted = list[list[int]](), False, 0
         for i, (length, known, place, _) in enumerate(x.rows.tolist()):
             tokens = x.tokens[i, :length].tolist()
             if not place:
@@ -138,13 +137,11 @@ class Replay:
             text = self.slots[first + i]
             prefill |= place < len(text.request.prompt)
             follows = text.tokens[place + known :]
-            path, token = walk(
-                tokens[known:],
-                parents_of(x, i),
-                lambda path, f=follows: f[min(len(path), len(f) - 1)],
-            )
-            kept.append([len(path), token, 0, *path])
-            end = place + known + len(path)
+            drafts = tokens[known:]
+            own = [*follows, *[follows[-1]] * len(tokens)]
+            accepted, token = accept_greedy(drafts, own) or (0, 0)
+            results.append([accepted, token, 0])
+            end = place + known + accepted
             if asked > 0 and end in text.drafts:
                 its, given = text.drafts[end]
                 given = given.reshape(len(its), -1, its.shape[1])[:, :count, :count]
@@ -154,12 +151,9 @@ class Replay:
         draft = self.costs.draft(n, context) if asked > 0 else 0.0
         self.last = 0.0 if prefill else self.costs.verify(n, width, context), draft
         self.seconds += sum(self.last)
-        results = np.zeros((n, max(map(len, kept))), np.int64)
-        for i, row in enumerate(kept):
-            results[i, : len(row)] = row
         none = no_drafts(n)
         given_out = (ids, probs[:, :, :drafted]) if drafted else (none[0], none[1])
-        return RoundOutput(results, none[1], none[0], self.last[0], *given_out, draft)
+        return RoundOutput(np.array(results), none[1], none[0], self.last[0], *given_out, draft)
 
 
 def replay(
@@ -183,7 +177,7 @@ def replay(
         return found
 
     def by_costs(*_: float) -> None:
-        timed(*run.last, 0.0)
+        timed(*run.last)
 
     requests = [text.request for text in texts]
     with patch.object(by, "rows", noted), patch.object(policy, "timed", by_costs):
@@ -202,11 +196,10 @@ def oracle(text: Text, costs: CostProfile) -> float:
         plain = costs.verify(1, 1, at) + after[at + 1]
         rest[at, False] = rest[at, True] = plain
         for offer in text.proposals.get(at, []):
-            right = {0: 0}  # how deep the right nodes are
-            for i, (token, parent) in enumerate(zip(offer.tokens, offer.parents, strict=True), 1):
-                if parent in right and token == text.tokens[at + 1 + right[parent]]:
-                    right[i] = right[parent] + 1
-                to = at + 1 + max(right.values())
+            right = 0
+            for i, token in enumerate(offer.tokens, 1):
+                right += right == i - 1 and token == text.tokens[at + i]
+                to = at + 1 + right
                 for ran in (True,) if offer.source == "drafter" else (False, True):
                     seconds = costs.verify(1, 1 + i, at) + after[to]
                     rest[at, ran] = min(rest[at, ran], seconds)
@@ -224,14 +217,12 @@ def strategies(info: EngineInfo, costs: CostProfile) -> Iterator[tuple[str, Made
     def made(**switches: bool) -> tuple[Policy, Proposer]:
         return strategy(Speculation(**switches), info, costs)
 
-    yield "drafter after each token", lambda: (EveryToken(block - 1), made(tree=False)[1])
-    yield "the same, its trees", lambda: (EveryToken(block - 1), made()[1])
+    yield "drafter after each token", lambda: (EveryToken(block - 1), made()[1])
     yield "plain", lambda: (Fixed(0), Proposer())
     for k in range(1, block):
         yield f"fixed {k}", lambda k=k: (Fixed(k), Proposer())
     yield "adaptive", made
     yield "without lookup", lambda: made(lookup=False)
-    yield "without trees", lambda: made(tree=False)
     for name in MECHANISMS:
         yield f"without {name}", made
 
@@ -241,7 +232,6 @@ MECHANISMS: Mapping[str, tuple[object, str, object]] = {
     "probes": (policies, "PROBING", 1e-9),
     "a rest where texts repeat": (Adaptive, "_repeats", lambda *_: False),
     "hysteresis": (policies, "CLEARLY", 1.0),
-    "contradiction": (Proposal, "contradicted", False),
     "calibration": (estimator._Calibration, "observe", lambda *_: None),
     "the length of a match": (estimator, "MATCHES", (1,)),
 }

@@ -36,9 +36,6 @@ class TimedEngine:
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         self._engine.move_row(source, destination, tokens, start)
 
-    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        self._engine.compact_tokens(row, start, kept)
-
     def _run(self, run: Callable[[], object]) -> None:
         start = time.perf_counter()
         run()

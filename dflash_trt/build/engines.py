@@ -127,7 +127,6 @@ def _info(
         mask_token_id=drafter.mask_token_id if drafter else 0,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
-        window=min((x.window for x in own.layers if x.window), default=None),
         quantized=graph.storage.bits is not None,
         rank=graph.rank.index,
         ranks=graph.rank.of,

@@ -24,7 +24,6 @@ RECOMPUTE_TAIL = "recompute_tail"  # value of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens with models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 CHAIN = 3  # drafts of a model that makes them one at a time, as in upstream's examples
-OF_ADAPTIVE = ("lookup", "tree")  # options of an adaptive policy
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -56,30 +55,23 @@ class Speculation(Section):
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
     )
-    tree: bool = Field(
-        default=True, description="adaptive: verify alternatives beside the likeliest draft tokens"
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _fixed_by_a_number(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        method = values.get("method")
-        if values.get("draft_tokens") is not None or method == "none":
+        if values.get("draft_tokens") is not None or values.get("method") == "none":
             values = {"policy": "fixed"} | values
-        fixed = values.get("policy") == "fixed"
-        found = dict.fromkeys(OF_ADAPTIVE, False) | values if fixed else values
-        return {"tree": False} | found if method == "ngram" else found
+        return {"lookup": False} | values if values.get("policy") == "fixed" else values
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Speculation":
-        idle = [name for name in OF_ADAPTIVE if getattr(self, name)]
-        if self.method == "none" and (self.draft_tokens or idle or self.policy != "fixed"):
-            given = sorted(self.model_fields_set & {"policy", "draft_tokens", *OF_ADAPTIVE})
+        if self.method == "none" and (self.draft_tokens or self.lookup or self.policy != "fixed"):
+            given = sorted(self.model_fields_set & {"policy", "draft_tokens", "lookup"})
             raise no_effect(given, "speculation.method none")
-        if self.policy == "fixed" and idle:
-            raise no_effect(idle, "speculation.policy fixed")
+        if self.policy == "fixed" and self.lookup:
+            raise no_effect(["lookup"], "speculation.policy fixed")
         return self
 
 
@@ -193,10 +185,9 @@ class BuildConfig(Section):
             raise PydanticCustomError("method", message, known)
         if not isinstance(engine, TensorRTLLM):
             return speculation
-        asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
-        if idle := [name for name in asked if getattr(speculation, name)]:
-            raise no_effect(idle, "engine.kind tensorrt_llm, which drafts a chain")
-        return speculation.model_copy(update=dict.fromkeys(OF_ADAPTIVE, False))
+        if "lookup" in speculation.model_fields_set and speculation.lookup:
+            raise no_effect(["lookup"], "engine.kind tensorrt_llm")
+        return speculation.model_copy(update={"lookup": False})
 
     @field_validator("serving")
     @classmethod

@@ -177,18 +177,15 @@ class Matcher:
         count = self._inner.validate_tokens([*tokens]) if self._go(path) else 0
         return 0 if self._recover() else count
 
-    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Int32 | None]:
+    def masks(self, tokens: Sequence[int]) -> list[Int32 | None]:
         """Return the bit masks of allowed tokens after the text and after each draft.
 
-        parents: as in `speculation.proposal.Tree`. None: no mask is needed, because the grammar
-        forbids this draft or ends with it.
+        None: no mask is needed, because the grammar forbids this draft or ends with it.
         """
-        paths: list[list[int]] = [[]]
         found = [self._next]
-        for token, parent in zip(tokens, parents, strict=True):
-            path = [*paths[parent], token]
-            paths.append(path)
-            mask = self._mask() if self._go(path) and not self._inner.is_stopped() else None
+        for end in range(1, len(tokens) + 1):
+            going = self._go(tokens[:end]) and not self._inner.is_stopped()
+            mask = self._mask() if going else None
             # a limit was exceeded: an empty mask ends the text if the target gets here
             found.append(np.zeros(self._words, np.int32) if self._recover() else mask)
         return found

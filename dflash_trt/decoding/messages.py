@@ -25,9 +25,9 @@ Bytes = npt.NDArray[np.object_]
 class VerifyInput(NamedTuple):
     """Tokens to verify for n sequences in n adjacent slots.
 
-    A row begins with known tokens (a prompt chunk, or the anchor); the rest are drafts, a chain or
-    by `parents` a tree. Prefilling is verifying a prompt. If the prompt's log-probabilities are
-    wanted, the token after its chunk is included.
+    A row begins with known tokens (a prompt chunk, or the anchor); the rest are drafts. Prefilling
+    is verifying a prompt. If the prompt's log-probabilities are wanted, the token after its chunk
+    is included.
     """
 
     # [3 + 4m]: first slot, draft tokens wanted (or DISCARD), candidates of each, then m copies to
@@ -38,7 +38,6 @@ class VerifyInput(NamedTuple):
     # while a prompt goes on, 1 for no drafts
     rows: Int64
     tokens: Int64  # [n, S]
-    parents: Int64  # [n, S]: index of each token's parent, anchor 0; [n, 1]: all are chains
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
     history: Int64  # [n, L]: tokens before `tokens` if logits depend on them, padded with -1
     # [n, 1 + D, vocab / 32]: bit masks of allowed tokens after the anchor and each draft; [n, 1, 1]
@@ -49,8 +48,8 @@ class VerifyInput(NamedTuple):
 class Checked(NamedTuple):
     """What `verify` returns to the scheduler."""
 
-    # [n, 3 + P]: accepted drafts (-1: the row failed), the target's token after them, number of
-    # features from earlier rounds, accepted nodes of a tree (P is 0 for chains)
+    # [n, 3]: accepted drafts (-1: the row failed), the target's token after them, number of
+    # features from earlier rounds
     results: Int64
     # [n, D + 1, 1 + K]: log-probabilities of each committed token and the K best; of a scored
     # prompt chunk, of the token after each of its tokens. [n, 1, 1] if not requested, and one more
@@ -112,19 +111,17 @@ def verify_input(
     batch: Sequence[int],
     rows: Sequence[Sequence[int]],
     lines: Sequence[Sequence[int]],
-    parents: Int64 | None = None,
     sampling: Bytes | None = None,
     history: Int64 | None = None,
     masks: Int32 | None = None,
 ) -> VerifyInput:
-    """Build a VerifyInput of the tokens `lines`; defaults are plain greedy chains."""
+    """Build a VerifyInput of the tokens `lines`; defaults are plain greedy."""
     n, width = len(lines), max(map(len, lines))
-    chains, greedy, no_history, no_masks = _plain(n)
+    greedy, no_history, no_masks = _plain(n)
     return VerifyInput(
         batch=np.array(batch),
         rows=np.array(rows),
         tokens=np.array([[*line, *[0] * (width - len(line))] for line in lines]),
-        parents=chains if parents is None else parents,
         sampling=greedy if sampling is None else sampling,
         history=no_history if history is None else history,
         masks=no_masks if masks is None else masks,
@@ -132,10 +129,9 @@ def verify_input(
 
 
 @lru_cache(maxsize=256)
-def _plain(n: int) -> tuple[Int64, Bytes, Int64, Int32]:
-    """Return parents, sampling, history and masks of n plain greedy rows."""
+def _plain(n: int) -> tuple[Bytes, Int64, Int32]:
+    """Return sampling, history and masks of n plain greedy rows."""
     return (
-        np.zeros((n, 1), np.int64),
         np.full(n, b"", object),
         np.full((n, 1), NO_HISTORY),
         np.full((n, 1, 1), -1, np.int32),

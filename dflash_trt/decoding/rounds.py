@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import Accepted, accept, parents_of
+from dflash_trt.decoding.acceptance import Accepted, accept
 from dflash_trt.decoding.logits_processor import decode
 from dflash_trt.decoding.messages import (
     DISCARD,
@@ -24,7 +24,6 @@ from dflash_trt.decoding.messages import (
     slot_copies,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.decoding.speculation import ancestors, depths
 from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
 
 STEP = 16  # features are passed on in multiples of it, so that few shapes are bound
@@ -92,7 +91,6 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     least_rows = engine.least_rows
     width = max(asked, -(-least_rows // n))
     lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
-    trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
     all_scored = n == 1 and decode(x.sampling[0]).scores_prompt(places[0])
     before = known[0] - 1 if all_scored else 0  # logits before those of the last known token
     scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
@@ -104,10 +102,9 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     positions, mask = step.inputs["positions"], step.inputs["mask"]
     mask[:] = False
     for i, place in enumerate(places):
-        offsets = depths(trees[i]) if trees else range(width)
-        positions[i] = [place + offset for offset in offsets]
+        positions[i] = range(place, place + width)
         mask[i, :, :, :place] = True
-        mask[i, :, :, place : place + width] = ancestors(trees[i]) if trees else _causal(width)
+        mask[i, :, :, place : place + width] = _causal(width)
     step.run()
     outputs = step.outputs
     finite = np.isfinite(outputs["top_logits"])
@@ -118,34 +115,22 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
     kept = accept(x, own, logits[:, before:])
     logprobs, ids = committed_logprobs(x, kept, logits)
-    results = [[len(each[0]), each[1]] if each else [-1, 0] for each in kept]
-    if trees:
-        most = max(accepted for accepted, _ in results)
-        for i, each in enumerate(kept):
-            path = list(each[0]) if each else []
-            _compact(engine, first_slot + i, places[i], path, features[i])
-            results[i] += path + [0] * (most - len(path))
-    _clear_failed(engine, first_slot, results)
+    accepted = [count for count, _ in (each or (-1, 0) for each in kept)]
+    _clear_failed(engine, first_slot, accepted)
     older = [0] * n
     if held is not None:
-        features, older = held.pass_on(x, [accepted for accepted, *_ in results], features)
-    for result, count in zip(results, older, strict=True):
-        result.insert(2, count)
-    return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
+        features, older = held.pass_on(x, accepted, features)
+    results = np.array(
+        [[*(each or (-1, 0)), count] for each, count in zip(kept, older, strict=True)]
+    )
+    return VerifyOutput(results, features, logprobs, ids, time.perf_counter() - start)
 
 
-def _clear_failed(engine: Engine, first_slot: int, results: Sequence[Sequence[int]]) -> None:
+def _clear_failed(engine: Engine, first_slot: int, accepted: Sequence[int]) -> None:
     """Clear the slots of rows without finite logits, whose KV rows may hold NaN."""
-    for i, (accepted, *_) in enumerate(results):
-        if accepted < 0:
-            engine.move_row(NOTHING, first_slot + i, engine.info.cache_len)
-
-
-def _compact(engine: Engine, slot: int, place: int, path: list[int], features: Float32) -> None:
-    """Move the accepted tokens of a tree to directly after the anchor."""
-    if path != list(range(1, len(path) + 1)):
-        engine.compact_tokens(slot, place + 1, [node - 1 for node in path])
-        features[1 : 1 + len(path)] = features[path]
+    for slot, count in enumerate(accepted, first_slot):
+        if count < 0:
+            engine.move_row(NOTHING, slot, engine.info.cache_len)
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -162,7 +147,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     # fewer wanted drafts do not shorten the block, because drafts are better in a whole one
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
-        for (_, _, _, budget), (accepted, *_) in zip(rows, results, strict=True)
+        for (_, _, _, budget), (accepted, _, _) in zip(rows, results, strict=True)
     ]
     all_end = not any(lengths) and all(budget for _, _, _, budget in rows)
     if num_draft_tokens <= 0 or all_end:
@@ -177,7 +162,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
     for i, ((_, known, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
-        accepted, token, *_ = results[i]
+        accepted, token, _ = results[i]
         anchor = place + known + max(accepted, 0)
         block.append([token] + [mask_token] * (size - 1))
         positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
@@ -191,7 +176,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step.inputs["features"][:] = x.features
     step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
     step.run()
-    _clear_failed(engine, first_slot, results)
+    _clear_failed(engine, first_slot, [accepted for accepted, _, _ in results])
     ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., :candidates].copy()
     scores = step.outputs.get("pair_scores")
     if scores is None:
@@ -262,19 +247,18 @@ def committed_logprobs(
     values = np.zeros((n, scored, 1 + most + any(drafts)), np.float32)
     ids = np.zeros((n, scored, 1 + most), np.int64)
     for i, each in enumerate(kept):
-        path, token = each or ((), 0)
+        count, token = each or (0, 0)
         if drafts[i]:
             values[i, :, -1] = np.nan
-            _score_drafts(x, i, path, logits[i], values[i, :, -1])
+            _score_drafts(x, i, count, logits[i], values[i, :, -1])
         if counts[i] is None:
             continue
         _, known, place, _ = x.rows[i].tolist()
-        nodes: Sequence[int] = (0, *path)
-        tokens = [*(int(x.tokens[i, known - 1 + node]) for node in path), token]
+        tokens = [*x.tokens[i, known : known + count].tolist(), token]
         if processors[i].scores_prompt(place):
-            nodes, tokens = range(known), [*x.tokens[i, 1:].tolist(), token][:known]
-        for j, (node, committed) in enumerate(zip(nodes, tokens, strict=True)):
-            line = logits[i, node] - logits[i, node].max()
+            tokens = [*x.tokens[i, 1:].tolist(), token][:known]
+        for j, committed in enumerate(tokens):
+            line = logits[i, j] - logits[i, j].max()
             line -= np.log(np.exp(line).sum())
             best = np.sort(np.argpartition(-line, max(most - 1, 0))[:most])
             best = best[np.argsort(-line[best], kind="stable")]
@@ -283,21 +267,12 @@ def committed_logprobs(
     return values, ids
 
 
-def _score_drafts(
-    x: VerifyInput, i: int, path: Sequence[int], logits: Float32, scores: Float32
-) -> None:
-    """Write log-probabilities of drafts after accepted nodes of row i to `scores` `[D + 1]`."""
+def _score_drafts(x: VerifyInput, i: int, accepted: int, logits: Float32, scores: Float32) -> None:
+    """Write log-probabilities of row i's drafts to `scores` `[D + 1]`, draft 1 at place 1."""
     length, known, *_ = x.rows[i].tolist()
-    after: dict[int, list[int]] = {node: [] for node in (0, *path)}
-    for node, parent in enumerate(parents_of(x, i), 1):
-        if parent in after:
-            after[parent].append(node)
-    for parent, nodes in after.items():
-        if nodes:
-            line = logits[parent]
-            most = line.max()
-            mass = np.log(np.exp(line - most).sum())
-            scores[nodes] = line[x.tokens[i, known:length][np.array(nodes) - 1]] - most - mass
+    for j, token in enumerate(x.tokens[i, known:length].tolist()[: accepted + 1]):
+        most = logits[j].max()
+        scores[j + 1] = logits[j, token] - most - np.log(np.exp(logits[j] - most).sum())
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:

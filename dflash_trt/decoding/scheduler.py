@@ -22,7 +22,7 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan, depths
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan
 from dflash_trt.engines import MAX_BUFFERED, most_verified
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class StepReport:
     verify: float
     draft: float
     prompt_tokens: int = 0  # in the prompt chunk
-    sequences: list[tuple[int, int, int]] = field(default_factory=list)  # see `Metrics.drafted`
+    sequences: list[tuple[int, int]] = field(default_factory=list)  # see `Metrics.drafted`
     choices: list[str] = field(default_factory=list)  # kinds verified, of `VERIFIED`
 
 
@@ -105,9 +105,7 @@ class Scheduler:
         self._prefilled_last = False
         self._verified = 0  # tokens verified in the last round
         self._undrafted = 0  # see `_without_drafts`; set when sequences or plan change
-        self._rest = 0  # plain rounds left without a new choice
         self._chosen_for = 0  # sequences at the last choice; 0: the policy does not learn from it
-        self._choosing = 0.0  # seconds of the last choice
         self.report: StepReport | None = None  # of the last `step`; None: nothing ran
 
     @property
@@ -186,16 +184,13 @@ class Scheduler:
         row = [count, count, start, sequence.round_budget if last else 0]
         lines = [prompt[start : end + scored]]
         masks = _masks([sequence], [None]) if last else None
-        output, report = self._run([sequence], len(decoding), [row], lines, None, wanted, masks)
+        output, report = self._run([sequence], len(decoding), [row], lines, wanted, masks)
         report.prompt_tokens = count
         if scored:
             output = sequence.score_prompt(output, count - last)
         sequence.advance(count, wanted)
         if not last and output.results[0, 0] >= 0:
             return []
-        # keep the current choice for others: with many short texts it would be redone constantly
-        goes_on = decoding and not drafts and sequence.matcher is None
-        self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
         self._slots.prefilling = None
         decoding.append(sequence)
         self._undrafted = self._without_drafts(decoding)
@@ -220,34 +215,25 @@ class Scheduler:
         sequences = list(self._slots.decoding)
         plan = StepPlan([None] * len(sequences), 0)
         if not any(sequence.request.drafting for sequence in sequences):
-            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0  # nothing to learn
-        elif self._rest:
-            self._rest -= 1
+            self._undrafted, self._chosen_for = DISCARD, 0  # nothing to learn
         else:
             plan = self._choose(sequences)
-            self._choosing = time.perf_counter() - start
         report = self._verify(sequences, plan)
-        # of several plain rounds in a row time only the last one, without the time of a choice
-        if not self._rest and len(sequences) == self._chosen_for:
+        if len(sequences) == self._chosen_for:
             took = time.perf_counter() - start - report.draft
-            self._policy.timed(took, report.draft, self._choosing)
+            self._policy.timed(took, report.draft)
         return sequences
 
     def _choose(self, sequences: Sequence[SequenceState]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
-        room = self._room(sequences)
-        may_rest = not any(sequence.matcher for sequence in sequences)  # a grammar may force tokens
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
         policy = self._policy_for(sequences)
-        plan = policy.choose(rows, context, feed=room < 0 and not self._undrafted)
-        self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
+        # whether the features of another plain round would not fit the buffer
+        full = max(x.buffered for x in sequences) > MAX_BUFFERED - self._max_verified
+        plan = policy.choose(rows, context, feed=full and not self._undrafted)
         self._chosen_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan
-
-    def _room(self, sequences: Sequence[SequenceState]) -> int:
-        """Return how many plain rounds fit the feature buffer before the drafter must run."""
-        return MAX_BUFFERED - self._max_verified - max(sequence.buffered for sequence in sequences)
 
     def _without_drafts(self, sequences: Sequence[SequenceState]) -> int:
         """Return the draft tokens to request if the drafter does not run: 0 or DISCARD."""
@@ -265,7 +251,7 @@ class Scheduler:
         self._verified = len(rows) * (1 + plan.width)
         wanted = plan.draft_tokens or self._undrafted
         masks = _masks(sequences, plan.chosen)
-        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted, masks)
+        output, report = self._run(sequences, 0, rows, lines, wanted, masks)
         self._commit(sequences, plan, output, report, wanted)
         return report
 
@@ -275,7 +261,6 @@ class Scheduler:
         slot: int,
         rows: Sequence[Sequence[int]],
         lines: Sequence[Sequence[int]],
-        parents: Int64 | None,
         wanted: int,
         masks: Int32 | None,
     ) -> tuple[RoundOutput, StepReport]:
@@ -286,7 +271,7 @@ class Scheduler:
                 history = _history(sequences)
         batch = [self._slots.first + slot, wanted, self._proposer.candidates]
         batch += self._slots.take_copies()
-        x = verify_input(batch, rows, lines, parents, sampling, history, masks)
+        x = verify_input(batch, rows, lines, sampling, history, masks)
         start = time.perf_counter()
         output = self._run_round(x)
         self._slots.done()
@@ -306,22 +291,21 @@ class Scheduler:
 
         plan: None after a prompt.
         """
-        for i, (accepted, token, _, *path) in enumerate(output.results.tolist()):
+        for i, (accepted, token, _) in enumerate(output.results.tolist()):
             sequence, proposal = sequences[i], plan.chosen[i] if plan else None
             if accepted < 0:
                 self.finish(sequence, "error")
                 continue
             drafts = proposal.tokens if proposal else ()
-            nodes = path[:accepted] if path else range(1, accepted + 1)
-            tokens = [*(drafts[node - 1] for node in nodes), token]
-            sources = proposal.sources(nodes) if proposal else []
+            tokens = [*drafts[:accepted], token]
+            sources = proposal.sources[:accepted] if proposal else []
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
                 sequence.advance(accepted + 1, wanted)
-                sequence.end_round(proposal, nodes, committed, output.logprobs[i])
-                deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 # a text may end before its last accepted drafts
-                report.sequences.append((len(drafts), deepest, min(accepted, committed)))
+                kept = min(accepted, committed)
+                sequence.end_round(proposal, kept, committed, output.logprobs[i])
+                report.sequences.append((len(drafts), kept))
                 report.choices.append(proposal.kind if proposal else "plain")
                 if proposal is not None and self._chosen_for:
                     self._policy.observe(proposal, accepted)
@@ -344,7 +328,7 @@ def _history(sequences: Sequence[SequenceState]) -> Int64:
 def _masks(sequences: Sequence[SequenceState], chosen: Sequence[Proposal | None]) -> Int32 | None:
     """Return grammar masks after each anchor and draft, None if all tokens are allowed."""
     found = [
-        sequence.matcher.masks(*((proposal.tokens, proposal.parents) if proposal else ((), ())))
+        sequence.matcher.masks(proposal.tokens if proposal else ())
         if sequence.matcher is not None
         else []
         for sequence, proposal in zip(sequences, chosen, strict=True)
@@ -359,14 +343,3 @@ def _masks(sequences: Sequence[SequenceState], chosen: Sequence[Proposal | None]
             if mask is not None:
                 line[node] = mask
     return masks
-
-
-def _parents(plan: StepPlan) -> Int64 | None:
-    """Return the parents of the tokens to verify, None if all are chains."""
-    if all(proposal is None or proposal.is_chain for proposal in plan.chosen):
-        return None
-    parents = np.zeros((len(plan.chosen), 1 + plan.width), np.int64)
-    for line, proposal in zip(parents, plan.chosen, strict=True):
-        if proposal is not None:
-            line[1 : 1 + len(proposal.parents)] = proposal.parents
-    return parents

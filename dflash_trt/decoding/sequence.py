@@ -53,7 +53,6 @@ class Draft(NamedTuple):
 
     token: int
     source: int  # index in `SOURCES`
-    parent: int  # index of the draft it follows; -1: the anchor
     accepted: bool  # it is part of the text
     logprob: float  # under the target's unprocessed logits; NaN if unknown
 
@@ -179,26 +178,23 @@ class SequenceState:
         return taken
 
     def end_round(
-        self, proposal: Proposal | None, kept: Sequence[int], committed: int, logprobs: Float32
+        self, proposal: Proposal | None, kept: int, committed: int, logprobs: Float32
     ) -> None:
         """Count the round's drafts and store them if requested.
 
-        kept: accepted drafts, 1 is the first; the text may have ended before some. logprobs: the
-        row's of `RoundOutput`.
+        kept: accepted drafts that are in the text. logprobs: the row's of `RoundOutput`.
         """
-        kept = kept[:committed]
         self.committed_per_round.append(committed)
-        self.accepted += len(kept)
+        self.accepted += kept
         self.drafted += len(proposal.tokens) if proposal else 0
         if not self.request.sampling.include_drafting:
             return
-        drafts, scores = [], logprobs[:, -1].tolist()
+        drafts, scores = [], logprobs[1:, -1].tolist()
         if proposal is not None:
-            sources = proposal.sources(range(1, len(proposal.tokens) + 1))
-            parts = zip(proposal.tokens, sources, proposal.parents, strict=True)
+            parts = zip(proposal.tokens, proposal.sources, scores, strict=False)
             drafts = [
-                Draft(token, source, parent - 1, node in kept, scores[node])
-                for node, (token, source, parent) in enumerate(parts, 1)
+                Draft(token, source, i < kept, score)
+                for i, (token, source, score) in enumerate(parts)
             ]
         self.proposals.append(drafts)
 

@@ -57,7 +57,6 @@ class EngineInfo:
     mask_token_id: int
     caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim per layer
     feature_size: int  # taps * hidden_size; 0 without taps
-    window: int | None  # smallest attention window; None: none
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     # among GPUs that compute together; ranks above 0 are inside rank 0's directory
     rank: int = 0
@@ -85,15 +84,6 @@ class EngineInfo:
     def most_verified(self) -> int:
         """The most tokens of a sequence in a round: the anchor and drafts."""
         return most_verified(self.block_size)
-
-    @property
-    def deepest(self) -> int:
-        """The maximum depth of a tree of drafts; the anchor has depth 0.
-
-        Graphs measure windows in cache rows, and a tree's tokens are further apart there than in
-        the text. That does not matter while no window ends between two drafts.
-        """
-        return min(self.window or self.most_verified, self.most_verified - 1)
 
 
 def most_verified(block_size: int) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,8 +46,8 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only steps, `move_row` and `compact_tokens` change the caches; a caller rolls back by passing a
-    lower `write_index` next time.
+    Only steps and `move_row` change the caches; a caller rolls back by passing a lower
+    `write_index` next time.
     """
 
     info: EngineInfo
@@ -73,23 +73,11 @@ class Engine(Protocol):
         what was there, or loaded from it. NOTHING as destination drops them.
         """
 
-    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """Compact the accepted tokens of a tree of drafts.
-
-        In one sequence's cache, entries at `start + kept[j]` move to `start + j`; kept is
-        increasing. Entries already in place cost nothing.
-        """
-
-
-def token_moves(start: int, kept: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (source, destination) moves, ordered so that none overwrites a later source."""
-    return [(start + token, start + j) for j, token in enumerate(kept) if token != j]
-
 
 def cache_names(info: EngineInfo) -> dict[tuple[int, int], list[str]]:
     """Return cache names by (kv heads, head_dim).
 
-    Equal caches share one array, so that a token is moved in all layers at once.
+    Equal caches share one array, so that tokens are moved in all layers at once.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for layer, shape in enumerate(info.caches):
@@ -171,13 +159,6 @@ class LoadedEngine(ABC):
                 for row in (source, destination)
             )
             self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
-
-    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """Compact a tree's accepted tokens; see `engines.step.Engine`."""
-        moves = token_moves(start, kept)
-        for caches in self._alike:
-            for source, destination in moves:
-                self._copy(caches[:, row, :, source], caches[:, row, :, destination])
 
     def _make_caches(self) -> None:
         for (heads, head_dim), names in cache_names(self.info).items():

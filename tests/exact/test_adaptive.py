@@ -105,22 +105,6 @@ class EveryToken(AtRandom):
         return True
 
 
-class Resting(Fixed):
-    """Plain decoding, for which twenty rounds need no choice."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.chosen_for: list[int] = []
-        self.timings = 0
-
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        self.chosen_for.append(len(rows))
-        return StepPlan([None] * len(rows), 0, rest=20)
-
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
-        self.timings += 1
-
-
 def guesses_of(case: Case, seed: int) -> Guesses:
     texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
     return Guesses(texts, read_info(case.built.target_engine, "onnxruntime"), seed)
@@ -163,29 +147,6 @@ def test_a_drafter_that_was_held_back_drafts_what_it_always_would(
         assert (guesses.lost > 20) == (seed == 3)
     assert fed > 0
     assert compared > 100
-
-
-def test_texts_that_come_and_go_ask_for_no_choice(long_case_of: CaseOf) -> None:
-    """Else many short ones would have one every few rounds. A batch that begins has one."""
-    case, policy = long_case_of("qwen3"), Resting()
-    scheduler = scheduler_of(case.rounds, policy, slots=4)
-    requests = [Request(case.requests[0].prompt, 2 + i) for i in range(16)]
-    texts = [sequence.tokens for sequence in run_all(scheduler, requests)]
-    assert texts == [case.texts[0][: 2 + i] for i in range(16)]
-    rounds = sum(range(1, 17)) / 4
-    assert rounds / 21 <= len(policy.chosen_for) < rounds / 8
-    run_all(scheduler, requests[:1])
-    assert policy.chosen_for[-1] == 1
-
-
-def test_what_two_sequences_take_says_nothing_of_one(long_case_of: CaseOf) -> None:
-    case = long_case_of("qwen3")
-    for requests, chosen_for, timings in ((1, [1, 1], 1), (2, [1, 2], 0)):
-        policy = Resting()
-        run_all(
-            scheduler_of(case.rounds, policy), [Request(case.requests[0].prompt, 30)] * requests
-        )
-        assert (policy.chosen_for, policy.timings) == (chosen_for, timings)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -30,7 +30,7 @@ from transformers import LlamaConfig
 from dflash_trt.checkpoints import load_drafter
 from dflash_trt.decoding import Request
 from dflash_trt.decoding.speculation import Fixed
-from dflash_trt.decoding.speculation.proposal import best_chain
+from dflash_trt.decoding.speculation.proposer import best_chain
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 

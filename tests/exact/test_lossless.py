@@ -27,7 +27,7 @@ def test_all_storage_and_kinds_of_rounds_are_met(tmp_path: Path) -> None:
         assert not wrong, wrong[:1]
         runs += cases
         counts.update(met)
-    kinds = ("plain", "chain", "tree", "lookup", "reused", "grammar")
+    kinds = ("plain", "drafts", "lookup", "reused", "grammar")
     assert min(counts[kind] for kind in kinds) > runs / 100
     assert all(counts[f"storage {each}"] for each in losslessness.STORAGE)
     assert all(counts[f"format {each}"] for each in FORMATS)

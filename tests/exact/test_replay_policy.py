@@ -45,12 +45,12 @@ def test_replays_and_oracle(
         assert [x.drafted for x in live] == [x.drafted for x in replayed]
 
 
-def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float, float], None]:
+def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float], None]:
     timed = policy.timed
 
-    def said(_: float, drafted: float, __: float) -> None:
+    def said(_: float, drafted: float) -> None:
         n, width, context = policy._last
         draft = table.draft(n, context) if drafted else 0.0
-        timed(table.verify(n, 1 + width, context), draft, 0.0)
+        timed(table.verify(n, 1 + width, context), draft)
 
     return said

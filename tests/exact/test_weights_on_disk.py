@@ -10,7 +10,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 from builds import build_pair, config_of, quiet
-from guesses import COSTS
 from pairs import make_pair, teach
 
 from dflash_trt.build.manifest import read_manifest
@@ -18,8 +17,7 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, SequenceState, check_lossless
-from dflash_trt.decoding.speculation import strategy
+from dflash_trt.decoding import check_lossless
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.files import LARGE
@@ -81,23 +79,6 @@ def test_a_drafter_in_another_precision(
     assert not (built / "measured").exists()
     assert not build(settings, built, quiet).built
     assert build(config_of(pair, engine=engines), built, quiet).built
-
-
-def test_of_a_quantized_target_no_trees_are_verified(
-    taught: tuple[Path, list[list[int]]], tmp_path: Path
-) -> None:
-    """Attention adds up a tree's tokens in another order than a chain's."""
-    pair, _ = taught
-    for quantize, trees in ((None, True), ("int8", False)):
-        build_pair(pair, tmp_path / "built", quantize=quantize)
-        info = read_info(tmp_path / "built" / "engines" / "target", KIND)
-        ids, probs = np.array([[1, 2], [3, 4]]), np.array([[0.5, 0.4], [0.5, 0.4]], np.float32)
-        sequence = SequenceState(Request([1], 24), tokens=[1])
-        sequence.candidates = ids, probs
-        _, proposer = strategy(Speculation(), info, COSTS["cheap"])
-        assert proposer is not None
-        ((proposal, *_),) = (row.proposals for row in proposer.rows([sequence]))
-        assert proposal.is_chain is not trees
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -214,12 +214,11 @@ def drafted_rounds(text: str) -> list[Json]:
         own = tokens[at + len(kept) : at + len(kept) + 1]
         at += len(kept) + len(own)
         refused = [" maybe", " so"][: number % 3] if own else []
-        proposal = [
-            _draft(each, i, source, True, round(0.97 - 0.11 * i, 3)) for i, each in enumerate(kept)
-        ]
+        likelihoods = [round(0.97 - 0.11 * i, 3) for i in range(len(kept))]
+        proposal = [_draft(x, source, True, y) for x, y in zip(kept, likelihoods, strict=True)]
         for i, each in enumerate(refused, len(kept)):
             likely = 0.08 if i == len(kept) else None
-            proposal.append(_draft(each, i, source, False, likely))
+            proposal.append(_draft(each, source, False, likely))
         committed = [(each, source) for each in kept] + [(each, "target") for each in own]
         rounds.append(_round(number, committed, proposal))
     return rounds
@@ -251,13 +250,12 @@ def _round(number: int, tokens: Sequence[tuple[str, str]], proposal: list[Json])
     return {"round": number, "tokens": said, "proposal": proposal}
 
 
-def _draft(text: str, place: int, source: str, accepted: bool, probability: float | None) -> Json:
+def _draft(text: str, source: str, accepted: bool, probability: float | None) -> Json:
     return {
         "text": text,
         "source": source,
         "accepted": accepted,
         "probability": probability,
-        "parent": place - 1,
     }
 
 

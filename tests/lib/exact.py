@@ -10,7 +10,7 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.prefix_cache import PrefixCache
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposer
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 
@@ -89,55 +89,19 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[S
 
 
 def target_step(
-    engine: AnyEngine,
-    tokens: Sequence[int],
-    start: int,
-    row: int = 0,
-    parents: Sequence[int] | None = None,
+    engine: AnyEngine, tokens: Sequence[int], start: int, row: int = 0
 ) -> dict[str, Any]:
-    """All logits and features of `tokens`, which stand at `start ..` of their text.
-
-    parents: of all but the first, if they are a tree (see `decoding.tree`).
-    """
+    """All logits and features of `tokens`, which stand at `start ..` of their text."""
     n = len(tokens)
-    tree = tuple(range(n - 1) if parents is None else parents)
     step = engine.step(row, 1, n, start + n, n)
     step.inputs["tokens"][:] = tokens
-    step.inputs["positions"][:] = start + np.array(depths(tree))
+    step.inputs["positions"][:] = start + np.arange(n)
     step.inputs["write_index"][:] = start
     step.inputs["mask"][..., :start] = True
-    step.inputs["mask"][..., start:] = ancestors(tree)
+    step.inputs["mask"][..., start:] = np.tri(n, dtype=bool)
     step.inputs["head_rows"][:] = np.arange(n)
     step.run()
     return step.outputs
-
-
-TREE = (0, 0, 1, 3, 3, 4, 6, 6, 7, 9, 10, 10, 11, 11, 13)  # parents
-PATHS = ([1, 3, 4, 6, 7, 9, 10, 11, 13, 15], [1, 3, 5], [1], [2], [])
-
-
-def assert_kept_tokens_are_a_chain(engine: AnyEngine, atol: float) -> None:
-    """A path through a tree says what the same tokens say as a chain, and so does what follows."""
-    start, end = 16, 16 + len(TREE) + 1
-    text = np.random.default_rng(0).permutation(300)[: end + 5].tolist()
-    tokens, after = text[start:end], text[end:]
-    assert max(depths(TREE)) <= engine.info.deepest
-    for path in PATHS:
-        kept = [0, *path]
-        for row in (0, 1):
-            target_step(engine, text[:start], start=0, row=row)
-        whole = target_step(engine, tokens, start, 1, TREE)["logits"][kept].copy()
-        engine.move_row(1, 2, end)
-        engine.compact_tokens(1, start, kept)
-        engine.compact_tokens(1, start, range(len(kept)))  # are there already
-        chain = target_step(engine, [tokens[i] for i in kept], start)["logits"].copy()
-        np.testing.assert_allclose(whole, chain, atol=atol, rtol=0)
-        chain, moved, unmoved = (
-            target_step(engine, after, start + len(kept), row)["logits"].copy() for row in range(3)
-        )
-        np.testing.assert_allclose(moved, chain, atol=atol, rtol=0)
-        in_place = path == list(range(1, len(kept)))
-        assert in_place or np.abs(unmoved - chain).max() > 10 * atol
 
 
 def drafter_step(

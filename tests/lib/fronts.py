@@ -139,7 +139,6 @@ def describe(role: str, engines: Path, settings: Settings) -> None:
         mask_token_id=0,
         caches=((1, 8),),
         feature_size=1,
-        window=None,
     )
     write_info(engines / role, info)
 

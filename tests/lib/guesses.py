@@ -55,7 +55,7 @@ class AtRandom(Policy):
         self._resting = 0 if feed else max(self._resting - 1, 0)
         self.fed += feed
         if self._resting and not any(taken):
-            return StepPlan(taken, 0, rest=int(self._dice.integers(9)))
+            return StepPlan(taken, 0)
         asked = 1 + int(self._dice.integers(self.draft_tokens))
         return StepPlan(taken, 0 if self._resting else asked)
 
@@ -67,7 +67,7 @@ class AtRandom(Policy):
 
 
 class Guesses(Proposer):
-    """Proposes chains and trees, too, that are right in places, and notes what the drafter says."""
+    """Proposes chains, too, that are right in places, and notes what the drafter says."""
 
     def __init__(
         self,
@@ -77,10 +77,7 @@ class Guesses(Proposer):
         tempting: Mapping[int, list[int]] | None = None,
     ) -> None:
         """texts: what each request will say, by its `id`; tempting: what it would, were it free."""
-        self._trees = not target.quantized  # as in `strategy`
-        self._deepest = target.deepest
-        max_depth = target.deepest if self._trees else 0
-        super().__init__(target.most_verified - 1, max_depth=max_depth, lookup=True)
+        super().__init__(target.most_verified - 1, lookup=True)
         self._answers, self._tempting = texts, tempting or {}
         self._dice = np.random.default_rng(seed)
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
@@ -97,30 +94,19 @@ class Guesses(Proposer):
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
             free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
-            guesses = [self._guess(text, free, tree) for tree in (False, self._trees)]
-            proposals = [each for each in (*row.proposals, *guesses) if each.tokens]
+            proposals = [x for x in (*row.proposals, self._guess(text, free)) if x.tokens]
             rows.append(Row(proposals, row.sampled))
         return rows
 
-    def _guess(self, text: list[int], free: list[int], tree: bool) -> Proposal:
+    def _guess(self, text: list[int], free: list[int]) -> Proposal:
         """text: what is right; a proposal is not as long, for the target adds a token."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths, right = [0], [True]
-        for _ in range(int(self._dice.integers(1, 16))):
-            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
-            depth = depths[parent] + 1
-            if depth > min(len(text) - 1, self._deepest):
-                continue
+        tokens, right = list[int](), True
+        for place in range(min(int(self._dice.integers(1, 16)), len(text) - 1)):
             token = int(self._dice.integers(300))
             if free and self._dice.random() < 0.5:
-                token = free[depth - 1]
-            if right[parent] and self._dice.random() < 0.8:
-                token = text[depth - 1]
-            if (parent, token) in zip(parents, tokens, strict=True):
-                continue
-            right.append(right[parent] and token == text[depth - 1])
-            depths.append(depth)
-            parents.append(parent)
+                token = free[place]
+            if right and self._dice.random() < 0.8:
+                token = text[place]
+            right &= token == text[place]
             tokens.append(token)
-        return Proposal("drafter", tokens, parents, [0.5] * len(tokens))
+        return Proposal("drafter", tokens, [0.5] * len(tokens))

@@ -168,9 +168,8 @@ def _scheduler(
     elif kind in ("fixed", "guessed"):
         policy, proposer = Fixed(drafts), guesses if kind == "guessed" else None
     elif kind == "adaptive":
-        used = dict(zip(("lookup", "tree"), (dice.random(2) < 0.7).tolist(), strict=True))
-        costs = COSTS[str(dice.choice([*COSTS]))]
-        policy, proposer = strategy(Speculation(draft_tokens=None, **used), target, costs)
+        lookup, costs = bool(dice.random() < 0.7), COSTS[str(dice.choice([*COSTS]))]
+        policy, proposer = strategy(Speculation(lookup=lookup), target, costs)
         proposer = guesses if dice.random() < 0.3 else proposer
     else:
         policy = AtRandom(drafts, int(dice.integers(2**32)), float(dice.choice([0.0, 0.03])))

@@ -18,9 +18,9 @@ from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN = 160
 POLICIES = {
-    "fixed": Speculation(policy="fixed", draft_tokens=None, lookup=False, tree=False),
-    "adaptive": Speculation(tree=False),
-    "tree": Speculation(lookup=False),
+    "fixed": Speculation(policy="fixed", draft_tokens=None, lookup=False),
+    "adaptive": Speculation(),
+    "drafter": Speculation(lookup=False),
     "ngram": Speculation(method="ngram"),
     "none": Speculation(method="none"),
 }
@@ -39,7 +39,7 @@ class Right(Proposer):
         rest = [
             self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
         ]
-        chains = [Proposal("drafter", x, range(len(x)), [1.0] * len(x)) for x in rest]
+        chains = [Proposal("drafter", x, [1.0] * len(x)) for x in rest]
         return [Row([x] if x.tokens else [], False) for x in chains]
 
 

@@ -29,11 +29,11 @@ def linear(token: float) -> list[float]:
 
 
 def chain(values: Sequence[float], sampled: bool = False) -> Proposal:
-    return Proposal("drafter", [5] * len(values), range(len(values)), values, sampled)
+    return Proposal("drafter", [5] * len(values), values, sampled)
 
 
 def looked_up(match: int, count: int = MOST) -> Proposal:
-    return Proposal("lookup", [6] * count, range(count), match=match)
+    return Proposal("lookup", [6] * count, match=match)
 
 
 def rows(*proposals: Proposal) -> list[Row]:

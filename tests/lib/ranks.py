@@ -3,7 +3,6 @@
 A rank's graph is cut at its collectives, and ONNX Runtime runs each piece as a session of its own.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,10 +72,6 @@ class Ranks:
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         for rank in self._ranks:
             rank.move_row(source, destination, tokens, start)
-
-    def compact_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        for rank in self._ranks:
-            rank.compact_tokens(row, start, kept)
 
     def _run(self, row: int, n: int, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         caches = [rank.caches(row, n) for rank in self._ranks]

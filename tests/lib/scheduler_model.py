@@ -21,10 +21,10 @@ from dflash_trt.decoding import (
     VerifyInput,
     WaitingQueue,
 )
-from dflash_trt.decoding.acceptance import parents_of
+from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import FREED, no_drafts, slot_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Proposer, walk
+from dflash_trt.decoding.speculation import Proposer
 from dflash_trt.engines import FIRST_BLOCK
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
@@ -34,7 +34,7 @@ TEXTS = st.builds(
     st.lists(st.integers(0, 2), max_size=4),
     st.integers(0, BLOCK - 1),
 )
-VOCAB, MAX_SEQ_LEN, DRAFTS, DEEPEST = 12, 100, 4, 8
+VOCAB, MAX_SEQ_LEN, DRAFTS, MOST = 12, 100, 4, 8
 CLEARED = "", -1  # what a row holds whose logits were not finite
 LONG = 10_000  # steps in which everything ends, by far
 
@@ -76,19 +76,13 @@ class MadeUpEngine:
         holders = dict(enumerate(self.scheduler.sequences))
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
-        results = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
-        deepest = max(len(path) for path, _ in results)
-        is_tree = x.parents.shape[1] > 1
-        lines = [
-            [len(path), token, 0, *(path + [0] * (deepest - len(path)) if is_tree else ())]
-            for path, token in results
-        ]
+        lines = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
         n = len(lines)
         if self.spoils is not None:
             spoilt, self.spoils = self.spoils % n, None
             row = self.memory[first + spoilt]
             row[:] = [CLEARED] * len(row)
-            lines[spoilt] = [-1] + [0] * (len(lines[spoilt]) - 1)
+            lines[spoilt] = [-1, 0, 0]
         drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
         logprobs = np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
         return RoundOutput(np.array(lines), *logprobs, 0.0, *drafts)
@@ -112,10 +106,8 @@ class MadeUpEngine:
         text = [*request.prompt, *sequence.tokens][: sequence.position]
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
-    def _verify(
-        self, x: VerifyInput, i: int, sequence: SequenceState | None
-    ) -> tuple[list[int], int]:
-        """The accepted drafts of row i and the token after them, whose row then ends with them."""
+    def _verify(self, x: VerifyInput, i: int, sequence: SequenceState | None) -> list[int]:
+        """The result of row i, whose row then ends with its accepted drafts."""
         length, known, place, _ = x.rows[i].tolist()
         tokens, salt = (
             x.tokens[i, :length].tolist(),
@@ -125,14 +117,11 @@ class MadeUpEngine:
         assert len(row) >= place, "a hole in a row"
         row[place:] = [(salt, token) for token in tokens[:known]]
         text, drafts = [token for _, token in row], tokens[known:]
-        path, token = walk(
-            drafts,
-            parents_of(x, i),
-            lambda path: next_token(text + [drafts[node - 1] for node in path]),
-        )
-        row += [(salt, drafts[node - 1]) for node in path]
-        assert token is not None
-        return path, token
+        own = [next_token(text + drafts[:j]) for j in range(len(drafts) + 1)]
+        accepted = accept_greedy(drafts, own)
+        assert accepted is not None
+        row += [(salt, token) for token in drafts[: accepted[0]]]
+        return [*accepted, 0]
 
     def _drafts(self, first: int, n: int, wanted: int) -> tuple[Any, Any, float]:
         """Candidates of which some are right."""
@@ -173,7 +162,7 @@ class SchedulerModel(RuleBasedStateMachine):
             max_seq_len=MAX_SEQ_LEN,
             prefill_chunk=self.chunk,
             policy=AtRandom(DRAFTS, self.seed, 0.05),
-            proposer=Proposer(DEEPEST, max_depth=DEEPEST if self.seed % 2 else 0, lookup=True),
+            proposer=Proposer(MOST, lookup=True),
             queue=self.queue,
             prefix_cache=self.cache,
         )

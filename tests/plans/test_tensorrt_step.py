@@ -15,7 +15,7 @@ import pytest
 import stand_in_tensorrt
 from builds import config_of, quiet
 from built_pairs import BuildPair, BuiltPair
-from exact import assert_kept_tokens_are_a_chain, run_all, scheduler_of
+from exact import run_all, scheduler_of
 from pairs import make_pair
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
@@ -113,10 +113,6 @@ def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, engines: Path) -> 
     assert [each.tokens for each in on] == [each.tokens for each in off]
     assert [each.committed_per_round for each in on] == [each.committed_per_round for each in off]
     assert [each.cached_tokens for each in on] == [0, 48, 48]
-
-
-def test_what_is_kept_of_a_tree_goes_on_as_a_chain(engines: Path) -> None:
-    assert_kept_tokens_are_a_chain(load_engine(engines / "target"), 0.02)
 
 
 def test_rounds_are_recorded_when_they_come_again_and_chunks_are_not(

@@ -93,21 +93,17 @@ def check(told: list[Json]) -> Json:
     for each in told[1:]:
         proposal, written = each["proposal"], each["tokens"]
         kept = [at for at, draft in enumerate(proposal) if draft["accepted"]]
-        assert [draft["parent"] for draft in map(proposal.__getitem__, kept)] == [-1, *kept][:-1][
-            : len(kept)
-        ]
+        assert kept == [*range(len(kept))]
         # the drafts that were kept, then the target's own
         assert [x["source"] for x in written[: len(kept)]] == [
             proposal[at]["source"] for at in kept
         ]
         assert [x["source"] for x in written[len(kept) :]] in ([], ["target"])
-        reached = {-1, *kept}
-        for draft in proposal:
-            if draft["parent"] in reached:
+        for at, draft in enumerate(proposal):
+            if at <= len(kept):
                 assert 0 <= draft["probability"] <= 1
             elif draft["probability"] is not None:  # the text ended before this one
                 assert each is told[-1]
-            assert not draft["accepted"] or draft["parent"] in reached
     proposed = [draft for each in told for draft in each["proposal"]]
     return {
         "completion_tokens": len(tokens(told)),

@@ -39,7 +39,7 @@ COSTS = CostProfile(
     verify_seconds=[[[0.001, 0.002], [0.003, 0.006]], [[0.01, 0.02], [0.03, 0.06]]],
     draft_seconds=[[0.0005, 0.0006], [0.005, 0.006]],
 )
-SEQUENCES = [[7, 7, 7], [7, 7, 0], [3, 3, 2]]
+SEQUENCES = [[7, 7], [7, 0], [3, 2]]
 PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
 
 
@@ -55,8 +55,8 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     for _ in range(2):
         metrics.round(
             **PHASES,
-            sequences=[(7, 7, 7), (7, 7, 0), (3, 3, 2), (0, 0, 0)],
-            choices=["lookup", "chain", "chain", "plain"],
+            sequences=[(7, 7), (7, 0), (3, 2), (0, 0)],
+            choices=["lookup", "drafts", "drafts", "plain"],
         )
     metrics.close()
     assert triton.value("dflash_rounds_total") == 2
@@ -79,21 +79,7 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     for phase, seconds in PHASES.items():
         assert triton.value("dflash_round_seconds_total", phase=phase) == pytest.approx(2 * seconds)
     choices = {each: triton.value("dflash_choices_total", verified=each) for each in VERIFIED}
-    assert choices == {"plain": 2, "chain": 4, "tree": 0, "lookup": 2, "grammar": 0}
-
-
-def test_positions_in_a_tree_are_depths(triton: Triton) -> None:
-    metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.round(**PHASES, sequences=[(7, 3, 2)], choices=["tree"])
-    metrics.close()
-    assert triton.value("trtllm_spec_decode_num_draft_tokens_total") == 7
-    for name, expected in (("drafted", [1, 1, 1, 0]), ("accepted", [1, 1, 0, 0])):
-        found = [
-            triton.value(f"trtllm_spec_decode_{name}_tokens_total", token_position=str(i))
-            for i in range(4)
-        ]
-        assert found == expected
-    assert triton.value("dflash_choices_total", verified="tree") == 1
+    assert choices == {"plain": 2, "drafts": 4, "lookup": 2, "grammar": 0}
 
 
 def test_a_request_from_queue_to_end(triton: Triton) -> None:
@@ -169,7 +155,7 @@ def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "INTERVAL", 0.0005)
     metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(20_000):
-        metrics.round(**PHASES, sequences=[(7, 7, 3), (7, 7, 1)], choices=["chain"] * 2)
+        metrics.round(**PHASES, sequences=[(7, 3), (7, 1)], choices=["drafts"] * 2)
         metrics.tokens(4, 0.01)
     metrics.close()
     assert triton.value("dflash_rounds_total") == 20_000
@@ -181,7 +167,7 @@ def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
     triton.gate.clear()  # the server does not take calls
     metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(50_000):
-        metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+        metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     triton.gate.set()
     metrics.close()
     assert triton.value("dflash_rounds_total") == 50_000
@@ -203,7 +189,7 @@ def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.Monkey
 
 def test_a_clock_that_ran_backwards_is_not_sent(triton: Triton) -> None:
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 7, 3)], choices=["chain"])
+    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 3)], choices=["drafts"])
     metrics.close()
     assert triton.value("dflash_round_seconds_total", phase="hop") == 0
     assert triton.value("dflash_rounds_total") == 1
@@ -215,9 +201,9 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
     triton = Triton()
     triton.kinds["dflash_kv_rows_used"] = "counter"  # another model has the name
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+    metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     wait_until(lambda: "metrics are given up" in caplog.text)
-    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+    metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     metrics.close()
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
 
@@ -233,7 +219,7 @@ def _shows(url: str, name: str) -> bool:
 
 def test_triton_shows_them_all() -> None:
     calls = [
-        ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "chain", "tree"]}],
+        ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "drafts", "plain"]}],
         ["tokens", {"count": 4, "seconds": 0.008}],
         ["prefill", {"tokens": 10, "seconds": 0.5}],
         ["started", {"queued": 0.02}],
@@ -266,7 +252,7 @@ def test_triton_shows_them_all() -> None:
         "dflash_acceptance_length_bucket,le=+Inf": 3000,
         "dflash_request_acceptance_length_bucket,le=1.5": 1000,
         "dflash_inter_token_latency_seconds_bucket,le=0.0025": 4000,
-        "dflash_choices_total,verified=tree": 1000,
+        "dflash_choices_total,verified=drafts": 1000,
         "trtllm_request_queue_time_seconds_bucket,le=0.025": 1000,
         "trtllm_time_to_first_token_seconds_sum": 300,
         "dflash_requests_total,finished_reason=length": 1000,

@@ -47,7 +47,6 @@ def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput
         "batch": ("INT64", np.array([row, 0, 0, *move])),
         "rows": ("INT64", np.array([[1, 1, tokens, 1]])),
         "tokens": ("INT64", np.array([[5]])),
-        "parents": ("INT64", np.zeros((1, 1), np.int64)),
         "sampling": ("BYTES", np.array([b""], object)),
         "history": ("INT64", np.full((1, 1), -1)),
         "masks": ("INT32", np.full((1, 1, 1), -1, np.int32)),

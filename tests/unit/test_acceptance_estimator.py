@@ -82,7 +82,7 @@ def test_copies_begin_with_a_guess_that_rises_with_the_match() -> None:
 def test_each_kind_of_copy_is_learned_by_itself() -> None:
     estimator, numbers = AcceptanceEstimator(7), random.Random(0)
     kinds = [looked_up(match) for match in MATCHES]
-    kinds += [looked_up(5)._replace(contradicted=True), looked_up(5)._replace(sampled=True)]
+    kinds += [looked_up(5)._replace(sampled=True)]
     before = [estimator.expected(kind) for kind in kinds]
     for _ in range(2000):
         right = 0

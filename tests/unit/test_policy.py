@@ -10,7 +10,7 @@ from proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, width
 
 from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
 from dflash_trt.decoding.speculation.costs import STALE, TIMED, WINDOW, CostModel
-from dflash_trt.decoding.speculation.policy import CLEARLY, MAX_REST, PROBING
+from dflash_trt.decoding.speculation.policy import CLEARLY, PROBING
 
 # --- one choice -----------------------------------------------------------------------------------
 
@@ -65,13 +65,6 @@ def test_width_is_the_best_of_all() -> None:
         assert widths(plan) == [min(plan.width, length) for length in lengths]
 
 
-def test_the_first_nodes_of_a_tree_are_taken() -> None:
-    tree = Proposal("drafter", range(4), [0, 0, 1, 3], [0.6, 0.3, 0.2, 0.02])
-    (taken,) = adaptive(Costs(linear(0.1))).choose(rows(tree), 0).chosen
-    assert taken is not None
-    assert (list(taken.tokens), list(taken.parents), taken.kind) == ([0, 1, 2], [0, 0, 1], "tree")
-
-
 def test_fixed_takes_all() -> None:
     plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), Row([], False)], 0)
     assert (widths(plan), plan.draft_tokens) == ([MOST, 0], MOST)
@@ -79,30 +72,6 @@ def test_fixed_takes_all() -> None:
 
 
 # --- when the drafter runs, and when there is a choice --------------------------------------------
-
-
-def test_rests_grow_to_where_choosing_takes_its_share_of_the_time() -> None:
-    """Of 8 rows it takes more than three times that share of a plain step, of 64 25 times it."""
-    many, one = rows(chain([0.1])) * 8, rows(chain([0.1]))
-    by_times = ((1, [1, 3, 3]), (8, [1, 3, 7, 15, 25, 25]), (512, [1, 3, 7, 15, 31, 63, 63]))
-    for times, rests in by_times:
-        policy = closed(Costs(linear(1.0), drafter=5.0), 8 * times)
-        assert policy.choose(many * times, 0, feed=True).rest == 0
-        assert [policy.choose(many * times, 0).rest for _ in rests] == rests
-    assert rests[-1] == MAX_REST
-    repeating = rows(looked_up(16)) * 8 * 512
-    cheap = closed(Costs(linear(0.1), drafter=5.0), 8 * 512)
-    assert (cheap.choose(repeating, 0).width, cheap.choose(repeating, 0).rest) == (MOST, 0)
-    assert closed(Costs(linear(1.0), drafter=5.0), 1).choose(one, 0).rest == 0
-
-
-def test_what_choices_are_found_to_take_sets_how_often_there_is_one() -> None:
-    for share, rest in ((0.001, 0), (0.1, 20)):
-        policy = closed(Costs(linear(1.0), drafter=5.0), 1)
-        for _ in range(3 * TIMED):
-            plan = policy.choose(rows(chain([0.1])), 0)
-            policy.timed(SECOND, 0.0, share * SECOND)
-        assert plan.rest == rest
 
 
 def test_a_drafter_that_has_to_run_does() -> None:
@@ -136,7 +105,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
     policy, chosen = adaptive(costs), []
     for _ in range(40):
         chosen.append(policy.choose(rows(chain([0.9, 0.8])), 0).width)
-        policy.timed(costs.verify(1, 1 + chosen[-1], 0) * (3 if chosen[-1] else 1), 0.0, 0.0)
+        policy.timed(costs.verify(1, 1 + chosen[-1], 0) * (3 if chosen[-1] else 1), 0.0)
     assert chosen[0] == 2
     assert 0 in chosen[TIMED : 2 + 2 * TIMED]
     assert chosen[-1] == 0  # 2.7 / 3.6
@@ -150,7 +119,7 @@ def test_plain_steps_after_the_drafter_do_not_count() -> None:
         plans.append(policy.choose(rows(chain([0.9] * MOST)), 0))
         after = len(plans) > 1 and plans[-2].draft_tokens > 0
         slow = 9.0 if after and not plans[-1].width else 1.0
-        policy.timed(slow * costs.verify(1, 1 + plans[-1].width, 0), 0.01 * SECOND, 0.0)
+        policy.timed(slow * costs.verify(1, 1 + plans[-1].width, 0), 0.01 * SECOND)
     later = [(plan.width, plan.draft_tokens > 0) for plan in plans[STALE // 2 :]]
     assert 1 <= later.count((0, False)) == later.count((0, True)) <= 4
     # nine times as long, wide steps would be free
@@ -245,7 +214,7 @@ class World:
             draft = (plan.draft_tokens > 0) * self.costs.draft(self.n, 0)
             time += (verify + draft) / SECOND
             if self.timed:
-                self.policy.timed(verify, draft, 0.0)
+                self.policy.timed(verify, draft)
         return tokens / self.n / time
 
     def _proposals(self, chance: float) -> list[Proposal]:
@@ -410,7 +379,7 @@ def test_a_drafter_that_is_expensive_to_wake_is_tried_less_often() -> None:
             if plan.chosen[0]:
                 policy.observe(plan.chosen[0], 0)
             draft = plan.draft_tokens and (0.5 if drafted else waking)
-            policy.timed(costs.verify(1, 1 + plan.width, 0), draft * SECOND, 0.0)
+            policy.timed(costs.verify(1, 1 + plan.width, 0), draft * SECOND)
             drafted = plan.draft_tokens > 0
             times += drafted
         return times

@@ -117,7 +117,7 @@ def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "added_tokens.json").write_text('{"<x>": 3}')
     (home / "pair.yaml").write_text(
         "name: tiny\ntarget: {path: target}\ndrafter: {path: drafter}\n"
-        "engine: {kind: onnxruntime, threads: 2}\nspeculation: {policy: adaptive, tree: true}\n"
+        "engine: {kind: onnxruntime, threads: 2}\nspeculation: {policy: adaptive, lookup: true}\n"
         "serving:\n  slots: 4\n  max_seq_len: 64\n"
     )
     asked = '{"text": "def f():"}\n{"messages": [{"role": "user", "content": "a"}]}\n'

@@ -14,8 +14,5 @@ from dflash_trt.decoding.speculation.proposal import (
     Proposal,
     Row,
     StepPlan,
-    ancestors,
-    depths,
-    walk,
 )
 from dflash_trt.decoding.speculation.proposer import Proposer, strategy

@@ -35,7 +35,6 @@ RECENT = 24  # samples kept
 BESIDE = 16  # largest distance in rounds of two steps that are compared
 WINDOW = 512  # rounds after which a sample expires
 STALE = 128  # rounds after which a plain step is timed again
-CHOICE_SECONDS = 2e-5  # seconds of Python per row for a choice, before any is timed
 
 Costs = tuple[list[float], float]
 
@@ -88,11 +87,6 @@ class CostModel:
                     self._ratios[at, kind].append((self._now, median(beside) / ratio))
                 times.clear()
 
-    def add_choice(self, n: int, seconds: float) -> None:
-        """Add the seconds that choosing for n rows took."""
-        ratios = self._ratios[n.bit_length(), "choice"]
-        ratios.append((self._now, seconds / (n * CHOICE_SECONDS)))
-
     def costs(self, n: int, context: int) -> Costs:
         """Return the costs of a step with 0, 1, .. drafts per row, and of the drafter."""
         near = _near(context)
@@ -104,10 +98,6 @@ class CostModel:
             draft = self._profile.draft(n, near) * self._ratio(n, "draft") / plain
             self._corrected[n, near] = [1.0, *steps], draft
         return self._corrected[n, near]
-
-    def choice(self, n: int, context: int) -> float:
-        """Return the cost of choosing for n rows."""
-        return n * CHOICE_SECONDS * self._ratio(n, "choice") / self.plain_seconds(n, context)
 
     def plain_seconds(self, n: int, context: int) -> float:
         """Return the seconds of a plain step."""

@@ -1,4 +1,4 @@
-"""Policy: choose by measured costs whether a round verifies nothing, a chain, a copy or a tree.
+"""Policy: choose by measured costs whether a round verifies nothing, drafts or a copy.
 
 Deterministic: the same proposals, outcomes and times give the same choices, so that a record can
 be replayed. All costs are in plain steps, the time of a step that verifies one token per sequence.
@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import mul
 
 from dflash_trt.decoding.speculation.costs import CostModel, StepCosts
-from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan, depths
+from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan
 
 CREDIT = 3.0  # plain steps per row that drafting may lose before the gate closes
 MAX_CREDIT = 10.0  # limits how long past gains hide present losses
@@ -86,7 +86,7 @@ SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
 class AcceptanceEstimator:
     """Acceptance by decayed counts per source, position and whether tokens are sampled.
 
-    Copies are also counted by match length and whether the drafter contradicts them.
+    Copies are also counted by match length.
     """
 
     def __init__(self, max_drafts: int) -> None:
@@ -95,24 +95,24 @@ class AcceptanceEstimator:
         self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
             lambda: _Calibration(max_drafts)
         )
-        self._copied: dict[tuple[bool, bool, int], _Copies] = {}
+        self._copied: dict[tuple[bool, int], _Copies] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
         """Return the expected accepted tokens among the first 0, 1, .. drafts."""
         if proposal.source == "lookup":
             return self._copies(proposal).expected()[: len(proposal.tokens) + 1]
-        return self._drafted[_kind(proposal)].expected(proposal.values, proposal.parents)
+        return self._drafted[_kind(proposal)].expected(proposal.values)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Update with the number of accepted drafts of a verified proposal."""
         if proposal.source == "lookup":
             self._copies(proposal).observe(len(proposal.tokens), accepted)
         else:
-            self._drafted[_kind(proposal)].observe(proposal.values, proposal.parents, accepted)
+            self._drafted[_kind(proposal)].observe(proposal.values, accepted)
 
     def _copies(self, proposal: Proposal) -> "_Copies":
         bucket = bisect_right(MATCHES, proposal.match) - 1
-        key = (proposal.sampled, proposal.contradicted, bucket)
+        key = proposal.sampled, bucket
         if key not in self._copied:
             chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
             self._copied[key] = _Copies(self._max_drafts, chance)
@@ -152,15 +152,12 @@ class _Calibration:
         self._said, self._kept = [0.0] * (max_depth + 1), [0.0] * (max_depth + 1)
         self._ratios = [1.0] * (max_depth + 1)
 
-    def expected(self, values: Sequence[float], parents: Sequence[int]) -> list[float]:
-        ratios = map(self._ratios.__getitem__, depths(tuple(parents))[1:])
-        chances = (min(chance, 1.0) for chance in map(mul, values, ratios))
+    def expected(self, values: Sequence[float]) -> list[float]:
+        chances = (min(chance, 1.0) for chance in map(mul, values, self._ratios[1:]))
         return [*accumulate(chances, initial=0.0)]
 
-    def observe(self, values: Sequence[float], parents: Sequence[int], accepted: int) -> None:
-        said = [0.0] * len(self._said)
-        for depth, value in zip(depths(tuple(parents))[1:], values, strict=True):
-            said[depth] += value
+    def observe(self, values: Sequence[float], accepted: int) -> None:
+        said = [0.0, *values, *[0.0] * (len(self._said) - 1 - len(values))]
         ratio, first = 1.0, 1.0
         for depth in range(1, len(said)):
             self._said[depth] = self._said[depth] * MEMORY + said[depth]
@@ -174,8 +171,6 @@ CLEARLY = 1.02  # factor by which drafts must beat plain decoding
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
-CHOICE_SHARE = 0.005  # fraction of time for choices that are not needed
-MAX_REST = 63  # rounds without a choice
 
 Expected = tuple[Proposal, list[float]]  # with expected accepted tokens of its first 0, 1, ..
 
@@ -205,8 +200,8 @@ class Policy:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Record how many drafts of a verified proposal were accepted."""
 
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """Record seconds of the last round: the drafter (0: not run), the rest, and the choice."""
+    def timed(self, verify: float, draft: float) -> None:
+        """Record seconds of the last round: the drafter (0: not run), and the rest."""
 
 
 class Fixed(Policy):
@@ -237,7 +232,6 @@ class Adaptive(Policy):
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
-        self._rest = 0  # `StepPlan.rest` of the last choice
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         """Choose the width and proposals that maximize expected tokens per time."""
@@ -266,9 +260,8 @@ class Adaptive(Policy):
             self._drafted, self._idle = True, -1
         width = max((len(each.tokens) for each in chosen if each), default=0)
         self._last = n, width, context
-        self._rest = self._next_rest(self._costs.choice(n, context), plain=not (width or runs))
-        self._idle += 1 + self._rest
-        return StepPlan(chosen, self.draft_tokens if runs else 0, self._rest)
+        self._idle += 1
+        return StepPlan(chosen, self.draft_tokens if runs else 0)
 
     def begin(self, sampled: bool) -> None:
         """Open the gate of single sequences for a while."""
@@ -289,11 +282,10 @@ class Adaptive(Policy):
         """Update the estimator."""
         self._estimator.observe(proposal, accepted)
 
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
+    def timed(self, verify: float, draft: float) -> None:
         """Update the cost model."""
         n, width, context = self._last
         self._costs.add(n, width, context, verify, draft, self._streak)
-        self._costs.add_choice(n, choosing)
         if self._probing and draft:
             self._probe_cost = draft / self._costs.plain_seconds(n, context)
 
@@ -321,13 +313,6 @@ class Adaptive(Policy):
         if proposal is None or proposal.source != "lookup":
             return False
         return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
-
-    def _next_rest(self, choosing: float, plain: bool) -> int:
-        """Return plain rounds without a choice, doubling until choosing takes its share of time."""
-        if not plain:
-            return 0
-        longest = min(int(choosing / CHOICE_SHARE), MAX_REST) if choosing > CHOICE_SHARE else 0
-        return min(2 * self._rest + 1, longest)
 
 
 def _best(

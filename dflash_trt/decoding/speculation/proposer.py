@@ -1,9 +1,7 @@
 """Proposer: drafts from the drafter's candidates, from n-gram lookup and from a grammar."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,7 +13,7 @@ from dflash_trt.decoding.messages import Float32, Int64
 from dflash_trt.decoding.sampling import SamplingParams, noise
 from dflash_trt.decoding.speculation.costs import StepCosts
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.speculation.proposal import Proposal, Row, best_chain, best_tree
+from dflash_trt.decoding.speculation.proposal import Proposal, Row
 from dflash_trt.engines import EngineInfo
 
 MAX_MATCH = 16  # longest match that is measured
@@ -73,75 +71,67 @@ class NgramIndex:
 LOOKED_AT = 16  # candidates per position, best first
 
 
-class _Draft(NamedTuple):
-    token: int
-    value: float  # the probability that it and all before it are accepted
-    line: int  # the row of probabilities for candidates after it
-    forced: tuple[int, ...] | None  # tokens the grammar forces after it; None: it was a candidate
+def best_chain(ids: Int64, probs: Float32) -> tuple[list[int], list[float]]:
+    """Return the likeliest candidate at each position, given the one before, and their values.
+
+    ids `[D, k]`; probs `[D, k, k]`: probability of candidate j after candidate i, rows equal at the
+    first position; `[D, 1, k]` if independent of the one before. A value is the probability that a
+    draft and all before it are accepted.
+    """
+    tokens, values, taken, value = list[int](), list[float](), 0, 1.0
+    rows = zip(ids.tolist(), probs.argmax(-1).tolist(), probs.max(-1).tolist(), strict=True)
+    for candidates, best, highest in rows:
+        before = min(taken, len(best) - 1)
+        taken, value = best[before], value * highest[before]
+        tokens.append(candidates[taken])
+        values.append(value)
+    return tokens, values
+
+
+def allowed_chain(
+    matcher: Matcher, ids: Int64, probs: Float32, size: int, sampled: bool
+) -> Proposal:
+    """Return the likeliest chain of candidates and of tokens that the grammar forces."""
+    tokens, values, forced = list[int](), list[float](), list[bool]()
+    lines, candidates, taken, value = probs.tolist(), ids.tolist(), 0, 1.0
+
+    def add(token: int, by_grammar: bool) -> None:
+        tokens.append(token)
+        values.append(value)
+        forced.append(by_grammar)
+
+    while len(tokens) < size:
+        if must := matcher.forced(tokens):
+            for token in must[: size - len(tokens)]:
+                there = candidates[len(tokens)] if len(tokens) < len(candidates) else []
+                taken = there.index(token) if token in there else 0
+                add(token, True)
+            continue
+        if (depth := len(tokens)) >= len(candidates):
+            break
+        there, line = candidates[depth], lines[depth][min(taken, len(lines[depth]) - 1)]
+        order = sorted(range(len(there)), key=line.__getitem__, reverse=True)[:LOOKED_AT]
+        fitting = [i for i in order if matcher.allowed(tokens, [there[i]])]
+        if not (mass := sum(line[i] for i in fitting)):
+            break
+        taken = fitting[0]
+        value *= line[taken] / mass  # renormalized, as the target's choice is
+        add(there[taken], False)
+    return Proposal("drafter", tokens, values, sampled, forced=forced)
 
 
 def forced_drafts(matcher: Matcher, size: int, sampled: bool) -> list[Proposal]:
     """Return a chain of the tokens that the grammar forces after the text, if any."""
     tokens = matcher.forced(())[:size]
     n = len(tokens)
-    forced = Proposal("grammar", tokens, range(n), [1.0] * n, sampled, forced=[True] * n)
-    return [forced] if n else []
-
-
-def best_drafts(
-    matcher: Matcher, ids: Int64, probs: Float32, size: int, max_depth: int, sampled: bool
-) -> Proposal:
-    """Return `best_tree`, or `best_chain` if max_depth is 0, as the grammar allows."""
-    lines, orders, candidates = probs.tolist(), (-probs).argsort(-1).tolist(), ids.tolist()
-
-    def after(path: list[int], draft: _Draft) -> Iterator[_Draft]:
-        depth = len(path)
-        there = candidates[depth] if depth < len(candidates) else []
-        if forced := draft.forced or matcher.forced(path):
-            line = there.index(forced[0]) if forced[0] in there else 0
-            yield _Draft(forced[0], draft.value, line, tuple(forced[1:]))
-        elif there:
-            line = min(draft.line, len(lines[depth]) - 1)
-            order, chances = orders[depth][line][:LOOKED_AT], lines[depth][line]
-            found = [i for i in order if matcher.allowed(path, [there[i]])]
-            mass = sum(chances[i] for i in found) or 1.0  # renormalized, as the target's choice is
-            yield from (_Draft(there[i], draft.value * chances[i] / mass, i, None) for i in found)
-
-    tokens: list[int] = []
-    parents: list[int] = []
-    values: list[float] = []
-    forced: list[bool] = []
-    paths: list[list[int]] = [[]]
-    heap: list[tuple[float, int, int, _Draft, Iterator[_Draft]]] = []
-    turns = count()
-
-    def offer(parent: int, drafts: Iterator[_Draft]) -> None:
-        best = next(drafts, None)
-        if best is not None and best.value > 0:
-            heappush(heap, (-best.value, next(turns), parent, best, drafts))
-
-    offer(0, after([], _Draft(0, 1.0, 0, None)))
-    while heap and len(tokens) < size:
-        _, _, parent, draft, others = heappop(heap)
-        paths.append([*paths[parent], draft.token])
-        tokens.append(draft.token)
-        parents.append(parent)
-        values.append(draft.value)
-        forced.append(draft.forced is not None)
-        if max_depth:
-            offer(parent, others)
-        if not max_depth or len(paths[-1]) < max_depth:
-            offer(len(tokens), after(paths[-1], draft))
-    return Proposal("drafter", tokens, parents, values, sampled, forced=forced)
+    return [Proposal("grammar", tokens, [1.0] * n, sampled, forced=[True] * n)] if n else []
 
 
 if TYPE_CHECKING:
     from dflash_trt.decoding.sequence import SequenceState
 
 ALL = 64  # candidates per draft: all that the drafter's graph returns
-CANDIDATES = 8  # per draft, for trees and sampled chains
-HOST_SECONDS = 1e-4  # seconds of Python that these cost per row
-HOST_SHARE = 0.05  # limit of that cost, as a fraction of a plain step
+CANDIDATES = 8  # per draft, with the adaptive policy
 SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the demo pair
 
 
@@ -152,13 +142,12 @@ class Proposer:
         self,
         max_drafts: int | None = None,
         *,
-        max_depth: int = 0,
         lookup: bool = False,
         candidates: int = ALL,
     ) -> None:
-        """Set limits: drafts per row, depth of trees (0: chains), candidates of a draft."""
+        """Set limits: drafts per row, candidates of a draft."""
         self.candidates = candidates
-        self._max_drafts, self._max_depth, self._lookup = max_drafts, max_depth, lookup
+        self._max_drafts, self._lookup = max_drafts, lookup
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
     def rows(self, sequences: "Sequence[SequenceState]") -> list[Row]:
@@ -171,12 +160,10 @@ class Proposer:
             proposals = []
             if count > 0 and sequence.candidates is not None:
                 proposals.append(self._drafted(sequence, count))
-            # a broken drafter's tree is empty
-            first = [x.tokens[0] for x in proposals if x.tokens]
             if count > 0 and sequence.matcher is not None and sequence.request.drafting:
                 proposals += forced_drafts(sequence.matcher, count, _is_sampled(sequence))
             if count > 0 and self._lookup and sequence.request.drafting:
-                proposals += self._looked_up(sequence, count, first)
+                proposals += self._looked_up(sequence, count)
             out_of_sync = sequence.out_of_sync and sequence.request.drafting
             rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
         return rows
@@ -190,17 +177,11 @@ class Proposer:
         if sampled:
             probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
         if sequence.matcher is not None:
-            return best_drafts(sequence.matcher, ids, probs, count, self._max_depth, sampled)
-        if self._max_depth:
-            tree = best_tree(ids[: self._max_depth], probs[: self._max_depth], count)
-        else:
-            tree = best_chain(ids, probs)
-        return Proposal("drafter", tree.tokens, tree.parents, tree.values, sampled)
+            return allowed_chain(sequence.matcher, ids, probs, count, sampled)
+        return Proposal("drafter", *best_chain(ids, probs), sampled)
 
-    def _looked_up(
-        self, sequence: "SequenceState", count: int, first: Sequence[int]
-    ) -> list[Proposal]:
-        """Return the n-gram proposal, if any; first: the drafter's first token, if any."""
+    def _looked_up(self, sequence: "SequenceState", count: int) -> list[Proposal]:
+        """Return the n-gram proposal, if any."""
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
         if text is None:
@@ -211,9 +192,7 @@ class Proposer:
             tokens = tokens[: sequence.matcher.allowed((), tokens)]
         if not (match and tokens):
             return []
-        contradicted = bool(first) and tokens[0] not in first
-        places, sampled = range(len(tokens)), _is_sampled(sequence)
-        return [Proposal("lookup", tokens, places, (), sampled, match, contradicted)]
+        return [Proposal("lookup", tokens, (), _is_sampled(sequence), match)]
 
 
 def strategy(
@@ -232,16 +211,7 @@ def strategy(
     draft_tokens = min(speculation.draft_tokens or target.block_size, target.block_size - 1)
     if speculation.policy == "fixed" or costs is None:
         return Fixed(draft_tokens), Proposer()
-    refined = HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
-    # a tree's tokens are at other cache positions than a chain's, so attention sums in another
-    # order; quantized layers amplify that, see `engines/onnxruntime.py`
-    trees = speculation.tree and refined and not target.quantized
-    proposer = Proposer(
-        max_drafts,
-        max_depth=target.deepest if trees else 0,
-        lookup=speculation.lookup,
-        candidates=CANDIDATES if refined else 1,
-    )
+    proposer = Proposer(max_drafts, lookup=speculation.lookup, candidates=CANDIDATES)
     return Adaptive(costs, draft_tokens, max_drafts), proposer
 
 

@@ -284,7 +284,7 @@ class TensorRTLLM:
             accepted[-1] += sequence.accepted - sum(accepted)
         left, rounds = sequence.drafted, []
         for count in accepted:  # all rounds draft equally, except the last
-            rounds.append((min(self._drafts, left),) * 2 + (count,))
+            rounds.append((min(self._drafts, left), count))
             left -= rounds[-1][0]
         self._metrics.drafted(rounds)
 

@@ -140,7 +140,7 @@ class _Pending:
     # by name and label value
     counts: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
-    acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
+    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)  # see `drafted`
     gauges: dict[str, float] = field(default_factory=dict)
     costs: CostProfile | None = None
     observed: list[tuple[str, float]] = field(default_factory=list)  # three per request
@@ -178,7 +178,7 @@ class Metrics:
         draft: float,
         hop: float,
         scheduler: float,
-        sequences: Sequence[tuple[int, int, int]],
+        sequences: Sequence[tuple[int, int]],
         choices: Sequence[str],
     ) -> None:
         """Count one round; sequences: see `drafted`; choices: kind verified for each."""
@@ -190,8 +190,8 @@ class Metrics:
             *((ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
         )
 
-    def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
-        """Count (drafts, depth of their tree, accepted drafts) of each sequence in a round."""
+    def drafted(self, sequences: Sequence[tuple[int, int]]) -> None:
+        """Count (drafts, accepted drafts) of each sequence in a round."""
         with self._lock:
             self._pending.acceptance.update(sequences)
 
@@ -310,11 +310,11 @@ class _Series:
     def send(self, pending: _Pending) -> None:
         """Send everything: one call per changed series, three per request."""
         lengths = _Tally(self._lengths)
-        for (drafted, depth, accepted), times in pending.acceptance.items():
+        for (drafted, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
             pending.counts[DRAFT_TOKENS, ""] += drafted * times
             pending.counts[ACCEPTED_TOKENS, ""] += accepted * times
-            for name, positions in ((DRAFTED_AT, depth), (ACCEPTED_AT, accepted)):
+            for name, positions in ((DRAFTED_AT, drafted), (ACCEPTED_AT, accepted)):
                 for position in range(positions):
                     pending.counts[name, str(position)] += times
         for (name, label), amount in pending.counts.items():

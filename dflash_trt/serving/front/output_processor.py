@@ -161,7 +161,6 @@ class DraftingReport:
             "source": SOURCES[draft.source],
             "accepted": draft.accepted,
             "probability": round(math.exp(draft.logprob), 4) if known else None,
-            "parent": draft.parent,
         }
 
 

@@ -173,7 +173,7 @@ function details(round, silence) {
         draft.accepted ? "✓" : "✗",
         make("span", { class: "hidden-text" }, draft.accepted ? "accepted" : "refused"),
       ),
-      make("span", { class: "place" }, String(place(round.proposal, i))),
+      make("span", { class: "place" }, String(i + 1)),
       make("span", { class: `token ${draft.source ?? "untold"}` }, spaced(draft.text)),
       make("span", { class: "likely" }, ...likelihood(draft.probability)),
     ),
@@ -188,14 +188,6 @@ function details(round, silence) {
     make("ol", {}, ...rows),
     after,
   ];
-}
-
-/** Which token of the round it would be; in a tree several drafts are for one place. */
-function place(proposal, index) {
-  let depth = 1;
-  for (let at = proposal[index].parent ?? index - 1; at >= 0 && depth <= proposal.length; depth += 1)
-    at = proposal[at].parent ?? at - 1;
-  return depth;
 }
 
 function likelihood(probability) {
