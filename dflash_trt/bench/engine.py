@@ -7,13 +7,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
+from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
 from dflash_trt.bench.results import Cell, Run, kept
 from dflash_trt.build import read_manifest
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
-from dflash_trt.engines import Engine, read_infos
+from dflash_trt.engines import Engine, load_engine, read_infos
 from dflash_trt.errors import RequestError
 
 ADAPTIVE = {
@@ -87,7 +87,7 @@ def measure_engine(
     that noise of the machine affects all. Raises RequestError for a plan that these engines cannot
     run.
     """
-    target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
+    target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
     check_plan(plan, target, drafter)
     groups = list(product(plan.tasks.items(), plan.batches, plan.temperatures))
     passes = 0
@@ -146,16 +146,16 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
             )
 
 
-def _decoder(cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine) -> Decoder:
-    rounds, used = in_process(target, None), [target]
+def _decoder(cell: Cell, engines: Path, target: Engine, drafter: Engine) -> Decoder:
+    rounds, longest = in_process(target, None), target.info.max_seq_len
     if cell.method in ("dflash", *ADAPTIVE):
-        rounds, used = in_process(target, drafter), [target, drafter]
+        rounds = in_process(target, drafter)
     if speculation := ADAPTIVE.get(cell.method):
         profile = profile_of(engines, "in_process", rounds, cell.threads)
-        return Decoder(cell, rounds, *strategy(speculation, target.info, profile), used)
+        return Decoder(cell, rounds, *strategy(speculation, target.info, profile), longest)
     drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
     proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
-    return Decoder(cell, rounds, Fixed(drafts), proposer, used)
+    return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
 
 
 def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:

@@ -77,8 +77,7 @@ class Matrix:
         """The config, sized for the largest number of users."""
         config, most = self.config, max(self.users)
         if isinstance(engine := config.engine, TensorRTLLM):
-            places = "link" if engine.checkpoints == "copy" else engine.checkpoints
-            update = {"concurrency": max(engine.concurrency or 0, most), "checkpoints": places}
+            update = {"concurrency": max(engine.concurrency or 0, most)}
             return config.model_copy(update={"engine": engine.model_copy(update=update)})
         serving = config.serving.model_copy(update={"slots": max(config.serving.slots, most)})
         return config.model_copy(update={"serving": serving})

@@ -1,45 +1,18 @@
 """A pass of one method over the prompts, which may alternate with other methods."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.decoding import Request, RunRound, Scheduler, SequenceState
 from dflash_trt.decoding.speculation import Policy, Proposer
-from dflash_trt.engines import Step, load_engine
 
 # the shorter of both ends a turn: other load on the machine must slow all methods alike
 TURN = 32  # tokens per stream, so that all are at the same part of a text
 TURN_SECONDS = 0.1
-
-
-class TimedEngine:
-    """An engine that sums the seconds of its calls."""
-
-    def __init__(self, directory: Path) -> None:
-        self._engine = load_engine(directory)
-        self.info, self.visible_step = self._engine.info, self._engine.visible_step
-        self.least_rows = self._engine.least_rows
-        self.seconds = 0.0
-
-    def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
-    ) -> Step:
-        step = self._engine.step(row, n, width, visible, scored, context)
-        return replace(step, run=partial(self._run, step.run))
-
-    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        self._engine.move_row(source, destination, tokens, start)
-
-    def _run(self, run: Callable[[], object]) -> None:
-        start = time.perf_counter()
-        run()
-        self.seconds += time.perf_counter() - start
 
 
 @dataclass
@@ -50,7 +23,7 @@ class Decoder:
     rounds: RunRound
     policy: Policy
     proposer: Proposer | None
-    engines: list[TimedEngine]  # the target first
+    max_seq_len: int
     first_row: int = 0  # of its cache rows
     passes: list[list[SequenceState]] = field(default_factory=list)
 
@@ -60,12 +33,11 @@ class Pass:
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request], batch: int) -> None:
         self._decoder = decoder
-        longest = decoder.engines[0].info.max_seq_len
         self._scheduler = Scheduler(
             decoder.rounds,
             slots=batch,
-            max_seq_len=longest,
-            prefill_chunk=longest,
+            max_seq_len=decoder.max_seq_len,
+            prefill_chunk=decoder.max_seq_len,
             policy=decoder.policy,
             proposer=decoder.proposer,
             first_slot=decoder.first_row,
@@ -95,8 +67,7 @@ class Pass:
         self._decoder.passes.append(self._sequences)
 
     def _step(self) -> None:
-        sample, engines = self._sample, self._decoder.engines
-        before = [engine.seconds for engine in engines]
+        sample = self._sample
         start = time.perf_counter()
         stepped = self._scheduler.step()
         took = time.perf_counter() - start
@@ -106,13 +77,9 @@ class Pass:
             sample.prefill += took
             sample.tokens += len(stepped)  # one for each completed prompt
             return
-        in_target, *others = (
-            engine.seconds - was for engine, was in zip(engines, before, strict=True)
-        )
         sample.steps += 1
-        sample.verify += in_target
-        sample.draft += sum(others)
-        sample.sampling += report.round_trip - in_target - sum(others)
+        sample.verify += report.verify
+        sample.draft += report.draft
         sample.scheduler += took - report.round_trip
         for choice in report.choices:
             sample.choices[choice] = sample.choices.get(choice, 0) + 1

@@ -27,10 +27,9 @@ class Sample:
     tokens: int = 0  # generated
     rounds: int = 0  # of all sequences; each one's first token is from its prompt
     steps: int = 0  # engine calls of these rounds; one call serves a whole batch
-    verify: float = 0.0  # seconds in the target; with those below, the parts of `seconds`
+    verify: float = 0.0  # seconds in the target and accepting; with those below, all `seconds`
     draft: float = 0.0
-    sampling: float = 0.0  # accepting and proposing
-    scheduler: float = 0.0
+    scheduler: float = 0.0  # and proposing
     prefill: float = 0.0
     full_seconds: float = 0.0  # in rounds with all streams; `full_tokens` are their tokens
     full_tokens: int = 0
@@ -106,7 +105,7 @@ def speedups(cell: Cell, plain: Cell) -> list[float]:
 
 def phases(cell: Cell) -> dict[str, float]:
     """Return median milliseconds of a round (a step of the whole batch) by phase."""
-    names = ("verify", "draft", "sampling", "scheduler")
+    names = ("verify", "draft", "scheduler")
     return {
         name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
         for name in names

@@ -1,9 +1,7 @@
-"""Acceptance of a pair in temporary engines: `inspect --deep`, and what quantized weights cost.
+"""What quantized weights cost in tau, the tokens of a round, measured in temporary engines.
 
-The engines are in a temporary directory (TMPDIR) of the size of a build, so that a pair can be
-judged before building. The cost is tau, the tokens of a round, before and after. Measured on this
-CPU by our own graphs with dequantized float32 weights, it covers the weights only: activations and
-the KV cache are not rounded here, as they are on the GPU.
+Measured on this CPU by our own graphs with dequantized float32 weights, it covers the weights only:
+activations and the KV cache are not rounded here, as they are on the GPU.
 """
 
 import hashlib
@@ -11,7 +9,6 @@ import json
 import math
 import random
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -21,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints import Drafter, Pair, Report, Target, load_drafter, load_target
-from dflash_trt.checkpoints.findings import Finding, Found, check
+from dflash_trt.checkpoints import Drafter, Pair, Report, Target
 from dflash_trt.config import Quantize, Speculation
-from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.machine import free_memory
 from dflash_trt.prompts import read_prompts
@@ -42,49 +37,6 @@ PROMPTS = (
 )
 TOKENS = 64  # decoded per prompt
 MAX_SEQ_LEN = 1024
-# fraction of rounds that keep the first draft: 60 to 85 % with trained drafters, less with one for
-# another fine-tune, almost none with one for another model
-LEAST_KEPT = 0.3
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Results of greedy decoding with whole blocks; tau = 1 + sum(kept)."""
-
-    prompts: int
-    tokens: int
-    tau: float
-    kept: list[float]  # fraction of rounds that kept draft token 1, 2, ..
-    identical: int  # prompts with the same text as the target alone
-    finding: Finding
-
-
-def measure(
-    target_directory: Path, drafter_directory: Path, prompts: Path | None, report: Report
-) -> Measured:
-    """Decode the prompts of a file as for `verify`, or `PROMPTS`.
-
-    With a chat template `PROMPTS` are messages, because drafters learn from answers. The pair must
-    have passed its checks. Raises RequestError for the file, BuildError if the engines cannot be
-    written.
-    """
-    target, drafter = load_target(target_directory), load_drafter(drafter_directory)
-    length = longest_sequence(target, drafter)
-    tokens = min(TOKENS, length // 2)
-    asked = _prompts(target, prompts, length - tokens)
-    try:
-        with tempfile.TemporaryDirectory(prefix="dflash-trt-") as name:
-            write_engines(target, drafter, Path(name), length, report)
-            found = decode(Path(name), asked, tokens, report)
-    except OSError as error:
-        raise BuildError(
-            f"cannot write engines to {tempfile.gettempdir()}: {error.strerror or error}",
-            "Set TMPDIR to a folder with room for them",
-        ) from error
-    return Measured(
-        len(asked), sum(map(len, found.outputs)), found.tau, found.kept, found.identical,
-        acceptance(found.kept[0]),
-    )  # fmt: skip
 
 
 def longest_sequence(target: Target, drafter: Drafter | None) -> int:
@@ -121,30 +73,6 @@ def decode(
         tokens,
         Speculation(policy="fixed"),
         lambda done: report("prompts", done, len(prompts)),
-    )
-
-
-@check("warning")
-def acceptance(first: float) -> Found:
-    """Check acceptance: a drafter for another fine-tune of the target passes all other checks."""
-    what = f"the first draft token is kept in {first:.0%} of the rounds"
-    if first >= LEAST_KEPT:
-        return Found(True, what)
-    return Found(
-        False,
-        f"{what}; trained drafters keep it in 60 to 85 %",
-        "Check that the drafter was trained for this target, not for another fine-tune of it",
-    )
-
-
-def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]:
-    if file is None:
-        return chat_prompts(target.directory, longest)
-    return read_prompts(
-        file,
-        load_encoding(target.directory),
-        vocab_size=target.spec.vocab_size,
-        longest=longest,
     )
 
 
@@ -246,24 +174,6 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
     try:
         return _of_rounds(run(original, "original"), run(quantized, "quantized"))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def measure_drafter(
-    target: Target, drafter: Drafter, engines: Path, scratch: Path, report: Report
-) -> Cost:
-    """Compare built `engines` with the same pair in the checkpoints' precision."""
-    info = read_info(engines / "target", "onnxruntime")
-    if skipped := _too_large(target):
-        return Cost(skipped=skipped)
-    length = min(longest_sequence(target, drafter), info.max_seq_len)
-    tokens = min(TOKENS, length // 2)
-    prompts = chat_prompts(target.directory, length - tokens)
-    try:
-        write_engines(target, drafter, scratch, length, report)
-        before = decode(scratch, prompts, tokens, report)
-        return _of_rounds(before, decode(engines, prompts, tokens, report))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -38,15 +38,12 @@ THREADS = 2  # initial CPU request of an engine in a cluster, if not configured
 def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     """Write `directory/deploy`, reproducibly.
 
-    ranks: GPUs of one instance; they may be on several nodes. Writes nothing for a build with
-    links, which cannot be moved, for ONNX Runtime on a GPU, nor for plans of several GPUs, which
-    one Triton cannot serve.
+    ranks: GPUs of one instance; they may be on several nodes. Writes nothing for ONNX Runtime on a
+    GPU, nor for plans of several GPUs, which one Triton cannot serve.
     """
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name}
     if isinstance(engine, TensorRTLLM):
-        if engine.checkpoints == "link":
-            return
         values |= _bundle(config, engine, ranks)
     else:
         if isinstance(engine, OnnxRuntime) and engine.device != "cpu":

@@ -155,22 +155,9 @@ def differences(
 
 def _same(file: Path, listed: Entry, most: float) -> bool:
     """Compare a file with its entry; most: size in bytes from which it is not hashed."""
-    seen = file_stamp(file)
-    if not file.is_file() or any(seen.get(key) != listed.get(key) for key in ("size", "mtime_ns")):
+    if file.is_symlink() or not file.is_file() or file.stat().st_size != listed.get("size"):
         return False
-    if seen["size"] >= most:
-        return True
-    return all(listed.get(key, value) == value for key, value in entry(file).items())
-
-
-def file_stamp(file: Path) -> dict[str, int]:
-    """Return a file's size, or for a link also its target's time, which reveal changes."""
-    if not file.is_symlink():
-        return {"size": file.stat().st_size}
-    if not file.exists():
-        return {}
-    status = file.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return file.stat().st_size >= most or entry(file) == listed
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.provenance import Input, Job, Written
@@ -47,9 +47,9 @@ def prepare(
     drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
     warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
     config = _with_max_seq_len(config, target.spec, spec)
-    precision = _precision(config, target)
     if isinstance(config.engine, OnnxRuntime):
-        engine = config.engine.model_copy(update={"quantize": precision.target})
+        quantize = _precision(config.engine, target)
+        engine = config.engine.model_copy(update={"quantize": quantize})
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
     target, drafter = for_length(target, length), drafter and for_length(drafter, length)
@@ -59,33 +59,16 @@ def prepare(
     )
     of_drafter = None
     if drafter_at and drafter:
-        own = {"quantize": precision.drafter} if precision.drafter else {}
-        of_drafter = Input(drafter_at, _files(drafter), asdict(drafter.spec) | own)
-    write = partial(_write, config, target, drafter, precision, report)
+        of_drafter = Input(drafter_at, _files(drafter), asdict(drafter.spec))
+    write = partial(_write, config, target, drafter, report)
     return Job(config, of_target, of_drafter, warnings, write)
 
 
-class Precision(NamedTuple):
-    """`quantize` of both models, as configured or as a GGUF file is quantized; None: unset.
-
-    measured: the drafter's was configured, and what it costs is measured.
-    """
-
-    target: str | None
-    drafter: str | None
-    measured: bool
-
-
-def _precision(config: BuildConfig, target: Target) -> Precision:
-    engine, bits = config.engine, target.weights.stored_bits
-    asked = config.drafter.quantize if config.drafter else None
-    if not isinstance(engine, OnnxRuntime):
-        return Precision(None, asked, asked is not None)
-    quantize = engine.quantize
-    if quantize is None and bits is not None and engine.device == "cpu":
-        quantize = "int4" if bits == 4 else "int8"
-    drafter = asked or ("int8" if quantize in BITS else None)
-    return Precision(quantize, drafter, asked is not None)
+def _precision(engine: OnnxRuntime, target: Target) -> str | None:
+    """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
+    if engine.quantize is None and engine.device == "cpu":
+        return {4: "int4", 8: "int8"}.get(target.weights.stored_bits or 0)
+    return engine.quantize
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -118,14 +101,13 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | 
     if isinstance(config.engine, TensorRT):
         check_even(target, "target", config.engine.tensor_parallel_size)
         if drafter is not None:
-            check_even(drafter, "drafter", config.engine.drafter_ranks)
+            check_even(drafter, "drafter", config.engine.tensor_parallel_size)
 
 
 def _write(
     config: BuildConfig,
     target: Target,
     drafter: Drafter | None,
-    precision: Precision,
     report: Report,
     directory: Path,
 ) -> Written:
@@ -139,7 +121,7 @@ def _write(
     plans = engine if isinstance(engine, TensorRT) else None
     options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
     if isinstance(engine, OnnxRuntime):
-        storage = Storage(BITS.get(precision.target or "none"))
+        storage = Storage(BITS.get(engine.quantize or "none"))
         options = replace(options, threads=engine.threads, device=engine.device, storage=storage)
     if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
@@ -151,25 +133,18 @@ def _write(
     of_target = replace(options, progress=count, ranks=ranks, kind=engine.kind)
     digests = build_target(target, spec, engines / "target", of_target)
     if drafter is not None:
-        split = plans.drafter_ranks if plans else 1
         tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
-        count = _Counter("building the drafter engine", tensors * split, report)
-        bits = BITS.get(precision.drafter or "none")
+        count = _Counter("building the drafter engine", tensors * ranks, report)
+        bits: Literal[8] | None = None if options.storage.bits is None else 8
         storage = replace(options.storage, bits=bits, int8_inputs=True)
-        of_drafter = replace(options, progress=count, ranks=split, storage=storage)
+        of_drafter = replace(options, progress=count, ranks=ranks, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:
         build_plans(engines, plans, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, spec.block_size if spec else 1)
     write_deployment(directory, config, ranks)
-    cost = None
-    if drafter is not None and precision.measured:
-        # imported here: it loads the runtime
-        from dflash_trt.build.acceptance_probe import measure_drafter  # noqa: PLC0415
-
-        cost = measure_drafter(target, drafter, engines, directory / "measured", report)
-    return Written(digests, cost)
+    return Written(digests)
 
 
 class _Counter:

@@ -5,13 +5,11 @@ Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a 
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, read_manifest
+from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.build.provenance import (
     Job,
     Written,
@@ -20,10 +18,9 @@ from dflash_trt.build.provenance import (
     write_bom,
     write_manifest,
 )
-from dflash_trt.build.signing import verify_signature
 from dflash_trt.checkpoints import Located, Report, locate
 from dflash_trt.checkpoints.findings import Finding
-from dflash_trt.config import BuildConfig, Source, TensorRTLLM
+from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import BuildError
 from dflash_trt.files import publish, sole_writer
 
@@ -58,15 +55,13 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
             _check_output(output)  # again, now that no other process changes it
-            inputs = _beside(lambda: inputs_manifest(job, report))
-            manifest = None
-            if (output / MANIFEST).is_file():
-                manifest = matching_manifest(output, inputs.result(), report)
+            inputs = inputs_manifest(job, report)
+            manifest = matching_manifest(output, inputs, report)
             built, written = manifest is None, Written()
             if manifest is None:
                 written = job.write(scratch)
-                write_bom(scratch, inputs.result(), job)
-                manifest = write_manifest(scratch, inputs.result(), written, job, report)
+                write_bom(scratch, inputs, job)
+                manifest = write_manifest(scratch, inputs, written, report)
                 publish(scratch, output)
     except OSError as error:
         raise BuildError(
@@ -77,42 +72,13 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
 
 
-def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
-    """Run `make` in a daemon thread, for which a failing build does not wait."""
-    made: Future[Manifest] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except Exception as error:
-            made.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return made
-
-
 def _prepare(config: BuildConfig, report: Report) -> Job:
     """Locate both models and check them."""
     engine = config.engine
     by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
-    unchecked, drafter = _check_signature("target", config.target, target), None
-    if config.drafter:
-        drafter = locate(config.drafter, "drafter", report)
-        unchecked += _check_signature("drafter", config.drafter, drafter)
-    job = PREPARE[engine.kind](config, target, drafter, report)
-    return replace(job, warnings=[*job.warnings, *unchecked])
-
-
-def _check_signature(role: str, source: Source, at: Located) -> list[Finding]:
-    """Raise BuildError unless signed as configured; warn of a signature nobody checks."""
-    if source.signed_by is not None:
-        verify_signature(at.directory, source.signed_by)
-    elif (at.directory / SIGNATURE).is_file():
-        found = f"the {role} has a signature ({SIGNATURE}) that nobody checked"
-        fix = f"Name its signer's public key as {role}.signed_by"
-        return [Finding("signature-not-checked", "warning", found, fix)]
-    return []
+    drafter = locate(config.drafter, "drafter", report) if config.drafter else None
+    return PREPARE[engine.kind](config, target, drafter, report)
 
 
 def _check_output(output: Path) -> None:

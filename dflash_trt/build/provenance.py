@@ -18,7 +18,6 @@ from dflash_trt.build.manifest import (
     Manifest,
     differences,
     file_name,
-    file_stamp,
     files_of,
     read_manifest,
 )
@@ -92,28 +91,12 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
 
 
-def write_manifest(
-    directory: Path, inputs: Manifest, written: Written, job: Job, report: Report
-) -> Manifest:
-    """Write `manifest.json` over all files below `directory`; must be the last file written.
-
-    A link into an original checkpoint has that input's digest.
-    """
+def write_manifest(directory: Path, inputs: Manifest, written: Written, report: Report) -> Manifest:
+    """Write `manifest.json` over all files below `directory`; must be the last file written."""
     known = written.digests
-    originals = {
-        (model.at.directory / name).resolve(): entry
-        for role, model in job.models.items()
-        for name, entry in inputs["inputs"][role].items()
-    }
-    found = files_of(directory)
-    ours = [file for file in found if not file.is_symlink() and file not in known]
-    files = digests(directory, ours, report, "hashing")
+    left = [file for file in files_of(directory) if file not in known]
+    files = digests(directory, left, report, "hashing")
     files |= {file_name(directory, file): entry for file, entry in known.items()}
-    files |= {
-        file_name(directory, file): {**originals[file.resolve()], **file_stamp(file)}
-        for file in found
-        if file.is_symlink()
-    }
     cost = {"quantization": asdict(written.cost)} if written.cost else {}
     manifest = {**inputs, **cost, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -149,15 +132,6 @@ def _own_digest() -> str:
 
 
 BOM = "bom.cdx.json"
-# the Hub's names of licenses in SPDX; others keep the card's name
-SPDX = {
-    name.lower(): name
-    for name in (
-        *("Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MPL-2.0", "Unlicense"),
-        *("GPL-2.0-only", "GPL-3.0-only", "LGPL-3.0-only", "AGPL-3.0-only", "CC0-1.0"),
-        *("CC-BY-4.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0", "CC-BY-NC-SA-4.0", "PSF-2.0"),
-    )
-}
 ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
 # libraries whose version affects a build's bytes
 LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
@@ -207,8 +181,7 @@ def _model(role: str, directory: Path, inputs: Manifest) -> Json:
         component["version"] = hub["commit"]
         component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
     if card.license:
-        known = SPDX.get(card.license.lower())
-        component["licenses"] = [{"license": {"id": known} if known else {"name": card.license}}]
+        component["licenses"] = [{"license": {"name": card.license}}]
     return component
 
 

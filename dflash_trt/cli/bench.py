@@ -22,9 +22,7 @@ def engine(
     directory: Built,
     prompts: Annotated[
         list[str],
-        typer.Option(
-            help="pycode, synthetic:LENGTH, a task such as gsm8k, or a file of JSON lines."
-        ),
+        typer.Option(help="pycode, synthetic:LENGTH, or a file of JSON lines."),
     ] = ["pycode"],  # noqa: B006
     methods: Annotated[
         str,
@@ -97,9 +95,7 @@ def matrix(
         "none,dflash"
     ),
     concurrency: Annotated[str, typer.Option(help="Numbers of concurrent users.")] = "1,8",
-    prompts: Annotated[
-        str, typer.Option(help="pycode, tasks such as gsm8k, files of JSON lines.")
-    ] = "pycode",
+    prompts: Annotated[str, typer.Option(help="pycode, or files of JSON lines.")] = "pycode",
     requests: Annotated[int, typer.Option(min=1, help="Per load, at least twice its users.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
 ) -> None:

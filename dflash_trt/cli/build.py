@@ -30,8 +30,7 @@ def build(
     for warning in result.warnings:
         print(f"{warning.result}: {warning}", file=sys.stderr)
     files = result.manifest["files"]
-    linked = sum(entry["size"] for entry in files.values() if "mtime_ns" in entry)
-    size = sum(entry["size"] for entry in files.values()) - linked
+    size = sum(entry["size"] for entry in files.values())
     sampling = sampling_of(settings, directory)
     if json_:
         print_json(
@@ -39,7 +38,6 @@ def build(
             built=result.built,
             files=len(files),
             bytes=size,
-            linked_bytes=linked,
             seconds=round(result.seconds, 3),
             sampling_defaults=sampling,
             warnings=[str(warning) for warning in result.warnings],
@@ -48,10 +46,7 @@ def build(
     if not result.built:
         print(f"{directory} is already built from these inputs; nothing to do")
         return
-    print(
-        f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
-        + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
-    )
+    print(f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB")
     if result.written.cost is not None:
         print(f"quantized against the original: {result.written.cost}")
     if sampling:

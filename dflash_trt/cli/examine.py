@@ -52,13 +52,6 @@ def inspect(
         typer.Argument(help="Its directory, GGUF file or ORG/NAME@REVISION."),
     ],
     drafter: Annotated[str | None, typer.Argument(help="Likewise for its drafter.")] = None,
-    deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Build engines in TMPDIR, decode, and report acceptance."),
-    ] = False,
-    prompts: Annotated[
-        Path | None, typer.Option(help='With --deep: JSON lines with "text" or "ids".')
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
@@ -67,26 +60,17 @@ def inspect(
     from dflash_trt.checkpoints import locate_argument
     from dflash_trt.cli.show import show
 
-    deep = deep or prompts is not None
-    if deep and drafter is None:
-        raise RequestError("--deep measures a pair", "Give the drafter too")
     with reporting() as report:
         at = [locate_argument(target, "target", report)]
         if drafter is not None:
             at.append(locate_argument(drafter, "drafter", report))
         found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
         found["chats"] = about_chats(at[0])
-        fits = {kind["kind"]: kind["fits"] for kind in found["engine_kinds"]}
-        if deep and fits["onnxruntime"]:
-            from dflash_trt.build.acceptance_probe import measure
-
-            found["measured"] = asdict(measure(at[0], at[1], prompts, report))
-            found["checks"].append(found["measured"].pop("finding"))
     if json_:
         print_json(**found)
     else:
         show(found)
-    raise typer.Exit(0 if any(fits.values()) else 1)
+    raise typer.Exit(0 if any(kind["fits"] for kind in found["engine_kinds"]) else 1)
 
 
 def verify(

@@ -116,14 +116,7 @@ def generate(
     ] = "127.0.0.1:8001",
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option(help="Total probability of the tokens kept.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Number of tokens kept.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Word that ends the text. Repeatable.")
-    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send it as a user's message by the chat template.")
     ] = False,
@@ -149,10 +142,7 @@ def generate(
             [{"role": "user", "content": said}] if chat else said,
             max_tokens=max_tokens,
             temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
             seed=seed,
-            stop_words=stop or None,
         ):
             text, final = text + chunk.text, chunk.final
             ids += chunk.token_ids

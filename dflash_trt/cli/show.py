@@ -37,7 +37,7 @@ def text_table(title: str, *columns: str) -> Table:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print a report of `checkpoints.inspect`, with `measured` if present."""
+    """Print a report of `checkpoints.inspect`."""
     _print(_lines(report))
 
 
@@ -67,15 +67,6 @@ def _lines(report: dict[str, Any]) -> Iterator[Styled]:
         yield from ([(f"  {kind:<24}{how}", "")] for kind, how in chats.items())
     yield [("checks", "bold")]
     yield from _checks(report["checks"])
-    if measured := report.get("measured"):
-        kept = " ".join(f"{share:.0%}" for share in measured["kept"])
-        yield [("measured", "bold")]
-        yield _field(
-            "tau",
-            f"{measured['tau']:.2f} tokens a round over {measured['prompts']} prompts, "
-            f"{measured['tokens']} tokens; {measured['identical']} texts as the target's alone",
-        )
-        yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
     yield [("engine kinds", "bold")]
     for kind in report["engine_kinds"]:
         yield _result("fits" if kind["fits"] else "does not fit", kind["kind"])

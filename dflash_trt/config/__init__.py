@@ -5,7 +5,6 @@ from dflash_trt.config.load import json_schema, load_config, variants
 from dflash_trt.config.sections import (
     DRAFTERLESS,
     Capability,
-    DrafterSource,
     Method,
     OnnxRuntime,
     Quantize,

@@ -8,15 +8,14 @@ from pydantic_core import PydanticCustomError
 from dflash_trt.config.sections import (
     DRAFTERLESS,
     Count,
-    DrafterSource,
     Method,
     OnnxRuntime,
     Section,
+    Source,
     TargetSource,
     TensorRT,
     TensorRTLLM,
     methods_of,
-    taking,
 )
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how our engines run rounds
@@ -133,12 +132,12 @@ class BuildConfig(Section):
         description="names the build and its default output folder",
     )
     target: TargetSource = Field(description="selects the model whose output distribution is kept")
-    drafter: DrafterSource | None = Field(
+    drafter: Source | None = Field(
         default=None,
         description="selects the drafter trained for the target, of speculation.method; not needed "
         "for ngram and none",
     )
-    drafters: dict[Method, DrafterSource] = Field(
+    drafters: dict[Method, Source] = Field(
         default={},
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
@@ -154,15 +153,10 @@ class BuildConfig(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _are_drafters(cls, drafters: dict[Method, DrafterSource]) -> dict[Method, DrafterSource]:
+    def _are_drafters(cls, drafters: dict[Method, Source]) -> dict[Method, Source]:
         if not drafters.keys().isdisjoint(DRAFTERLESS):
             raise PydanticCustomError("method", "ngram and none have no drafter")
         return drafters
-
-    @field_validator("engine")
-    @classmethod
-    def _takes_the_drafters(cls, engine: Engine, info: ValidationInfo) -> Engine:
-        return taking(engine, info.data.get("drafter"), *info.data.get("drafters", {}).values())
 
     @field_validator("speculation")
     @classmethod

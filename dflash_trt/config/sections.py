@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -45,12 +45,6 @@ class Source(Section):
         default=None, min_length=1, description="with hub: selects a commit, tag or branch"
     )
 
-    signed_by: Path | None = Field(
-        default=None,
-        description="with path: names the public key (PEM) whose signature, model.sig, the "
-        "directory must have",
-    )
-
     @model_validator(mode="after")
     def _is_one_place(self) -> Self:
         if sum(getattr(self, place) is not None for place in self.places) != 1:
@@ -58,8 +52,6 @@ class Source(Section):
             raise PydanticCustomError("source", message, {"places": ", ".join(self.places)})
         if (self.hub is None) != (self.revision is None):
             raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
-        if self.signed_by is not None and self.path is None:
-            raise PydanticCustomError("source", "signed_by goes with path")
         return self
 
     def pinned(self, commit: str | None) -> Self:
@@ -67,10 +59,8 @@ class Source(Section):
         return self if commit is None else self.model_copy(update={"revision": commit})
 
     def below(self, folder: Path) -> Self:
-        """Return the source with absolute paths; relative ones start at `folder`."""
-        given = {"path": self.path, "signed_by": self.signed_by}
-        paths = {name: absolute(folder, path) for name, path in given.items() if path}
-        return self.model_copy(update=paths)
+        """Return the source with an absolute path; a relative one starts at `folder`."""
+        return self.model_copy(update={"path": absolute(folder, self.path)} if self.path else {})
 
 
 class TargetSource(Source):
@@ -99,17 +89,6 @@ class TargetSource(Source):
         if self.gguf is None or self.package is not None:
             return super().below(folder)
         return self.model_copy(update={"gguf": absolute(folder, self.gguf)})
-
-
-class DrafterSource(Source):
-    """Source of a drafter, and the precision in which our own engine computes it."""
-
-    quantize: Literal["int8", "int4", "none"] | None = Field(
-        default=None,
-        description="quantizes the drafter's linear layers, or none of them, whatever "
-        "engine.quantize says of the target's (engine kind onnxruntime only); `build` measures the "
-        "acceptance with it. Unset: as engine.quantize, and int8 beside a quantized GGUF file",
-    )
 
 
 def absolute(folder: Path, path: Path) -> Path:
@@ -174,11 +153,6 @@ class TensorRT(Section):
         description="shards the models over this many GPUs, a plan for each; `serve` runs those "
         "of one",
     )
-    shard_drafter: bool = Field(
-        default=True,
-        description="shards the drafter too; false: the first GPU has all of it, faster for a "
-        "small one",
-    )
     compute_capabilities: list[Capability] | None = Field(
         default=None,
         min_length=1,
@@ -190,10 +164,6 @@ class TensorRT(Section):
     def _as_text(cls, values: object) -> object:
         """Convert to strings, because YAML reads 8.9 as a number."""
         return [str(value) for value in values] if isinstance(values, list) else values
-
-    @property
-    def drafter_ranks(self) -> int:
-        return self.tensor_parallel_size if self.shard_drafter else 1
 
     @model_validator(mode="after")
     def _library_has_a_choice(self) -> "TensorRT":
@@ -278,10 +248,10 @@ class TensorRTLLM(Section):
         default=None,
         description="sets how many sequences run at once; unset: by objective and memory",
     )
-    checkpoints: Literal["copy", "link", "hub"] = Field(
+    checkpoints: Literal["copy", "hub"] = Field(
         default="copy",
-        description="copy: store both checkpoints in the bundle; link: point to their files; hub: "
-        "fetch the target by id and revision where it runs, and copy the drafter",
+        description="copy: store both checkpoints in the bundle; hub: fetch the target by id and "
+        "revision where it runs, and copy the drafter",
     )
     quantize: Quantize | None = Field(
         default=None,
@@ -311,25 +281,9 @@ class TensorRTLLM(Section):
             raise PydanticCustomError(
                 "quantized_here",
                 "checkpoints: hub leaves the target on the Hub, but quantize writes another one; "
-                "take copy or link",
+                "take copy",
             )
         return self
-
-
-Kind = TypeVar("Kind", bound=OnnxRuntime | TensorRT | TensorRTLLM)
-
-
-def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
-    """Return the engine; PydanticCustomError if it cannot compute a drafter in other precision."""
-    if not {each.quantize for each in drafters if each} - {None, "none"}:
-        return engine
-    if isinstance(engine, TensorRTLLM):
-        message = "TensorRT-LLM's DFlash worker reads a drafter's weights without their scales"
-        raise PydanticCustomError("drafter", message + "; leave drafter.quantize out")
-    if isinstance(engine, TensorRT) or engine.device == "cuda":
-        message = "drafter.quantize is for engine.kind onnxruntime on the CPU; leave it out"
-        raise PydanticCustomError("drafter", message)
-    return engine
 
 
 def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:

@@ -30,8 +30,8 @@ NOTHING = 1.2  # tokens a round: the drafter does not belong to the target, or g
 TEXTS = 64  # limit of parallel texts, which are compared with plain decoding's
 LONG = 8000  # limit of the long prompt in tokens
 COLLAPSED = (
-    "Check that target and drafter are the published pair (`dflash-trt inspect --deep` where it "
-    "fits), and that engine.args leaves speculation on and kv_cache_config.enable_block_reuse off"
+    "Check that target and drafter are the published pair, and that engine.args leaves speculation "
+    "on and kv_cache_config.enable_block_reuse off"
 )
 ONE, LONG_PROMPT = "one at a time", "long prompt"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

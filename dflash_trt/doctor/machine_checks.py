@@ -66,7 +66,7 @@ class Patient:
 
 @check("error")
 def files(patient: Patient) -> Found:
-    """Check for an interrupted copy, or a missing original of `checkpoints: link`."""
+    """Check for an interrupted copy."""
     files = patient.manifest["files"]
     if found := differences(patient.directory, patient.manifest, patient.depth):
         fix = "Copy the build here again, or run `dflash-trt build` again"

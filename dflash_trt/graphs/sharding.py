@@ -83,10 +83,10 @@ def check_even(spec: DecoderSpec, role: str, ranks: int) -> None:
     uneven = list(dict.fromkeys(_uneven(spec, ranks)))
     if not uneven:
         return
-    fix = "Choose another tensor_parallel_size: 1, 2, 4 or 8"
-    if role == "drafter":
-        fix += "; or leave the drafter whole: shard_drafter: false"
-    raise ConfigError(f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}", fix)
+    raise ConfigError(
+        f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}",
+        "Choose another tensor_parallel_size: 1, 2, 4 or 8",
+    )
 
 
 def _uneven(spec: DecoderSpec, ranks: int) -> Iterator[str]:

@@ -223,7 +223,7 @@ def models_as_checked(context: Context, args: LlmArgs) -> Found:
     """Check that target and drafter are those that were checked, and a Hub target has its id."""
     target, place = context.config.target, args.value("speculative_config.speculative_model")
     if context.engine.checkpoints == "hub" and target.hub is None:
-        fix = "Give target: {hub: ORG/NAME, revision: COMMIT}, or set checkpoints to copy or link"
+        fix = "Give target: {hub: ORG/NAME, revision: COMMIT}, or set checkpoints to copy"
         return Found(False, "engine.checkpoints is hub, the target a directory", fix)
     same = args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision)
     return Found(

@@ -4,7 +4,7 @@ engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (u
 launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
 ```
 
-Paths in it are relative: the directory can be moved, with `checkpoints: link` only on its machine.
+Paths in it are relative: the directory can be moved.
 """
 
 import json
@@ -77,13 +77,13 @@ def write_bundle(
     """
     section = config.engine
     assert isinstance(section, TensorRTLLM)
-    by_id, link = section.checkpoints == "hub", section.checkpoints == "link"
+    by_id = section.checkpoints == "hub"
     engine = directory / "engines" / KIND
     engine.mkdir(parents=True, exist_ok=True)
     if not pair.drafter.absent:
-        _put(pair.drafter, engine / "drafter", report, link=link)
+        _put(pair.drafter, engine / "drafter", report)
     if not by_id and section.quantize is None:  # quantizing writes the target there
-        _put(pair.target, engine / "target", report, link=link)
+        _put(pair.target, engine / "target", report)
 
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
@@ -117,18 +117,15 @@ def write_bundle(
     _write_scripts(directory / "launch", info)
 
 
-def _put(model: Model[Any], directory: Path, report: Report, *, link: bool) -> None:
+def _put(model: Model[Any], directory: Path, report: Report) -> None:
     files = checkpoint_files(model)
     directory.mkdir(parents=True)
-    step = f"{'linking' if link else 'copying'} the {model.role}"
+    step = f"copying the {model.role}"
     for done, file in enumerate(files):
         report(step, done, len(files))
         copy = directory / file.relative_to(model.directory)
         copy.parent.mkdir(exist_ok=True)
-        if link:
-            copy.symlink_to(file.resolve())
-        else:
-            copy_file(file, copy)
+        copy_file(file, copy)
     report(step, len(files), len(files))
 
 

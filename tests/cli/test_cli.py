@@ -223,8 +223,8 @@ def test_generate_sends_what_its_options_say(
     monkeypatch.setattr(client, "Client", FakeClient)
     key, ca = tmp_path / "key", tmp_path / "ca.pem"
     key.write_text("k" * 16 + "\n")
-    sampling = ("--seed", 7, "--top-p", 0.9, "--top-k", 40, "--temperature", 0.5)
-    more = ("--stop", "a", "--stop", "b", "--chat", "--tls-ca", ca, "--key-file", key)
+    sampling = ("--seed", 7, "--temperature", 0.5)
+    more = ("--chat", "--tls-ca", ca, "--key-file", key)
     assert run("generate", "hi", "--url", "host:1", *sampling, *more).code == 0
     assert FakeClient.asked == {
         "url": "host:1",
@@ -233,14 +233,11 @@ def test_generate_sends_what_its_options_say(
         "prompt": [{"role": "user", "content": "hi"}],
         "max_tokens": 128,
         "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
         "seed": 7,
-        "stop_words": ["a", "b"],
     }
     assert run("generate", "hi").code == 0
-    named = ("tls", "headers", "top_p", "top_k", "seed", "stop_words")
-    assert [FakeClient.asked[name] for name in named] == [None] * 6, "the server's defaults"
+    named = ("tls", "headers", "seed")
+    assert [FakeClient.asked[name] for name in named] == [None] * 3, "the server's defaults"
     assert_error(run("generate", "hi", "--key-file", tmp_path), 1, "cannot read", "--key-file")
     key.write_bytes(b"\xff")
     assert_error(run("generate", "hi", "--key-file", key), 1, "holds no key")

@@ -323,7 +323,7 @@ def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
     teach(make_pair(tmp_path, tied=False))
     (tmp_path / "drafter").rename(tmp_path / "elsewhere")
     args = {"guided_decoding_backend": "llguidance"}
-    build_dir = make_build(tmp_path, "elsewhere", concurrency=8, checkpoints="link", args=args)
+    build_dir = make_build(tmp_path, "elsewhere", concurrency=8, args=args)
     found = {each.name: each for each in examine(build_dir, True)}
     told = found["acceptance"].found
     assert re.match(r"tokens a round: 8 at once \d\.\d\d", told)

@@ -28,7 +28,7 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs.sharding import Rank, check_even
+from dflash_trt.graphs.sharding import Rank
 from dflash_trt.graphs.target import target_graph
 
 pytestmark = pytest.mark.models
@@ -163,14 +163,6 @@ def test_uneven_shapes_are_refused(
         build_pair(tmp_path, tmp_path / "built", **plans)
     assert numbers in raised.value.problem
     assert not (tmp_path / "built").exists()
-
-
-def test_an_uneven_drafter_can_stay_whole(tmp_path: Path) -> None:
-    make_pair(tmp_path, intermediate=98)  # the drafter's is 130
-    spec = load_drafter(tmp_path / "drafter").spec
-    check_even(spec, "drafter", 2)
-    with pytest.raises(ConfigError, match=r"130 / 4.* shard_drafter: false"):
-        check_even(spec, "drafter", 4)
 
 
 def test_an_engine_of_the_cpu_has_no_ranks(tmp_path: Path) -> None:

@@ -9,15 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_pair, config_of, quiet
+from builds import build_pair
 from pairs import make_pair, teach
 
-from dflash_trt.build.manifest import read_manifest
-from dflash_trt.build.pipeline import build
 from dflash_trt.build.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
-from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import check_lossless
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.files import LARGE
@@ -40,45 +36,6 @@ def test_weights_keep_the_dtype_of_the_checkpoint(dtype: str, tmp_path: Path) ->
 def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     directory = tmp_path_factory.mktemp("taught")
     return directory, teach(make_pair(directory, tied=False))
-
-
-@pytest.mark.parametrize(
-    ("asked", "engine", "is_quantized"),
-    [
-        ("int8", None, (False, True)),
-        ("int4", "int8", (True, True)),
-        ("none", "int8", (True, False)),
-    ],
-)
-def test_a_drafter_in_another_precision(
-    taught: tuple[Path, list[list[int]]],
-    tmp_path: Path,
-    asked: str,
-    engine: str | None,
-    is_quantized: tuple[bool, bool],
-) -> None:
-    pair, texts = taught
-    engines = {"quantize": engine} if engine else {}
-    settings = config_of(
-        pair, drafter={"path": pair / "drafter", "quantize": asked}, engine=engines
-    )
-    built = tmp_path / "built"
-    made = build(settings, built, quiet).written
-    at = built / "engines"
-    assert tuple(read_info(at / x, KIND).quantized for x in ("target", "drafter")) == is_quantized
-    assert made.cost is not None
-    assert made.cost.taus is not None
-    assert min(made.cost.taus) >= 1
-    manifest = read_manifest(built)
-    assert manifest["drafter"]["quantize"] == asked
-    assert manifest["quantization"]["taus"] == list(made.cost.taus)
-    found = check_lossless(
-        at, [text[:17] for text in texts[:2]], 32, Speculation(draft_tokens=7), lambda done: None
-    )
-    assert found.identical == found.total == 2
-    assert not (built / "measured").exists()
-    assert not build(settings, built, quiet).built
-    assert build(config_of(pair, engine=engines), built, quiet).built
 
 
 @pytest.mark.parametrize("bits", [4, 8])

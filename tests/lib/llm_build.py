@@ -16,7 +16,7 @@ STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
 
 def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **serving: Any) -> Path:
     """As `build` writes it; args: of `LLM(...)`, over those that are chosen by rule."""
-    engine = {"kind": "tensorrt_llm", "gpus": 1, "checkpoints": "link", "args": args}
+    engine = {"kind": "tensorrt_llm", "gpus": 1, "args": args}
     build(config_of(pair_dir, engine=engine, serving=serving), directory, quiet)
     return directory
 

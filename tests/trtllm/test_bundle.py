@@ -31,7 +31,7 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
-from dflash_trt.files import copy_file, entry
+from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.ports import free_ports
@@ -90,22 +90,6 @@ def test_what_is_believed_of_the_drafter_goes_with_it(pair: Path) -> None:
     info = read_info(engine(pair / "built"))
     assert info.lowest == 2.78
     assert "TensorRT-LLM's accuracy references" in info.lowest_by
-
-
-def test_linked_checkpoints_stay_where_they_are(pair: Path) -> None:
-    settings = config(pair, checkpoints="link")
-    build(settings, pair / "linked", quiet)
-    weights = pair / "target" / "model.safetensors"
-    link = engine(pair / "linked") / "target" / "model.safetensors"
-    assert link.readlink() == weights
-    listed = read_manifest(pair / "linked")["files"]
-    assert listed["engines/tensorrt_llm/target/model.safetensors"] == {
-        **entry(weights),
-        "mtime_ns": weights.stat().st_mtime_ns,
-    }
-    assert not build(settings, pair / "linked", quiet).built
-    os.utime(weights, ns=(1, 1))
-    assert build(settings, pair / "linked", quiet).built
 
 
 @pytest.mark.models

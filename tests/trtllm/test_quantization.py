@@ -19,7 +19,6 @@ from builds import assert_only, config_of, edit, quiet
 from families import DRAFTER, FAMILIES
 from load import wait_until
 from pairs import make_pair, write_pair
-from pydantic import ValidationError
 
 from dflash_trt.build import acceptance_probe as costs
 from dflash_trt.build.acceptance_probe import Cost, calibration_texts, check_loss, measure_cost
@@ -81,22 +80,6 @@ def test_a_plan_is_of_the_quantized_target(pair: Path, prompts: Path) -> None:
         for each in (whole, config(pair, prompts), config(pair, prompts, method="nvfp4"))
     ]
     assert sizes[0] > sizes[1] > sizes[2] > sizes[0] / 4
-
-
-@pytest.mark.parametrize(
-    ("engine", "says"),
-    [
-        ({"kind": "tensorrt_llm"}, "without their scales"),
-        ({"kind": "tensorrt", "library": "tensorrt"}, "is for engine.kind onnxruntime"),
-        ({"device": "cuda"}, "is for engine.kind onnxruntime"),
-    ],
-)
-def test_a_drafter_is_quantized_for_our_own_engine_alone(
-    tmp_path: Path, engine: dict[str, Any], says: str
-) -> None:
-    drafter = {"path": tmp_path, "quantize": "int8"}
-    with pytest.raises(ValidationError, match=says):
-        config_of(tmp_path, drafter=drafter, engine=engine)
 
 
 @pytest.mark.parametrize(

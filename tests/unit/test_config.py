@@ -145,7 +145,7 @@ def test_schema_describes_every_field() -> None:
     assert set(schema["properties"]) == set(BuildConfig.model_fields)
     assert schema["required"] == ["name", "target"]
     assert schema["additionalProperties"] is False
-    sections = {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "DrafterSource"}
+    sections = {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"}
     assert sections < set(schema["$defs"])
     for section, fields in schema["$defs"].items():
         for name, field in fields["properties"].items():

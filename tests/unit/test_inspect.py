@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from pairs import make_pair
 from safetensors.torch import load_file
 from transformers import GptOssConfig
 
-from dflash_trt.build.acceptance_probe import measure
 from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import (
     Pair,
@@ -321,9 +319,6 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         assert (code, out) == (1, "")
         assert err.startswith("error: ")
         assert err.count("\n") == 1
-    code, _, err = run("inspect", DEMO / "target", "--deep")
-    assert code == 1
-    assert "drafter" in err
 
 
 def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
@@ -334,37 +329,3 @@ def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
     dflash(pair / "drafter", mask_token_id=320)
     with pytest.raises(PairError, match="mask_token_id 320 is outside"):
         build(config, pair / "other", lambda *_: None)
-
-
-@pytest.mark.models
-def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
-    prompts = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)[:2]
-    (tmp_path / "prompts.jsonl").write_text("".join(prompts))
-
-    def measured(drafter: Path) -> Any:
-        return measure(DEMO / "target", drafter, tmp_path / "prompts.jsonl", lambda *_: None)
-
-    right = measured(DEMO / "drafter")
-    wrong_drafter = Path(shutil.copytree(DEMO / "drafter", tmp_path / "drafter"))
-
-    def scramble(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["fc.weight"] = tensors["fc.weight"].flip(1).contiguous()
-
-    edit_weights(wrong_drafter, scramble)
-    wrong = measured(wrong_drafter)
-    assert len(right.kept) == load_drafter(DEMO / "drafter").spec.block_size - 1
-    assert right.tau == pytest.approx(1 + sum(right.kept))
-    assert right.finding.result == "passed"
-    assert wrong.finding.result == "warning"
-    assert wrong.tau < 1.5 < right.tau
-    # the text is the target's own either way
-    assert right.identical == wrong.identical == 2
-
-
-def test_deep_prints_what_it_measured(pair: Path) -> None:
-    code, out, _ = run("inspect", pair / "target", pair / "drafter", "--deep", "--json")
-    report = json.loads(out)
-    assert code == 0
-    assert report["measured"]["prompts"] == 6
-    assert report["checks"][-1]["name"] == "acceptance"
-    assert inspect(pair / "target").keys() == {"target", "checks", "engine_kinds"}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from builds import config_of, quiet
 from commands import run
-from llm_build import write_llm_build
 from pairs import make_pair
 
 from dflash_trt.build import manifest
@@ -22,11 +21,10 @@ from dflash_trt.errors import BuildError
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, with its build under `built`, and a bundle of links under `linked`."""
+    """A pair, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory)
     build(config_of(directory), directory / "built", quiet)
-    write_llm_build(directory / "linked", directory, {"max_batch_size": 2, "max_seq_len": 64})
     return directory
 
 
@@ -85,19 +83,6 @@ def test_check_names_every_file_that_differs(built: Path) -> None:
         "added: elsewhere",
         "added: engines/more\\u000a\\udcff",
     ]
-
-
-def test_originals_of_links_are_checked_too(original: Path) -> None:
-    linked, weights = original / "linked", original / "target" / "model.safetensors"
-    listed = read_manifest(linked)
-    links = [name for name in listed["files"] if (linked / name).resolve() == weights.resolve()]
-    assert links
-    assert not differences(linked, listed)
-    flip(weights)
-    try:
-        assert differences(linked, listed).changed == sorted(links)
-    finally:
-        flip(weights)
 
 
 def test_each_depth_of_a_check_reads_as_much_as_it_says(

@@ -116,7 +116,7 @@ class Engine:
                 self._tell(number)
             report = self._scheduler.report
             if report is not None and report.sequences:
-                drafted, _, accepted = map(sum, zip(*report.sequences, strict=True))
+                drafted, accepted = map(sum, zip(*report.sequences, strict=True))
                 count = len(report.sequences)
                 self.stats.append(
                     {
