@@ -29,7 +29,7 @@ class Sample:
     steps: int = 0  # engine calls of these rounds; one call serves a whole batch
     verify: float = 0.0  # seconds in the target and accepting; with those below, all `seconds`
     draft: float = 0.0
-    scheduler: float = 0.0  # and proposing
+    scheduler: float = 0.0  # and proposing, and all else
     prefill: float = 0.0
     full_seconds: float = 0.0  # in rounds with all streams; `full_tokens` are their tokens
     full_tokens: int = 0

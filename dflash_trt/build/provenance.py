@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MADE = {"files", "quantization"}
 # config fields left out, because the inputs themselves are recorded
 LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
-    "engine": {"quantize": {"calibration": {"prompts": True}}}
+    "engine": {"calibration": True}
 }
 
 

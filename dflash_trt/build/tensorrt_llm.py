@@ -1,19 +1,12 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.acceptance_probe import (
-    Texts,
-    calibration_texts,
-    check_loss,
-    measure_cost,
-    provenance,
-)
+from dflash_trt.build.acceptance_probe import calibration_texts, measure_cost, provenance
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
@@ -32,7 +25,7 @@ from dflash_trt.checkpoints import (
     pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.findings import Finding, NotKnown
+from dflash_trt.checkpoints.findings import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.planning import machine
@@ -45,7 +38,6 @@ from dflash_trt.tensorrt_llm import (
     checkpoint_files,
     choose_args,
     drafter_name,
-    judged_arguments,
     quantize_target,
     write_bundle,
 )
@@ -87,7 +79,7 @@ def prepare(
     args = choose_args(config, planned, hardware)
     of_args = warnings_of(check_args(config, planned, hardware, args), ConfigError)
     if asked is not None:
-        texts = calibration_texts(asked, pair.target)
+        texts = calibration_texts(section.calibration, pair.target)
         known |= {"quantized": provenance(texts)}
         write = partial(_quantize, config=config, pair=pair, texts=texts, report=report)
     else:
@@ -132,34 +124,19 @@ def _known(model: Model[Any]) -> dict[str, Any]:
     return asdict(model.spec) if model.read else dict(model.values)
 
 
-def _ask_tensorrt_llm(engine: Path) -> None:
-    """Raise ConfigError if an installed TensorRT-LLM refuses the arguments; else `doctor` asks."""
-    with suppress(NotKnown):
-        version, refused = judged_arguments(engine)
-        if refused:
-            raise ConfigError(
-                f"TorchLlmArgs of TensorRT-LLM {version} refuses the arguments: "
-                f"{'; '.join(refused)}",
-                "Correct engine.args",
-            )
-
-
 def _quantize(
-    directory: Path, *, config: BuildConfig, pair: Pair, texts: Texts, report: Report
+    directory: Path, *, config: BuildConfig, pair: Pair, texts: list[list[int]], report: Report
 ) -> Written:
     """Write a bundle whose target is quantized now; its arguments are chosen for that."""
     section = config.engine
     assert isinstance(section, TensorRTLLM)
     assert section.quantize is not None
     engine, hardware = directory / "engines" / KIND, machine(section.hardware)
-    quantize_target(
-        section.quantize, pair.target.directory, engine / "target", texts.calibrated, report
-    )
+    quantize_target(section.quantize, pair.target.directory, engine / "target", texts, report)
     made = replace(pair, target=open_target(engine / "target"))
     checks = [check for check in pair_findings(made) if check.name not in READER_CHECKS]
     warnings_of(checks, PairError)  # the original's warnings were reported already
-    cost = measure_cost(pair, made, texts, directory / "measured", report)
-    check_loss(cost, section.quantize)
+    cost = measure_cost(pair, made, directory / "measured", report)
     args = choose_args(config, made, hardware)
     warnings = warnings_of(check_args(config, made, hardware, args), ConfigError)
     _write(directory, config=config, pair=made, args=args, report=report)
@@ -170,7 +147,6 @@ def _write(
     directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
 ) -> Written:
     write_bundle(directory, config, pair, args, report)
-    _ask_tensorrt_llm(directory / "engines" / KIND)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)

@@ -7,7 +7,7 @@ from dflash_trt.config.sections import (
     Capability,
     Method,
     OnnxRuntime,
-    Quantize,
+    Precision,
     Source,
     TargetSource,
     TensorRT,

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dflash_trt.config.build import BuildConfig, Engine, Speculation
+from dflash_trt.config.build import BuildConfig, Speculation
 from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolute, methods_of
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
@@ -59,19 +59,11 @@ def load_config(path: Path) -> BuildConfig:
         "drafter": config.drafter and config.drafter.below(folder),
         "drafters": {method: x.below(folder) for method, x in config.drafters.items()},
     }
-    sources["engine"] = _below(config.engine, folder)
+    engine = config.engine
+    if isinstance(engine, TensorRTLLM) and engine.calibration is not None:
+        file = absolute(folder, engine.calibration)
+        sources["engine"] = engine.model_copy(update={"calibration": file})
     return variants(config.model_copy(update=sources))[config.speculation.method]
-
-
-def _below(engine: Engine, folder: Path) -> Engine:
-    """Return the engine with an absolute path to its calibration prompts."""
-    quantize = engine.quantize if isinstance(engine, TensorRTLLM) else None
-    if quantize is None or quantize.calibration.prompts is None:
-        return engine
-    file = absolute(folder, quantize.calibration.prompts)
-    calibration = quantize.calibration.model_copy(update={"prompts": file})
-    changed = quantize.model_copy(update={"calibration": calibration})
-    return engine.model_copy(update={"quantize": changed})
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -176,48 +176,7 @@ class TensorRT(Section):
         return self
 
 
-class Calibration(Section):
-    """Texts for measuring the ranges of activations."""
-
-    prompts: Path | None = Field(
-        default=None,
-        description="names a file of prompts as `verify` takes it, absolute or relative to this "
-        "file, an eighth of which is held out for evaluation; unset: pages of Python's own "
-        "documentation",
-    )
-    tokens: Count = Field(default=256, description="cuts each text to this many tokens")
-
-
 Precision = Literal["fp8", "nvfp4"]
-
-
-class Quantize(Section):
-    """Precision of the target's linear layers; embedding, head and norms stay unchanged."""
-
-    method: Precision = Field(
-        description="fp8: weights and activations in e4m3, a scale for each matrix; nvfp4: in "
-        "e2m1, a scale for 16 numbers"
-    )
-    kv_cache: Literal["none", "fp8"] = Field(
-        default="none", description="fp8: also calibrate scales of an FP8 KV cache"
-    )
-    calibration: Calibration = Field(
-        default=Calibration(), description="selects the texts that ranges are measured on"
-    )
-    max_acceptance_loss: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.05,
-        description="fails the build if tau, the tokens of a round, falls by a larger share",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _method_alone(cls, given: Any) -> Any:
-        return {"method": given} if isinstance(given, str) else given
-
-
-def _or_method_alone(schema: dict[str, Any]) -> None:
-    """Add a bare method to the JSON Schema of a field that holds the section."""
-    schema["anyOf"].append({"enum": list(get_args(Precision))})
 
 
 class TensorRTLLM(Section):
@@ -253,12 +212,17 @@ class TensorRTLLM(Section):
         description="copy: store both checkpoints in the bundle; hub: fetch the target by id and "
         "revision where it runs, and copy the drafter",
     )
-    quantize: Quantize | None = Field(
+    quantize: Precision | None = Field(
         default=None,
-        description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
-        "measures what that costs, and puts the result into the bundle; a method alone is short "
-        "for the section. Unset: keep the checkpoint's precision",
-        json_schema_extra=_or_method_alone,
+        description="quantizes the target's linear layers with ModelOpt (extra `quantize`), and "
+        "measures what that costs. fp8: weights and activations in e4m3, a scale for each matrix; "
+        "nvfp4: in e2m1, a scale for 16 numbers. Unset: keep the checkpoint's precision",
+    )
+    calibration: Path | None = Field(
+        default=None,
+        description="with quantize: names a file of prompts as `verify` takes it, absolute or "
+        "relative to this file, on which ranges of activations are measured; unset: pages of "
+        "Python's own documentation",
     )
     args: dict[str, Any] = Field(
         default={},
@@ -277,6 +241,8 @@ class TensorRTLLM(Section):
 
     @model_validator(mode="after")
     def _quantized_here(self) -> "TensorRTLLM":
+        if self.calibration is not None and self.quantize is None:
+            raise PydanticCustomError("calibration", "calibration goes with quantize")
         if self.quantize is not None and self.checkpoints == "hub":
             raise PydanticCustomError(
                 "quantized_here",

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from dflash_trt.checkpoints import (
     read_json,
     small_files,
 )
-from dflash_trt.config import Quantize
+from dflash_trt.config import Precision
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
 from dflash_trt.planning import Machine
@@ -51,12 +51,12 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
-def check_quantizable(asked: Quantize, target: Target, machine: Machine) -> None:
+def check_quantizable(method: Precision, target: Target, machine: Machine) -> None:
     """Raise ConfigError if TensorRT-LLM has no kernels or the target cannot be quantized.
 
     Raises BuildError if a package is not installed.
     """
-    method, gpu, name = asked.method, machine.gpu, target.architecture
+    gpu, name = machine.gpu, target.architecture
     of_gpu = [m for m, (capabilities, _) in KERNELS.items() if gpu.sm in capabilities]
     of_both = [m for m in of_gpu if name.startswith(KERNELS[m][1])]
     instead = f"Set engine.quantize to {' or '.join(of_both)}, or leave it out"
@@ -76,32 +76,23 @@ def check_quantizable(asked: Quantize, target: Target, machine: Machine) -> None
         )
 
 
-def announced(asked: Quantize | None, target: Target) -> Target:
+def announced(method: Precision | None, target: Target) -> Target:
     """Return the target with its future config.json, before anything is written."""
-    if asked is None:
+    if method is None:
         return target
-    config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": asked.method.upper()}
-    config["ignore"] = ["lm_head"]
-    if asked.kv_cache == "fp8":
-        config["kv_cache_quant_algo"] = "FP8"
+    config = {"quant_method": "modelopt", "quant_algo": method.upper(), "ignore": ["lm_head"]}
     return replace(target, values={**target.values, "quantization_config": config})
 
 
 def quantize_target(
-    asked: Quantize, source: Path, output: Path, texts: Sequence[Sequence[int]], report: Report
+    method: Precision, source: Path, output: Path, texts: list[list[int]], report: Report
 ) -> None:
     """Quantize `source` into the new directory `output`; texts: token ids for calibration.
 
     Raises BuildError if ModelOpt fails.
     """
     output.mkdir(parents=True)
-    task = {
-        "source": str(source),
-        "output": str(output),
-        "method": asked.method,
-        "kv_cache": asked.kv_cache,
-        "texts": texts,
-    }
+    task = {"source": str(source), "output": str(output), "method": method, "texts": texts}
     if failure := _run(task, report):
         raise BuildError(
             f"ModelOpt could not quantize {source} ({failure})",
@@ -184,8 +175,6 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
         layers, passes = model.config.get_text_config().num_hidden_layers, 0
         recipe = copy.deepcopy(getattr(mtq, RECIPES[task["method"]]))
         recipe["algorithm"] = {"method": "max", "layerwise": {"enable": True}}
-        if task["kv_cache"] == "fp8":
-            recipe["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
 
         def feed(model: Any) -> None:
             nonlocal passes

@@ -52,7 +52,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
             assert cell.tau == pytest.approx(report.tau)
             assert {s.rounds for s in cell.samples} == {report.rounds}
         for sample in cell.samples:
-            parts = sample.verify, sample.draft, sample.sampling, sample.scheduler, sample.prefill
+            parts = sample.verify, sample.draft, sample.scheduler, sample.prefill
             assert all(part >= 0 for part in parts)
             assert sum(parts) == pytest.approx(sample.seconds)
             assert 0 < sample.full_seconds <= sample.seconds - sample.prefill + 1e-9

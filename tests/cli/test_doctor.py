@@ -22,7 +22,7 @@ from pairs import make_pair, teach
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.doctor import examine, generation_checks
-from dflash_trt.errors import ConfigError, EngineError
+from dflash_trt.errors import EngineError
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
@@ -199,24 +199,6 @@ def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) ->
     (found,) = (each for each in examine(tmp_path / "b", False) if each.name == "tensorrt-llm")
     assert found.result == "error"
     assert found.found.endswith(said)
-
-
-@pytest.mark.models
-@pytest.mark.usefixtures("decoding")
-def test_a_build_asks_tensorrt_llm_where_it_is_installed(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = tmp_path / "site"
-    shutil.copytree(STANDINS, site)
-    args = site / "tensorrt_llm" / "llmapi" / "llm_args.py"
-    args.write_text(
-        args.read_text().replace("        check(given)\n", "        assert False, 'no'\n")
-    )
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    with pytest.raises(
-        ConfigError, match=r"TorchLlmArgs of TensorRT-LLM .* refuses the arguments: no"
-    ):
-        make_build(pair, gpus=2)
 
 
 @pytest.mark.usefixtures("installed", "machine")
