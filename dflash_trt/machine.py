@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dflash_trt
 
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
-# files of a memory cgroup by version: limit, usage, and in memory.stat the reclaimable file cache
-MEMORY = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
-# files of a cpu cgroup: microseconds of CPU time per period, and the period
-CPU = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 def machine() -> dict[str, Any]:
@@ -43,7 +36,7 @@ def cpu_model() -> str:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the cores that this process may use, at least 1: by `taskset` or container (cgroup).
+    """Return the cores that this process may use, at least 1: by `taskset` or container (cgroup 2).
 
     A container's CPU time is rounded down to whole cores. Hyperthreads of a core count as one, like
     ONNX Runtime's default number of threads. root: the directory of /proc and /sys.
@@ -55,16 +48,16 @@ def usable_cores(root: Path = Path("/")) -> int:
         alike = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         cores.add(alike.read_text() if alike.exists() else str(cpu))
     given = [len(cores)]
-    for group, found in _cgroups(root, "cpu"):
+    for group in _cgroups(root):
         with suppress(OSError, ValueError):  # ValueError: "max" means no limit
-            words = [word for name in CPU[found] for word in (group / name).read_text().split()]
-            quota, period = map(int, words)
-            given += [quota // period] if quota > 0 else []  # -1: no limit
+            # microseconds of CPU time per period, and the period
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            given.append(quota // period)
     return max(1, min(given))
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes free for this process: of the machine, or of a limited container (cgroup).
+    """Return the bytes free for this process: of the machine, or of a limited container (cgroup 2).
 
     File caches count as free. root: the directory of /proc and /sys.
     """
@@ -73,26 +66,20 @@ def free_memory(root: Path = Path("/")) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for group, found in _cgroups(root, "memory"):
-        most, used, cached = MEMORY[found]
+    for group in _cgroups(root):
         with suppress(OSError, ValueError, KeyError):  # ValueError: "max" means no limit
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            held = int((group / used).read_text()) - int(stat[cached])
-            free.append(int((group / most).read_text()) - held)
+            held = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
+            free.append(int((group / "memory.max").read_text()) - held)
     return max(0, min(free))
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, Literal[1, 2]]]:
-    """Yield this process's cgroup and its parents, with version; a container hides some."""
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Yield this process's cgroup and its parents; a container hides some."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            path = Path(name.lstrip("/"))
-            for group in (path, *path.parents):
-                if controller in controllers.split(","):
-                    yield root / "sys/fs/cgroup" / controller / group, 1
-                elif not controllers:
-                    yield root / "sys/fs/cgroup" / group, 2
+            path = Path(line.rpartition(":")[2].lstrip("/"))
+            yield from (root / "sys/fs/cgroup" / group for group in (path, *path.parents))
 
 
 def versions() -> dict[str, str]:
