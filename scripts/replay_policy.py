@@ -39,7 +39,7 @@ from dflash_trt.decoding.speculation import (
     Proposer,
     Row,
     StepPlan,
-    profile_of,
+    measure,
     strategy,
 )
 from dflash_trt.decoding.speculation import policy as estimator
@@ -279,7 +279,7 @@ def main() -> None:
     sizes = {"vocab_size": info.vocab_size, "longest": longest - args.tokens, "count": 40}
     prompts = load_task(args.prompts, args.build / "tokenizer", **sizes)
     texts = record(run, info, prompts, args.tokens)
-    tables = args.costs or [profile_of(engines, "in_process", run)]
+    tables = args.costs or [measure(run, info.block_size, info.slots, longest)]
     columns = [compare(texts, info, costs, args.streams) for costs in tables]
     for name in columns[0]:
         print(f"{name:36}", *(f"{x[name]:8.3f}" for x in columns))

@@ -12,7 +12,7 @@ from dflash_trt.bench.results import Cell, Run, kept
 from dflash_trt.build import read_manifest
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, SamplingParams, in_process
-from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
+from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, measure, strategy
 from dflash_trt.engines import Engine, load_engine, read_infos
 from dflash_trt.errors import RequestError
 
@@ -89,6 +89,10 @@ def measure_engine(
     """
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
     check_plan(plan, target, drafter)
+    profile, info = None, target.info
+    if any(method in ADAPTIVE for method in plan.methods):
+        rounds = in_process(target, drafter)
+        profile = measure(rounds, info.block_size, info.slots, info.max_seq_len)
     groups = list(product(plan.tasks.items(), plan.batches, plan.temperatures))
     passes = 0
     for (task, prompts), batch, temperature in groups:
@@ -106,7 +110,7 @@ def measure_engine(
                     threads=threads,
                     temperature=temperature,
                 ),
-                *(engines, target, drafter),
+                *(target, drafter, profile),
             )
             for method in plan.methods
             for drafts in DRAFTS.get(method, plan.draft_tokens)
@@ -146,12 +150,11 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
             )
 
 
-def _decoder(cell: Cell, engines: Path, target: Engine, drafter: Engine) -> Decoder:
+def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile | None) -> Decoder:
     rounds, longest = in_process(target, None), target.info.max_seq_len
     if cell.method in ("dflash", *ADAPTIVE):
         rounds = in_process(target, drafter)
     if speculation := ADAPTIVE.get(cell.method):
-        profile = profile_of(engines, "in_process", rounds, cell.threads)
         return Decoder(cell, rounds, *strategy(speculation, target.info, profile), longest)
     drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
     proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
-from dflash_trt.engines import COSTS_FILE
 from dflash_trt.errors import BuildError
 from dflash_trt.files import LARGE, Entry, Size, entry, read_as, read_json
 
@@ -161,16 +160,13 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return all files of the build, sorted, without its signature and files made at run time."""
+    """Return all files of the build, sorted, without its signature."""
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
-    costs = str(directory / "engines" / COSTS_FILE)  # also the temporary file while it is written
     return sorted(
         file
         for file in found
-        if (file.is_symlink() or not file.is_dir())
-        and not str(file).startswith(costs)
-        and file != directory / SIGNATURE
+        if (file.is_symlink() or not file.is_dir()) and file != directory / SIGNATURE
     )
 
 

@@ -11,7 +11,7 @@ from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, SequenceState
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, profile_of, strategy
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, measure, strategy
 from dflash_trt.engines import Engine, load_engines
 from dflash_trt.errors import EngineError, RequestError
 
@@ -70,7 +70,8 @@ def check_lossless(
     target, drafter = load_engines(engines)
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
-        costs = profile_of(engines, "in_process", rounds)
+        info = target.info
+        costs = measure(rounds, info.block_size, info.slots, info.max_seq_len)
     slots = target.info.slots
     dflash = _scheduler(target, slots, rounds, *strategy(speculation, target.info, costs))
     plain = _scheduler(target, 1, in_process(target, None), Fixed(0))

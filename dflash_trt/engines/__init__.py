@@ -1,7 +1,6 @@
 """Engines: one module per kind builds, loads and steps it."""
 
 from dflash_trt.engines.info import (
-    COSTS_FILE,
     ENGINE_FILE,
     MAX_BUFFERED,
     EngineInfo,

@@ -10,7 +10,6 @@ from dflash_trt.files import EXACT, Size, read_as
 from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
-COSTS_FILE = "costs.json"  # beside both engines, not part of a build: `speculation/costs.py`
 MAX_BUFFERED = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""

@@ -48,7 +48,7 @@ def test_its_text_is_the_targets(
     built: dict[Method, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps cost what they are said to: a busy machine's would leave lookups out."""
-    monkeypatch.setattr("dflash_trt.decoding.lossless.profile_of", lambda *_: COSTS["cheap"])
+    monkeypatch.setattr("dflash_trt.decoding.lossless.measure", lambda *_: COSTS["cheap"])
     speculation = SPECULATION[name]
     directory = built[speculation.method] / "engines"
     found = check_lossless(directory, PROMPTS, 40, speculation, lambda _: None)

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -288,10 +287,10 @@ def test_costs_are_measured_when_the_models_are_loaded(
     """Where they cannot be, drafts are the fixed policy's: the whole block less the anchor."""
     answers = [EngineGoneError("not ready"), EngineGoneError("not ready"), ValueError("no time")]
 
-    def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
+    def measure(*_: object) -> CostProfile:
         raise answers.pop(0)
 
-    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.profile_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.measure", measure)
     with open_front(model, speculation=Speculation(), slots=12) as front:
         part, _ = ask(front, max_tokens=10).next()
         assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
@@ -302,10 +301,10 @@ def test_costs_are_measured_when_the_models_are_loaded(
 def test_closing_while_models_are_being_loaded(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
+    def measure(*_: object) -> CostProfile:
         raise EngineGoneError("not ready")
 
-    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.profile_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.measure", measure)
     before = threading.active_count()
     with open_front(model, speculation=Speculation(), slots=12) as front:
         reply = ask(front, max_tokens=10)

@@ -1,24 +1,13 @@
-"""What rounds cost: measured on made-up and on real engines, kept beside them, and shown."""
-
-import json
-import logging
-import shutil
-from pathlib import Path
-from typing import Any
+"""What rounds cost: measured on made-up and on real engines."""
 
 import numpy as np
 import pytest
 from built_pairs import BuildPair
-from pycode import demo_config
 
-from dflash_trt.build.manifest import differences, read_manifest
-from dflash_trt.build.pipeline import build
 from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
-from dflash_trt.decoding.speculation import CostProfile, kept_profiles, profile_of
-from dflash_trt.decoding.speculation import costs as cost_module
-from dflash_trt.decoding.speculation.costs import BUDGET, KEPT, MAX_BUDGET, measure
-from dflash_trt.engines.info import COSTS_FILE
+from dflash_trt.decoding.speculation import CostProfile
+from dflash_trt.decoding.speculation.costs import BUDGET, MAX_BUDGET, measure
 from dflash_trt.engines.load import load_engine
 
 TABLE = CostProfile(
@@ -103,26 +92,6 @@ def test_drafts_between_what_was_measured() -> None:
 def test_a_table_of_one_kind_of_round() -> None:
     one = CostProfile([0], [1], [1], [[[2.0]]], [[1.0]])
     assert (one.verify(3, 5, 700), one.draft(3, 700)) == (2.0, 1.0)
-
-
-def test_a_table_survives_json() -> None:
-    assert CostProfile(**json.loads(json.dumps(TABLE.as_json()))) == TABLE
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rows": [1, 2, 4]},
-        {"rows": [4, 1]},
-        {"draft_seconds": [[1.0, 2.0], [3.0, float("nan")]]},
-        {"draft_seconds": [[1.0, 2.0], [3.0, -1.0]]},
-        {"draft_seconds": [1.0, 2.0]},
-        {"contexts": [], "verify_seconds": [], "draft_seconds": []},
-    ],
-)
-def test_a_damaged_table_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^a(n axis| table| time)"):
-        CostProfile(**{**TABLE.as_json(), **wrong})
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -210,115 +179,3 @@ def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:
     found = measure(run, info.block_size, info.slots, target.info.max_seq_len, 0.3)
     assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
     assert np.min(found.verify_seconds) > 0 < np.min(found.draft_seconds)
-
-
-# --- keeping -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def engines(built_pair: BuildPair, tmp_path: Path) -> Path:
-    """What `profile_of` reads of a pair's engines."""
-    for engine in (built_pair().target_engine, built_pair().drafter_engine):
-        (tmp_path / "engines" / engine.name).mkdir(parents=True)
-        shutil.copy(engine / "engine.json", tmp_path / "engines" / engine.name)
-    return tmp_path / "engines"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`profile_of` measures in a made-up time."""
-
-    def made_up(run_round: Machine, *sizes: int) -> CostProfile:
-        return measure(run_round, *sizes, clock=lambda: run_round.now)
-
-    monkeypatch.setattr(cost_module, "measure", made_up)
-
-
-def test_measured_once_on_a_machine(engines: Path) -> None:
-    first, second = Machine(), Machine()
-    costs = profile_of(engines, "in_process", first)
-    assert first.rounds
-    assert profile_of(engines, "in_process", second) == costs
-    assert not second.rounds
-    assert [path.name for path in engines.iterdir() if path.is_file()] == [COSTS_FILE]
-
-
-@pytest.mark.parametrize("change", ["cpu", "cores", "library", "mode", "threads", "drafter"])
-def test_another_machine_is_measured(
-    engines: Path, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = profile_of(engines, "in_process", Machine())
-    mode, threads, other = "in_process", None, Machine(2.0)
-    if change == "cpu":
-        monkeypatch.setattr(cost_module, "cpu_model", lambda: "another")
-    elif change == "cores":
-        monkeypatch.setattr(cost_module, "usable_cores", lambda: 1000)
-    elif change == "library":
-        monkeypatch.setattr(cost_module, "versions", lambda: {"onnxruntime": "0.1"})
-    elif change == "mode":
-        mode = "ensemble"
-    elif change == "threads":
-        threads = 1000
-    else:
-        file = engines / "drafter" / "engine.json"
-        file.write_text(file.read_text() + " ")
-    there = profile_of(engines, mode, other, threads)
-    assert other.rounds
-    assert there != here
-    both = kept_profiles(engines)
-    assert [*both.values()] == [here, there]
-    again = Machine()
-    assert profile_of(engines, mode, again, threads) == there
-    assert not again.rounds
-
-
-def test_the_last_machines_are_kept(engines: Path) -> None:
-    for threads in range(1, KEPT + 3):
-        profile_of(engines, "in_process", Machine(), threads)
-    kept = [name.split(", ")[-2] for name in kept_profiles(engines)]
-    assert kept == [f"{threads} threads" for threads in range(3, KEPT + 3)]
-
-
-@pytest.mark.parametrize("damage", ["cut", "[]", "{}", "[1]", '{"machine": {}}', "table", "bytes"])
-def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
-    costs = profile_of(engines, "in_process", Machine())
-    file = engines / COSTS_FILE
-    text = file.read_text()
-    if damage == "cut":
-        file.write_text(text[: len(text) // 2])
-    elif damage == "table":
-        file.write_text(text.replace('"rows": [1, ', '"rows": [', 1))
-    elif damage == "bytes":
-        file.write_bytes(b"\xff\xfe\x00")
-    else:
-        file.write_text(damage)
-    again = Machine()
-    assert profile_of(engines, "in_process", again) == costs
-    assert again.rounds
-    assert [*kept_profiles(engines).values()] == [costs]
-
-
-def test_where_nothing_can_be_written(engines: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (engines / COSTS_FILE).mkdir()  # root may write into a read-only folder, but not onto this
-    machine = Machine()
-    with caplog.at_level(logging.WARNING):
-        costs = profile_of(engines, "in_process", machine)
-    assert costs == Machine().measure(costs.rows[-1], 160)
-    assert "measured at each start" in caplog.text
-    assert [path.name for path in engines.iterdir() if path.name.startswith(COSTS_FILE)] == [
-        COSTS_FILE
-    ]
-
-
-def test_a_build_is_whole_with_and_without_it(built: Path, tmp_path: Path) -> None:
-    config = demo_config()
-    output = Path(shutil.copytree(built, tmp_path / "built"))
-    profile_of(output / "engines", "in_process", Machine())
-    leftover = output / "engines" / f"{COSTS_FILE}.4711"  # of a process that was killed
-    leftover.touch()
-    assert not differences(output, read_manifest(output))
-    assert not build(config, output, lambda *_: None).built
-    assert kept_profiles(output / "engines")
-    serving = config.serving.model_copy(update={"slots": 2})
-    assert build(config.model_copy(update={"serving": serving}), output, lambda *_: None).built
-    assert not kept_profiles(output / "engines")

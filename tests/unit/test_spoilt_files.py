@@ -36,7 +36,6 @@ from dflash_trt.checkpoints import Located, Weights, inspect, read_json
 from dflash_trt.checkpoints.gguf import as_directory
 from dflash_trt.cli.show import show
 from dflash_trt.config import load_config
-from dflash_trt.decoding.speculation import kept_profiles
 from dflash_trt.errors import CheckpointError, DflashError
 from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
@@ -125,9 +124,6 @@ def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "prompts.jsonl").write_text(asked + '{"ids": [1, 2]}\n')
     write_keys(home)
     sign(home / "built", home / "key.pem")
-    costs = {"contexts": [64, 128], "rows": [1, 2], "widths": [1, 4]}
-    costs |= {"verify_seconds": [[[0.1, 0.2]] * 2] * 2, "draft_seconds": [[0.1, 0.1]] * 2}
-    (home / "built/engines/costs.json").write_text(json.dumps({"a machine; ensemble": costs}))
     return home
 
 
@@ -209,7 +205,6 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
         ),
     ),
     "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
-    "built/engines/costs.json": (spoil_json, (lambda home: kept_profiles(home / "built/engines"),)),
     "built/model.sig": (
         spoil_json,
         (lambda home: check_signed(home / "built", None, home / "key.pub"),),

@@ -1,31 +1,18 @@
-"""Costs of rounds: measured by width, batch and length, stored, and corrected while serving."""
+"""Costs of rounds: measured by width, batch and length, and corrected while serving."""
 
-import json
-import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.messages import RunRound, verify_input
-from dflash_trt.engines import (
-    COSTS_FILE,
-    ENGINE_FILE,
-    engine_kind,
-    most_verified,
-    read_info,
-    read_infos,
-    roles,
-)
-from dflash_trt.files import EXACT, read_as, replace_text, sha256
-from dflash_trt.machine import cpu_model, usable_cores, versions
+from dflash_trt.engines import most_verified
 
 NEAR = 256  # width of the context buckets, tokens
 REFRESH = 8  # rounds between recalculations
@@ -133,13 +120,10 @@ def _near(context: int) -> int:
     return context // NEAR * NEAR + NEAR // 2
 
 
-log = logging.getLogger(__name__)
-
 CANDIDATES = 8  # requested for each draft while measuring
 SHORT, BUCKET = 64, 64  # the short context, and width of a lookup bucket, in tokens
-BUDGET = 5.0  # seconds to measure; MAX_BUDGET times as many where rounds are slow
-MAX_BUDGET, MIN_PASSES, MAX_PASSES = 4, 3, 16
-KEPT = 8  # machines, latest measured kept
+BUDGET = 2.0  # seconds to measure; MAX_BUDGET times as many where rounds are slow
+MAX_BUDGET, MIN_PASSES, MAX_PASSES = 8, 3, 16
 
 Round = tuple[int, int, int]  # context, rows, width; width 0: only the drafter is timed
 
@@ -149,10 +133,8 @@ class CostProfile:
     """Seconds of `verify` and of `draft`.
 
     By context (cached tokens per row), rows (sequences in the batch) and width (tokens verified per
-    row; 1: plain decoding). Raises ValueError for tables that do not fit these axes.
+    row; 1: plain decoding); each axis rises.
     """
-
-    __pydantic_config__: ClassVar = EXACT
 
     contexts: list[int]
     rows: list[int]
@@ -161,18 +143,6 @@ class CostProfile:
     draft_seconds: list[list[float]]  # [context][rows]
     _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        axes = (self.contexts, self.rows, self.widths)
-        verify, draft = np.array(self.verify_seconds, float), np.array(self.draft_seconds, float)
-        shape = tuple(map(len, axes))
-        if not verify.size or (verify.shape, draft.shape) != (shape, shape[:2]):
-            raise ValueError("a table does not fit its axes")
-        if any(list(axis) != sorted({*axis}) for axis in axes):
-            raise ValueError("an axis does not rise")
-        # drafting takes 0 s without a drafter; comparisons with NaN are false
-        if not ((verify > 0) & (verify < np.inf)).all() or not (draft >= 0).all():
-            raise ValueError("a time is no number of seconds")
-
     def verify(self, n: int, width: int, context: int) -> float:
         """Return the seconds to verify `width` tokens of each of n sequences."""
         return self._read(self.verify_seconds, n, width, context)
@@ -180,10 +150,6 @@ class CostProfile:
     def draft(self, n: int, context: int) -> float:
         """Return the seconds to draft a block for each of n sequences."""
         return self._read(self.draft_seconds, n, 0, context)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the constructor arguments as a dict."""
-        return {name: value for name, value in vars(self).items() if name != "_found"}
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
         """Interpolate linearly, extrapolate above the last point, clamp below the first.
@@ -285,53 +251,3 @@ def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         lowest = np.flip(np.minimum.accumulate(np.flip(rising, axis), axis), axis)
         table[..., part] = (np.maximum.accumulate(rising, axis) + lowest) / 2
     return table
-
-
-def profile_of(
-    engines: Path, mode: str, run_round: RunRound, threads: int | None = None
-) -> CostProfile:
-    """Return the stored profile for this machine, or measure and store one; see `measure`.
-
-    engines: holds `target/` and `drafter/`; mode: how `run_round` runs, "in_process" or "ensemble";
-    threads: of an engine call, if different from `engine.json`.
-    """
-    here, kept = this_machine(engines, mode, threads), kept_profiles(engines)
-    if here in kept:
-        return kept[here]
-    target = read_info(engines / "target", engine_kind(engines / "target"))
-    log.info("measuring what rounds cost on this machine")
-    kept[here] = measure(run_round, target.block_size, target.slots, target.max_seq_len)
-    entries = {each: profile.as_json() for each, profile in [*kept.items()][-KEPT:]}
-    try:
-        replace_text(engines / COSTS_FILE, json.dumps(entries) + "\n")
-    except OSError as error:
-        log.warning(
-            "cannot write %s (%s): the costs of rounds are measured at each start",
-            engines / COSTS_FILE,
-            error.strerror,
-        )
-    return kept[here]
-
-
-def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
-    """Return a key of what affects a round's time: hardware, library, mode, threads, engines."""
-    kind, info = engine_kind(engines / "target"), read_infos(engines)[0]
-    library, gpu = f"{kind} {versions().get(kind, '')}", ""
-    if info.plan is not None:
-        # not needed on CPUs
-        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
-
-        library = f"{info.plan.library} {info.plan.version}"
-        gpu = ", ".join(["", *(each.name for each in gpus()[:1])])
-    threads = info.cpu_threads if threads is None else threads
-    made_of = sha256([each / ENGINE_FILE for each in roles(engines)])
-    hardware = f"{cpu_model()}, {usable_cores()} cores{gpu}, {library}"
-    return f"{hardware}; {mode}, {threads} threads, engines {made_of}"
-
-
-def kept_profiles(engines: Path) -> dict[str, CostProfile]:
-    """Read the stored profiles, latest last; {} if unreadable."""
-    try:
-        return read_as(engines / COSTS_FILE, dict[str, CostProfile])
-    except (OSError, ValueError):
-        return {}

@@ -19,7 +19,7 @@ from dflash_trt.decoding import (
     WaitingQueue,
     block_bytes,
 )
-from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
+from dflash_trt.decoding.speculation import CostProfile, measure, strategy
 from dflash_trt.engines import engine_kind, read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
@@ -192,7 +192,9 @@ class EngineLoop:
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
-                self._costs = profile_of(self._engines, self._settings.mode, self._run_round)
+                known = self._settings
+                sizes = known.block_size, known.slots, known.max_seq_len
+                self._costs = measure(self._run_round, *sizes)
                 self._metrics.costs(self._costs)
                 return
             except EngineGoneError:
