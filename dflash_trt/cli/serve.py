@@ -36,7 +36,6 @@ def serve(
             help="Let a tritonserver with known security holes listen beyond this machine.",
         ),
     ] = False,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a chat page at /.")] = True,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,7 +83,6 @@ def serve(
         drain_seconds=drain_seconds,
         check=check,
         signer=require_signature,
-        page=page,
         log_file=log_file,
         log_format=log_format,
     )

@@ -51,7 +51,7 @@ def url(pair: tuple[str, Path]) -> Iterator[str]:
 
 
 def counted(url: str) -> dict[str, float]:
-    text = httpx.get(f"{url}/page/metrics").text
+    text = httpx.get(f"{url}/metrics").text
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
     found = {each.name: each.value for each in samples if each.name in (TOKENS, ACCEPTED)}
     return {TOKENS: 0.0, ACCEPTED: 0.0} | found
@@ -71,10 +71,7 @@ def counted_up_to(url: str, tokens: float) -> dict[str, float]:
 
 def test_the_stand_in_speaks_as_the_server_does(url: str) -> None:
     facts = httpx.get(f"{url}/page/server").json()
-    assert facts.keys() == {*FACTS, "costs"}
-    assert [each.keys() for each in facts["costs"][:1]] == [
-        {"step", "sequences", "tokens", "seconds"}
-    ]
+    assert facts.keys() == FACTS.keys()
     asked = {"model": facts["model"], "stream": True, "stream_options": ASKED}
     question = {"messages": [{"role": "user", "content": "read(path):"}]}
     body = {**asked, **question, "temperature": 0, "max_tokens": 24}
@@ -126,5 +123,4 @@ def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
     assert drafted > 0
     figures = tab.text(".figures")
     assert "Slots in use" in figures
-    assert tab.count("#glance-body table td") > 0  # costs that this machine measured
     assert not tab.violations()

@@ -193,7 +193,6 @@ class EngineLoop:
         while not self._closing:
             try:
                 self._costs = profile_of(self._engines, self._settings.mode, self._run_round)
-                self._metrics.costs(self._costs)
                 return
             except EngineGoneError:
                 time.sleep(WAIT_LOADED)

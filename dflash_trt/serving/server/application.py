@@ -29,10 +29,8 @@ class Application:
     Raises ServerError if the port is taken, BuildError if `directory` is no build.
     """
 
-    def __init__(
-        self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
-    ) -> None:
-        """Open the port; triton: Triton's ports; page: whether to serve the page at /."""
+    def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
+        """Open the port; triton: Triton's ports."""
         if importlib.util.find_spec("fastapi") is None:  # found, not imported
             raise ServerError(
                 "`serve` needs the Python packages fastapi and uvicorn",
@@ -42,7 +40,7 @@ class Application:
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = Settings(self._listener.fileno(), directory, triton, security, page)
+        self._settings = Settings(self._listener.fileno(), directory, triton, security)
 
     def start(self, log: Log) -> None:
         """Start the process and wait until it listens; it takes the last state of `tell`.

@@ -36,8 +36,7 @@ class Options:
     """Options of `serve`.
 
     check: see `check_build`; signer: public key that must have signed the build; drain_seconds:
-    time for running requests after a stop; page: whether to serve the page at /; log_file: appended
-    to, None for one in a new directory.
+    time for running requests after a stop; log_file: appended to, None for one in a new directory.
     """
 
     http_port: int = 8000
@@ -46,7 +45,6 @@ class Options:
     drain_seconds: float = 20.0
     check: Depth | None = None
     signer: Path | None = None
-    page: bool = True
     log_file: Path | None = None
     log_format: Form = "text"
 
@@ -140,7 +138,7 @@ def prepare(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(directory, options.http_port, triton, security, options.page)
+    application = Application(directory, options.http_port, triton, security)
     stack.callback(application.stop)
     log = options.log_file
     server = Server(directory, triton, security, log, options.log_format, keep_log=keep_log)
@@ -210,7 +208,7 @@ def _how_to_call(options: Options, holds: str) -> str:
         f"  OpenAI   {http}/v1{'' if tls else others}",
         f"  Triton   {http}/v2, gRPC {grpc}{tls}{others}",
         f"  metrics  {http}/metrics",
-        *([f"  page     {http}/"] if options.page else []),
+        f"  page     {http}/",
         "try",
         *([] if security.tls or key else [f"  dflash-trt generate --url {grpc} 'def main():'"]),
         f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",
