@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -54,10 +54,6 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Append the logs of Triton, its models and the application.")
     ] = None,
-    log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(help="Format of our log lines and output."),
-    ] = "text",
 ) -> None:
     """Serve a built directory until stopped, and restart what dies.
 
@@ -84,7 +80,6 @@ def serve(
         check=check,
         signer=require_signature,
         log_file=log_file,
-        log_format=log_format,
     )
     raise typer.Exit(run(repo, options))
 

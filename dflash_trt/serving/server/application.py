@@ -12,7 +12,7 @@ from dflash_trt.build import read_manifest
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.app import LISTENING, Settings, codec
 from dflash_trt.serving.internal import die_with_parent
-from dflash_trt.serving.log import FORM, Log
+from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, listen
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.process import KILL_TIMEOUT
@@ -62,7 +62,7 @@ class Application:
     def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dflash_trt.serving.app"],
-            env=os.environ | {"PYTHONSAFEPATH": "1", FORM: log.form},  # no local modules
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # no local modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),

@@ -20,7 +20,7 @@ from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
 from dflash_trt.serving.health import health_of
-from dflash_trt.serving.log import FORM, Form, Log
+from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, check_ports
 from dflash_trt.serving.security import Security, check_exposure
 from dflash_trt.serving.server.launch import (
@@ -57,7 +57,6 @@ class Server:
         ports: Ports,
         security: Security | None = None,
         log: Path | None = None,
-        form: Form = "text",
         *,
         keep_log: bool = False,
     ) -> None:
@@ -79,7 +78,7 @@ class Server:
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
-            self.log = Log(log or self._runtime / "server.log", form)
+            self.log = Log(log or self._runtime / "server.log")
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -125,7 +124,6 @@ class Server:
                 internal.CLIENT_KEY_VARIABLE: self.security.client_key,
                 internal.RUNTIME: str(self._runtime),
                 internal.GRPC: self.security.for_models(self.ports.grpc),
-                FORM: self.log.form,
             },
             cwd=self._directory,
             umask=0o077,  # shared memory holds prompts
