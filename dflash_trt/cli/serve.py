@@ -23,9 +23,6 @@ def serve(
     host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
     grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
     grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
-    grpc_ca: Annotated[
-        Path | None, typer.Option(help="PEM: only clients with a certificate of this CA.")
-    ] = None,
     key_file: Annotated[
         Path | None, typer.Option(help="File with the key that requests must send.")
     ] = None,
@@ -67,7 +64,6 @@ def serve(
         host,
         grpc_cert=grpc_cert,
         grpc_key=grpc_key,
-        grpc_ca=grpc_ca,
         key_file=key_file,
         old_server_exposed=insecure_old_server,
         allow_origin=allow_origin or (),

@@ -4,7 +4,6 @@ Connections stay open: a server without free file descriptors still answers on t
 """
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -20,21 +19,21 @@ PROBE = {
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
     ]
 }
-# a request without inputs, which the request handler refuses at once
-EMPTY: dict[str, tuple[str, object]] = {
-    "dflash": ("generate", {}),
-    "dflash_infer": ("infer", {"inputs": []}),
-}
-OK, REFUSED = 200, 400
+OK = 200
 TIMEOUT = 2.0  # seconds, for requests that need no model
 
 
-@dataclass(frozen=True)
 class Health:
-    """Connections to a server; no method raises if it does not answer."""
+    """Connections to the server on these ports; no method raises if it does not answer."""
 
-    _client: httpx.Client
-    _client_key: str = field(repr=False)  # see `internal.client_parameters`
+    def __init__(self, ports: Ports, security: Security) -> None:
+        self._client_key = security.client_key  # see `internal.client_parameters`
+        self._client = httpx.Client(
+            base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
+            headers=security.http_headers,
+            trust_env=False,  # no proxy
+            limits=httpx.Limits(keepalive_expiry=None),
+        )
 
     def is_ready(self) -> bool:
         """Return Triton's own readiness, which stays when model processes die."""
@@ -43,11 +42,6 @@ class Health:
     def probe(self, timeout: float) -> int | None:
         """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
         return self.post("models/dflash_infer/infer", PROBE, timeout)
-
-    def answers(self, model: str, timeout: float) -> bool:
-        """Return whether the request handler answers through a public model, even if busy."""
-        road, body = EMPTY[model]
-        return self.post(f"models/{model}/{road}", body, timeout) == REFUSED
 
     def post(self, path: str, body: object, timeout: float) -> int | None:
         """Return the HTTP status; None without an answer in `timeout` seconds."""
@@ -89,14 +83,3 @@ class Health:
         except (httpx.HTTPError, RuntimeError):  # closed meanwhile
             return None, ""
         return response.status_code, response.text
-
-
-def health_of(ports: Ports, security: Security) -> Health:
-    """Return a Health for the server on these ports, which may not run yet."""
-    client = httpx.Client(
-        base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
-        headers=security.http_headers,
-        trust_env=False,  # no proxy
-        limits=httpx.Limits(keepalive_expiry=None),
-    )
-    return Health(client, security.client_key)

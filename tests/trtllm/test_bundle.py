@@ -33,7 +33,7 @@ from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file, entry
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.health import health_of
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.launch import environment, find_binary
@@ -354,7 +354,7 @@ def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
             stderr=log,
         )
         try:
-            health, deadline = health_of(ports, Security()), time.monotonic() + 60
+            health, deadline = Health(ports, Security()), time.monotonic() + 60
             while not health.is_ready() and process.poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -58,7 +58,6 @@ class StopWords:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
-        self._matched = [0] * len(words)  # characters of each that the text ends with
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
@@ -69,9 +68,7 @@ class StopWords:
             place, word = min(places)
             given, self._held = self._held[:place], ""
             return given, word
-        for i, word in enumerate(self._words):
-            self._matched[i] = _advance(word, self._matched[i], text)
-        cut = len(self._held) - max(self._matched, default=0)
+        cut = min(_begins(word, self._held) for word in self._words)
         given, self._held = self._held[:cut], self._held[cut:]
         return given, ""
 
@@ -81,29 +78,12 @@ class StopWords:
         return given
 
 
-def _advance(word: str, matched: int, text: str) -> int:
-    """Return how many leading characters of the word end the text, by Knuth-Morris-Pratt.
-
-    The word itself must not be in the text.
-    """
-    shorter = _borders(word)
-    for character in text:
-        while matched and word[matched] != character:
-            matched = shorter[matched - 1]
-        matched += word[matched] == character
-    return matched
-
-
-@lru_cache(maxsize=256)
-def _borders(word: str) -> tuple[int, ...]:
-    """Return, for each prefix, the length of its longest proper border."""
-    found, matched = [0], 0
-    for character in word[1:]:
-        while matched and word[matched] != character:
-            matched = found[matched - 1]
-        matched += word[matched] == character
-        found.append(matched)
-    return tuple(found)
+def _begins(word: str, text: str) -> int:
+    """Return where the text's end begins that may become the word; the text's length if nowhere."""
+    place = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while place >= 0 and not word.startswith(text[place:]):
+        place = text.find(word[0], place + 1)
+    return len(text) if place < 0 else place
 
 
 _speller = lru_cache(maxsize=1)(speller)

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
-NO_INPUTS = "The request has no inputs. Send at least text_input."
 NON_FINITE = "The model's output for this request is not a number."
 NO_TEXT = "The text of this request could not be given out. The server's log says why."
 NOT_READ = "The request could not be read. The server's log says why."
@@ -112,8 +111,6 @@ class RequestHandler:
         timeout: seconds after which the request ends with what it has; client: who asks.
         """
         received = time.monotonic()
-        if not inputs:  # `serve` checks liveness this way: see `Health.answers`
-            return reply.fail(INVALID, NO_INPUTS)
         try:
             count = number_of_choices(inputs, self._client_limit)
             count *= client != PROOF  # takes no place in the queue

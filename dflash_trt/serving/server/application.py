@@ -18,7 +18,6 @@ from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.process import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
-START_CRASHES = 2
 EXIT_TIME = 1.0  # seconds from the end of its output to its exit
 STOP_TIMEOUT = 10.0  # seconds
 
@@ -45,17 +44,14 @@ class Application:
     def start(self, log: Log) -> None:
         """Start the process and wait until it listens; it takes the last state of `tell`.
 
-        A process that is killed before that is started again, twice at most. Raises ServerError
-        with its last log line if it does not start.
+        Raises ServerError with its last log line if it does not start.
         """
-        for _ in range(1 + START_CRASHES):
-            start = log.size()
-            process = self._launch(log)
-            if self._listens(process):
-                return self._write(self._state)
-            if not self.wait(EXIT_TIME) or process.returncode >= 0:
-                process.kill()
-                break
+        start = log.size()
+        process = self._launch(log)
+        if self._listens(process):
+            return self._write(self._state)
+        if not self.wait(EXIT_TIME):
+            process.kill()
         reason = next(reversed(log.since(start)), "it said nothing")
         raise ServerError(f"the application did not start: {reason}", f"Read its log: {log.path}")
 

@@ -19,7 +19,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
-from dflash_trt.serving.health import health_of
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, check_ports
 from dflash_trt.serving.security import Security, check_exposure
@@ -73,7 +73,7 @@ class Server:
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         self._variables = _variables(self.repository)
-        self.health = health_of(ports, self.security)
+        self.health = Health(ports, self.security)
         check_ports(ports, self.security.host)
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
@@ -83,8 +83,7 @@ class Server:
             shutil.rmtree(self._runtime)
             raise
         self.control = Control(self._runtime / internal.SOCKET)
-        remove_stale_memory()
-        self.shm_prefix = f"{_memory_prefix()}{os.getpid()}_{uuid.uuid4().hex[:12]}_"
+        self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
@@ -282,21 +281,6 @@ def clean_up(shm_prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def remove_stale_memory() -> None:
-    """Remove shared memory left by servers whose `serve` was killed."""
-    for region in SHARED_MEMORY.glob(f"{_memory_prefix()}*"):
-        pid = region.name.removeprefix(_memory_prefix()).partition("_")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            with suppress(OSError):  # removed meanwhile, or another user's
-                region.unlink()
-
-
-def _memory_prefix() -> str:
-    """Return the names' prefix; containers may share memory, but not process ids."""
-    namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
-    return f"dflash_trt_{namespace}_"
-
-
 def processes_naming(text: str) -> list[int]:
     """Return living processes with `text` in their command line; Linux only."""
     found = []
@@ -320,15 +304,14 @@ def command_line(pid: int) -> list[str]:
 
 def find_repository(directory: Path) -> Path:
     """Return a build's model repository; ServerError or EngineError if it cannot be served."""
-    for repository in (directory / "model_repository", directory):
-        if (repository / "dflash" / "config.pbtxt").is_file():
-            repository = repository.resolve()
-            for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
-                kind = engine_kind(engine)  # report problems before Triton runs
-                info = read_info(engine, kind)
-                if info.plan is not None:
-                    check_machine(info)
-            return repository
+    repository = (directory / "model_repository").resolve()
+    if (repository / "dflash" / "config.pbtxt").is_file():
+        for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
+            kind = engine_kind(engine)  # report problems before Triton runs
+            info = read_info(engine, kind)
+            if info.plan is not None:
+                check_machine(info)
+        return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
