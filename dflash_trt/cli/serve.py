@@ -91,8 +91,7 @@ def update_drafter(
     """Replace the drafter of a running `serve` by another build's, losing no request."""
     from dflash_trt.serving.server import update_drafter as run
 
-    for line in run(http_port, build, least_acceptance):
-        print(line, flush=True)
+    print(run(http_port, build, least_acceptance))
 
 
 KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols

@@ -25,7 +25,6 @@ OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
 KEY_HEADER = "inference-key"  # sent by Triton's clients
 CONNECTION_AGE = 60_000  # ms, with TLS: only Triton can then make clients reconnect
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
@@ -114,12 +113,6 @@ def read_security(
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
-    for origin in allow_origin:
-        if not ORIGIN.fullmatch(origin):
-            raise ServerError(
-                f"--allow-origin {origin!r} is no origin",
-                "Give scheme, host and port alone, such as https://a.example:3000, or *",
-            )
     tls = None
     if grpc_cert and grpc_key:
         tls = Tls(grpc_cert.resolve(), grpc_key.resolve())

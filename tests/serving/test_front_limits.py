@@ -1,6 +1,5 @@
 """No request holds up another client's, and none stays unanswered, whatever fails."""
 
-import threading
 import time
 from typing import Any
 
@@ -10,8 +9,6 @@ from load import wait_until
 
 from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
-from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.response_sender import ResponseSender
 
@@ -98,32 +95,6 @@ def test_a_text_that_cannot_be_given_out_ends_alone(
     assert bad.next() == ("INTERNAL", module.NO_TEXT)
     assert good.next()[0].token_ids == [(61 + i) % VOCAB for i in range(30)]
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]  # its row is free
-
-
-@pytest.mark.parametrize("at", ["count", "measure"])
-def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
-    model: CountingModel, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    failed = threading.Event()
-
-    def fail(*_: Any, **__: Any) -> None:
-        if not failed.is_set():
-            failed.set()
-            raise ValueError
-
-    with open_front(model) as front:
-        model.pause.clear()
-        replies = [ask(front, max_tokens=1), ask(front, "w5", max_tokens=1)]
-        wait_until(lambda: len(front._queue) == 1)
-        if at == "count":
-            monkeypatch.setattr(OutputProcessor, "count", fail)
-        else:
-            monkeypatch.setattr(Metrics, "prefill", fail)
-        model.pause.set()
-        answers = [reply.next() for reply in replies]
-        assert failed.is_set()
-        assert answers[1][0].finish_reason == ["length"]
-        wait_until(lambda: front._admitted.total() == 0)
 
 
 def test_who_ended_in_a_step_that_failed_is_answered(

@@ -4,7 +4,6 @@ stop."""
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from roads import Roads
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.server import run, supervisor
+from dflash_trt.serving.server import run
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import (
     SHARED_MEMORY,
@@ -101,7 +100,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell("ready")
         tell = application.tell
         application.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
-        result = pool.submit(supervisor.supervise, server, application, stop, said.append)
+        result = pool.submit(run.supervise, server, application, stop, said.append)
         try:
             url = f"http://127.0.0.1:{ports.http}"
             yield Supervised(server, application, said, told, result, _ask(server, 32), url)
@@ -115,7 +114,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
 @pytest.fixture(scope="module")
 def supervised(built: Path) -> Iterator[Supervised]:
     with pytest.MonkeyPatch.context() as patch, _supervised(built) as each:
-        patch.setattr(supervisor, "HEALTHY", 0.0)  # each test begins a new row of restarts
+        patch.setattr(run, "HEALTHY", 0.0)  # each test begins a new row of restarts
         yield each
 
 
@@ -148,8 +147,8 @@ def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> Non
 def test_a_hung_process_is_replaced(
     built: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.5)
-    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    monkeypatch.setattr(run, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(run, "HANG_TIMEOUT", 2.0)
     with _supervised(built) as each:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(_ask, each.server, LONG, 1.0)
@@ -164,8 +163,8 @@ def test_a_hung_process_is_replaced(
 
 def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue is full for longer than the timeout, so that probes are refused."""
-    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.2)
-    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    monkeypatch.setattr(run, "PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr(run, "HANG_TIMEOUT", 2.0)
     serving = load_config(ROOT / "build_configs" / "pycode.yaml").serving
     clients = serving.slots + serving.max_queue + 8
     body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
@@ -182,7 +181,7 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
 
 
 def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
+    monkeypatch.setattr(run, "DELAYS", (0.0, 0.1))
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
     with _supervised(broken) as each:
@@ -207,37 +206,10 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
     assert supervised.pid("dflash") == before
 
 
-def test_a_lack_of_files_here_ends_nothing(supervised: Supervised) -> None:
-    said, limits = len(supervised.said), resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-        time.sleep(4 * supervisor.POLL)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert not [line for line in supervised.said[said:] if "ended" in line]
-    assert _ask(supervised.server, 32) == supervised.text
-
-
-def test_it_survives_a_lack_of_files(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, failures = Server.start, iter([OSError(24, "Too many open files")])
-
-    def start_later(server: Server) -> None:
-        if (error := next(failures, None)) is not None:
-            raise error
-        start(server)
-
-    with _supervised(built) as each:
-        monkeypatch.setattr(Server, "start", start_later)
-        os.kill(each.pid("draft"), signal.SIGKILL)
-        each.wait_until("Too many open files")
-        each.wait_until("ready again")
-        assert _ask(each.server, 32) == each.text
-
-
 def test_it_can_be_stopped_while_it_waits_to_restart(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "DELAYS", (1000.0,))
+    monkeypatch.setattr(run, "DELAYS", (1000.0,))
     with _supervised(built) as each:
         os.kill(each.pid("draft"), signal.SIGKILL)
         each.wait_until("restarting the server in 1000 s")

@@ -33,10 +33,10 @@ from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file, entry
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.health import Health
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.launch import environment, find_binary
+from dflash_trt.serving.server.process import Health
 from dflash_trt.tensorrt_llm.bundle import read_info, read_llm_args
 
 COMMIT = "0" * 39 + "7"

@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 
 POLL = 0.005  # minimum seconds between two checks for cancellation
 SHARE = 0.1  # their maximum fraction of time: asking Triton takes 0.04 ms a request
-WAITING_EVERY = 8  # every n-th check includes requests without a slot
 IDLE = 0.5  # seconds
 
 
@@ -45,11 +44,6 @@ class RequestState:
     gone: bool = False  # the client disconnected
     ended: dict[int, RequestOutput] = field(default_factory=dict)  # last output of each choice
     failure: tuple[str, str] | None = None  # code and message
-
-    @property
-    def started(self) -> bool:
-        """Whether a choice has had a slot."""
-        return any(choice.sequence.started is not None for choice in self.choices)
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -111,7 +105,7 @@ class ResponseSender:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        next_look, looks = 0.0, 0
+        next_look = 0.0
         while True:
             with self._changed:
                 if not self._pending and not any(state.failure for state in self._live):
@@ -128,13 +122,11 @@ class ResponseSender:
                 self._guarded(state, self._fail)
             now = time.monotonic()
             if now >= next_look:
-                looks += 1
                 for state in live:
                     if state.deadline is not None and now >= state.deadline:
                         state.deadline = None
                         self._drop(state)
-                    if state.started or looks % WAITING_EVERY == 0:
-                        self._guarded(state, self._check_gone)
+                    self._guarded(state, self._check_gone)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
     def _guarded(

@@ -1,6 +1,5 @@
 """The HTTP application's process, controlled by `serve`."""
 
-import importlib.util
 import os
 import select
 import subprocess
@@ -30,11 +29,6 @@ class Application:
 
     def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
         """Open the port; triton: Triton's ports."""
-        if importlib.util.find_spec("fastapi") is None:  # found, not imported
-            raise ServerError(
-                "`serve` needs the Python packages fastapi and uvicorn",
-                "Run: pip install 'dflash-trt[server]'",
-            )
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"

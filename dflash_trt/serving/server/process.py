@@ -1,5 +1,6 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.engines import ENGINE_FILE, engine_kind, read_info, roles
@@ -19,9 +23,9 @@ from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
-from dflash_trt.serving.health import Health
+from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.log import Log
-from dflash_trt.serving.ports import Ports, check_ports
+from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security, check_exposure
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
@@ -41,6 +45,83 @@ KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
 SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
+
+# one token, through the whole path of a request
+PROBE = {
+    "inputs": [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
+    ]
+}
+OK = 200
+HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
+
+Say = Callable[[str], None]
+
+
+class Health:
+    """HTTP to the server on these ports; no method raises if it does not answer.
+
+    Connections stay open: a server without free file descriptors still answers on them.
+    """
+
+    def __init__(self, ports: Ports, security: Security) -> None:
+        self._client_key = security.client_key  # see `internal.client_parameters`
+        self._client = httpx.Client(
+            base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
+            headers=security.http_headers,
+            trust_env=False,  # no proxy
+            limits=httpx.Limits(keepalive_expiry=None),
+        )
+
+    def is_ready(self) -> bool:
+        """Return Triton's own readiness, which stays when model processes die."""
+        return self._ask("GET", "health/ready", HTTP_TIMEOUT)[0] == OK
+
+    def probe(self, timeout: float) -> int | None:
+        """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
+        return self.post("models/dflash_infer/infer", PROBE, timeout)
+
+    def post(self, path: str, body: object, timeout: float) -> int | None:
+        """Return the HTTP status; None without an answer in `timeout` seconds."""
+        return self._ask("POST", path, timeout, body)[0]
+
+    def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
+        """Return the output tensors of a greedy request drafted in every round; None on failure."""
+        inputs = [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
+            {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
+        ]
+        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self._client_key)}
+        status, answer = self._ask("POST", "models/dflash_infer/infer", timeout, body)
+        if status != OK:
+            return None
+        return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
+
+    def load(self, model: str, config: object, timeout: float) -> str | None:
+        """Reload a model with another config; return the error, or None."""
+        body = {"parameters": {"config": json.dumps(config)}}
+        status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
+        return None if status == OK else answer or "it did not answer"
+
+    def config(self, model: str) -> dict[str, Any] | None:
+        """Return a model's config; None without an answer."""
+        status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
+        return json.loads(answer) if status == OK else None
+
+    def close(self) -> None:
+        """Close the connections, which a stopping server would wait for."""
+        self._client.close()
+
+    def _ask(
+        self, method: str, url: str, timeout: float, body: object = None
+    ) -> tuple[int | None, str]:
+        try:
+            response = self._client.request(method, url, json=body, timeout=timeout)
+        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
+            return None, ""
+        return response.status_code, response.text
 
 
 class Server:
@@ -74,7 +155,7 @@ class Server:
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         self._variables = _variables(self.repository)
         self.health = Health(ports, self.security)
-        check_ports(ports, self.security.host)
+        listen("grpc", self.security.host, ports.grpc).close()
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
@@ -134,7 +215,7 @@ class Server:
         )
 
     def wait_ready(
-        self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
+        self, give_up: threading.Event | None = None, say: Say = lambda line: None
     ) -> bool:
         """Wait until all models are ready and a first request was served.
 
