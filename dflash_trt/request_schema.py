@@ -7,6 +7,7 @@ its default.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,21 @@ def check_names(names: Mapping[str, Any]) -> None:
         if name in UNUSED and UNUSED[name] in (None, value):
             continue
         raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
+
+
+def check_json(name: str, value: Any) -> None:
+    """Raise RequestError for a value that Triton's `generate` cannot put into the tensor."""
+    kind, words, low, high = {
+        "BYTES": (str, "a string", 0, 0),
+        "BOOL": (bool, "true or false", 0, 1),
+        "INT32": (int, "an integer of 32 bits", -(2**31), 2**31 - 1),
+        "UINT64": (int, "an integer from 0 on", 0, 2**64 - 1),
+        "FP32": (int | float, "a number", -math.inf, math.inf),
+    }[tensors()[name].datatype]
+    for each in value if isinstance(value, list) else [value]:
+        fits = isinstance(each, kind) and isinstance(each, bool) == (kind is bool)
+        if not fits or (kind is not str and not low <= each <= high):
+            raise RequestError(f"{name} is not {words}", "Correct it")
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,47 +152,6 @@ def test_tls_and_headers(tmp_path: Path) -> None:
                 _ask(server, "sync", connect={"tls": tls})
     with pytest.raises(ServerError, match="cannot read"):
         Client("127.0.0.1:1", tls=Tls(tmp_path / "none"))
-
-
-def test_all_fields_arrive_and_only_those_that_are_set() -> None:
-    options: dict[str, Any] = {
-        "max_tokens": 7,
-        "min_tokens": 2,
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.25,
-        "min_p": 0.125,
-        "repetition_penalty": 1.5,
-        "presence_penalty": -0.5,
-        "frequency_penalty": 0.75,
-        "seed": 2**63 - 1,
-        "stop_words": ["é\n", "b"],
-        "bad_words": ["x"],
-        "ignore_eos": True,
-        "logprobs": 0,
-        "exclude_input_in_output": False,
-        "n": 1,
-        "priority": -3,
-        "add_generation_prompt": False,
-    }
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    messages = [{"role": "user", "content": "é🙂"}]
-    with stand_in.stand_in(parts(part())) as server, Client(server.address) as client:
-        client.generate(messages, **options, tools=tools, chat_template_kwargs={"a": 1}, timeout=5)
-        list(client.stream(PROMPT, top_k=None, stop_words=[]))
-        first, second = server.requests
-    for name in ("messages", "tools", "chat_template_kwargs"):
-        first[name] = json.loads(first[name])
-    assert first == {
-        **options,
-        "messages": messages,
-        "tools": tools,
-        "chat_template_kwargs": {"a": 1},
-        "stream": False,
-    }
-    assert second == {"text_input": PROMPT, "stop_words": [], "stream": True}
-    assert 4 < server.timeouts[0] <= 5
-    assert "triton_grpc_error" not in server.metadata[0]
 
 
 def _abort(code: grpc.StatusCode) -> stand_in.Answer:

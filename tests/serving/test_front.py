@@ -168,31 +168,6 @@ def test_stop_words(
     assert parts[-1].accepted[0] <= tokens - 1
 
 
-class SlowReply(FakeReply):
-    """Its first part takes long to send, as when many are sent at once."""
-
-    seconds = 0.5
-
-    def send(self, part: RequestOutput, *, last: bool) -> None:
-        time.sleep(self.seconds)
-        self.seconds = 0.0
-        super().send(part, last=last)
-
-
-def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: CountingModel) -> None:
-    triton, reply = Triton(), SlowReply()
-    with open_front(model, triton=triton) as front:
-        model.seconds = 0.02
-        submit(front, reply, max_tokens=200, stream=True, ignore_eos=True)
-        wait_until(lambda: reply.got.qsize() > 0)
-        parts = _stream(reply)
-        whole, _ = ask(front, max_tokens=2).next()
-    [first], [second] = parts[-1].time_to_first_token, whole.time_to_first_token
-    assert first > 0.5 > second
-    total = triton.value("trtllm_time_to_first_token_seconds_sum")
-    assert total == pytest.approx(first + second, abs=1e-3)
-
-
 def test_each_drafted_text_has_its_acceptance(model: CountingModel) -> None:
     triton = Triton()
     with open_front(model, triton=triton) as front:

@@ -98,8 +98,7 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics.state(active=0, waiting=1, kv_rows=0)
     metrics.prefill(tokens=512, seconds=0.25)
     metrics.prefill(tokens=88, seconds=0.05)
-    metrics.started(queued=0.5)
-    metrics.first_token(0.8)
+    metrics.started(queued=0.5, waited=0.8)
     metrics.tokens(3, 0.006)
     metrics.tokens(0, 0.1)  # a round that gave a request nothing
     metrics.state(active=2, waiting=0, kv_rows=3)
@@ -194,8 +193,7 @@ def test_triton_shows_them_all() -> None:
         ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "chain", "tree"]}],
         ["tokens", {"count": 4, "seconds": 0.008}],
         ["prefill", {"tokens": 10, "seconds": 0.5}],
-        ["started", {"queued": 0.02}],
-        ["first_token", {"seconds": 0.3}],
+        ["started", {"queued": 0.02, "waited": 0.3}],
         ["finished", {"reason": "length", "acceptance_length": 1.25}],
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
     ]

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import RequestError
+from dflash_trt.request_schema import check_json, tensors
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.security import Security
@@ -117,6 +118,8 @@ class TritonProxy:
         document = parse_checked(body[:size], len(body))
         if path.endswith("/infer"):
             return _with_flat_inputs(document, body, size)
+        for name in document.keys() & tensors().keys():
+            check_json(name, document[name])
         added: dict[str, Any] = {**self._caller(request.scope)}
         if type(end := document.get("end_id")) is int and "stop_token_ids" not in document:
             added["stop_token_ids"] = end  # as in tensorrtllm_backend

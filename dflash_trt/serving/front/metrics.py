@@ -160,19 +160,17 @@ class Metrics:
             self.progress += count
         self._add(name, count)
 
-    def started(self, *, queued: float, cached: int = 0) -> None:
+    def started(self, *, queued: float, waited: float, cached: int = 0) -> None:
         """Record a request's first token.
 
-        queued: seconds it waited for a slot; cached: prompt tokens from the prefix cache.
+        queued: seconds it waited for a slot; waited: for the token; cached: prompt tokens from the
+        prefix cache.
         """
         self._add_tokens(GENERATION_TOKENS, 1)
         self._add_tokens(PROMPT_TOKENS, cached)
         self._add(CACHED_TOKENS, cached)
         self._families[QUEUE_TIME].observe(queued)
-
-    def first_token(self, seconds: float) -> None:
-        """Record the time to first token; in a stream, until Triton has taken it."""
-        self._families[FIRST_TOKEN].observe(seconds)
+        self._families[FIRST_TOKEN].observe(waited)
 
     def tokens(self, count: int, seconds: float) -> None:
         """Count tokens of one request that came `seconds` after its previous ones."""

@@ -168,8 +168,7 @@ class OutputProcessor:
         self.index = index
         self.sequence = sequence
         self._received = received
-        self.first_token: float | None = None  # when it came; in a stream, when it was sent
-        self._sent = False
+        self.first_token: float | None = None  # when it came
         self.last_token = 0.0  # time of the last tokens
         self._counted = 0  # tokens already counted in the metrics
         self._thinking = thinking
@@ -217,30 +216,19 @@ class OutputProcessor:
         self._report.add(pieces, rest)
         return "".join(pieces) + rest
 
-    def count(self, metrics: Metrics, *, streaming: bool) -> None:
-        """Report the tokens since the last call to the metrics.
-
-        streaming: `sent` reports the time to first token instead.
-        """
+    def count(self, metrics: Metrics) -> None:
+        """Report the tokens since the last call to the metrics."""
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
         if self.first_token is None:
             self.first_token = now
             queued = (self.sequence.started or now) - self._received
-            metrics.started(queued=queued, cached=self.sequence.cached_tokens)
-            if not streaming:
-                metrics.first_token(now - self._received)
+            cached = self.sequence.cached_tokens
+            metrics.started(queued=queued, waited=now - self._received, cached=cached)
         else:
             metrics.tokens(new, now - self.last_token)
         self._counted, self.last_token = self._counted + new, now
-
-    def sent(self, metrics: Metrics) -> None:
-        """Record that a stream's output was sent; the first ends the time to first token."""
-        if not self._sent:
-            self._sent = True
-            self.first_token = time.monotonic()
-            metrics.first_token(self.first_token - self._received)
 
     def output(self, *, final_only: bool) -> RequestOutput | None:
         """Return what is new since the last call, None if there is nothing yet."""

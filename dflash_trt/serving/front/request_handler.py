@@ -91,7 +91,7 @@ class RequestHandler:
         self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
         self._closing = False
         self._lock = threading.Lock()  # of _admitted and _closing
-        self._sender = ResponseSender(self._drop, self._release, metrics)
+        self._sender = ResponseSender(self._drop, self._release)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # chat templates and tokenizers are slow for long prompts
         self._preprocessor = threading.Thread(target=self._run_jobs, daemon=True)
@@ -227,7 +227,7 @@ class RequestHandler:
             self._metrics.finished(sequence.finish_reason, length)
             del self._open[sequence]
         try:
-            choice.count(self._metrics, streaming=state.streaming)
+            choice.count(self._metrics)
             output = choice.output(final_only=not state.streaming)
         except Exception:
             log.exception("a text could not be given out", extra=state.log_fields)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_output import RequestOutput, append, join_choices
 
@@ -60,9 +59,7 @@ class ResponseSender:
         self,
         drop: Callable[[RequestState], None],
         closed: Callable[[RequestState], None],
-        metrics: Metrics,
     ) -> None:
-        self._metrics = metrics
         self._drop = drop
         self._closed = closed
         self._pending: dict[tuple[RequestState, int], RequestOutput] = {}
@@ -150,8 +147,6 @@ class ResponseSender:
             self._close(state)
         if state.streaming:
             state.reply.send(output, last=complete)
-            if output.token_ids:
-                state.choices[output.index[0]].sent(self._metrics)
         elif complete:
             whole = join_choices([state.ended[i] for i in sorted(state.ended)])
             state.reply.send(whole, last=True)
