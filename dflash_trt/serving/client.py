@@ -388,7 +388,7 @@ def explain(code: str, message: str, address: str) -> DflashError:
         reason = message.splitlines()[0] if message else "no reason given"
         return UnavailableError(
             f"no server answers at {address} ({reason})",
-            "Start one with `dflash-trt serve DIR`, or give its gRPC port, TLS and key",
+            "Start one with `dflash-trt serve DIR`, or give HOST:PORT of its gRPC, its TLS and key",
         )
     return ServerError(f"the server at {address} failed: {problem}", fix or "Look at its log")
 

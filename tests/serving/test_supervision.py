@@ -26,7 +26,7 @@ from roads import Roads
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.server import run
+from dflash_trt.serving.server import run, supervisor
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import (
     SHARED_MEMORY,
@@ -100,7 +100,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell("ready")
         tell = application.tell
         application.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
-        result = pool.submit(run.supervise, server, application, stop, said.append)
+        result = pool.submit(supervisor.supervise, server, application, stop, said.append)
         try:
             url = f"http://127.0.0.1:{ports.http}"
             yield Supervised(server, application, said, told, result, _ask(server, 32), url)
@@ -114,7 +114,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
 @pytest.fixture(scope="module")
 def supervised(built: Path) -> Iterator[Supervised]:
     with pytest.MonkeyPatch.context() as patch, _supervised(built) as each:
-        patch.setattr(run, "HEALTHY", 0.0)  # each test begins a new row of restarts
+        patch.setattr(supervisor, "HEALTHY", 0.0)  # each test begins a new row of restarts
         yield each
 
 
@@ -147,8 +147,8 @@ def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> Non
 def test_a_hung_process_is_replaced(
     built: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "PROBE_INTERVAL", 0.5)
-    monkeypatch.setattr(run, "HANG_TIMEOUT", 2.0)
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
     with _supervised(built) as each:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(_ask, each.server, LONG, 1.0)
@@ -163,8 +163,8 @@ def test_a_hung_process_is_replaced(
 
 def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue is full for longer than the timeout, so that probes are refused."""
-    monkeypatch.setattr(run, "PROBE_INTERVAL", 0.2)
-    monkeypatch.setattr(run, "HANG_TIMEOUT", 2.0)
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
     serving = load_config(ROOT / "build_configs" / "pycode.yaml").serving
     clients = serving.slots + serving.max_queue + 8
     body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
@@ -181,7 +181,7 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
 
 
 def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "DELAYS", (0.0, 0.1))
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
     with _supervised(broken) as each:
@@ -209,7 +209,7 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
 def test_it_can_be_stopped_while_it_waits_to_restart(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "DELAYS", (1000.0,))
+    monkeypatch.setattr(supervisor, "DELAYS", (1000.0,))
     with _supervised(built) as each:
         os.kill(each.pid("draft"), signal.SIGKILL)
         each.wait_until("restarting the server in 1000 s")
