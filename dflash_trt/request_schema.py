@@ -6,7 +6,6 @@ config.pbtxt), `from_tensors` reads them, our client writes them, and OpenAI's A
 its default.
 """
 
-import difflib
 import json
 import math
 import re
@@ -131,7 +130,7 @@ class Sampling(Schema):
     guided_json: Object | None = Field(None, description="a JSON schema; or:")
     guided_regex: Text | None = Field(None, description="a regular expression; or:")
     guided_choice: Texts = Field([], max_length=256, description="the text is one of them; or:")
-    guided_grammar: Text | None = Field(None, description="a grammar, llguidance's Lark or GBNF")
+    guided_grammar: Text | None = Field(None, description="a grammar, llguidance's Lark")
     ignore_eos: Switch = Field(False, description="go on after an end-of-text token")
     drafting: Switch = Field(
         True, description="false: plain decoding, to compare with, which tensorrt_llm refuses"
@@ -230,9 +229,7 @@ def check_names(names: Mapping[str, Any]) -> None:
     for name, value in names.items():
         if name in UNUSED and UNUSED[name] in (None, value):
             continue
-        near = sorted((each for each in tensors() if each.startswith(name)), key=len)
-        near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
-        raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
+        raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
 
 
 def check_json(name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,6 @@ def serve(
     host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
     grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
     grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
-    grpc_ca: Annotated[
-        Path | None, typer.Option(help="PEM: only clients with a certificate of this CA.")
-    ] = None,
     key_file: Annotated[
         Path | None, typer.Option(help="File with the key that requests must send.")
     ] = None,
@@ -36,7 +33,6 @@ def serve(
             help="Let a tritonserver with known security holes listen beyond this machine.",
         ),
     ] = False,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a chat page at /.")] = True,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,10 +51,6 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Append the logs of Triton, its models and the application.")
     ] = None,
-    log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(help="Format of our log lines and output."),
-    ] = "text",
 ) -> None:
     """Serve a built directory until stopped, and restart what dies.
 
@@ -72,7 +64,6 @@ def serve(
         host,
         grpc_cert=grpc_cert,
         grpc_key=grpc_key,
-        grpc_ca=grpc_ca,
         key_file=key_file,
         old_server_exposed=insecure_old_server,
         allow_origin=allow_origin or (),
@@ -84,9 +75,7 @@ def serve(
         drain_seconds=drain_seconds,
         check=check,
         signer=require_signature,
-        page=page,
         log_file=log_file,
-        log_format=log_format,
     )
     raise typer.Exit(run(repo, options))
 
@@ -102,8 +91,7 @@ def update_drafter(
     """Replace the drafter of a running `serve` by another build's, losing no request."""
     from dflash_trt.serving.server import update_drafter as run
 
-    for line in run(http_port, build, least_acceptance):
-        print(line, flush=True)
+    print(run(http_port, build, least_acceptance))
 
 
 KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols

@@ -49,25 +49,19 @@ CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files; without a root certificate the system's are trusted.
-
-    server_name: name in the server's certificate; None: the address's host.
-    """
+    """A PEM file to trust, None: the system's; server_name: the certificate's, None: the host."""
 
     root_certificate: Path | str | None = None
-    client_key: Path | str | None = None
-    client_certificate: Path | str | None = None
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return gRPC credentials; ServerError if a file cannot be read."""
-        files = (self.root_certificate, self.client_key, self.client_certificate)
+        """Return gRPC credentials; ServerError if the file cannot be read."""
+        file = self.root_certificate
         try:
-            contents = (file and Path(file).read_bytes() for file in files)
-            return grpc.ssl_channel_credentials(*contents)
+            return grpc.ssl_channel_credentials(file and Path(file).read_bytes())
         except OSError as error:
             raise ServerError(
-                f"cannot read {error.filename}: {error.strerror}", "Give a readable PEM file"
+                f"cannot read {file}: {error.strerror}", "Give a readable PEM file"
             ) from error
 
 
@@ -200,12 +194,7 @@ class _Connection:
     def __init__(
         self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        if url.startswith(("http://", "https://")):
-            raise RequestError(
-                f"{url} is an address for HTTP, and requests go over gRPC",
-                "Give HOST:PORT of the server's gRPC port, such as 127.0.0.1:8001",
-            )
-        self._address = url.removeprefix("grpc://")
+        self._address = url
         self._metadata = [(name.lower(), value) for name, value in (headers or {}).items()]
         self._channel = open_channel(self._grpc, self._address, tls)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -393,23 +382,13 @@ def explain(code: str, message: str, address: str) -> DflashError:
         )
     if any(words in message for words in RESTARTING):
         return UnavailableError(f"a model of the server at {address} is down", "Try again later")
-    if "unknown model" in message:
-        return ServerError(
-            f"the server at {address} does not serve the model {MODEL!r}",
-            "Give it a directory that `dflash-trt build` made: dflash-trt serve DIR",
-        )
-    if code == "UNAVAILABLE" and "restricted" in message:
-        return ServerError(
-            f"the server at {address} refused the request: {message}",
-            "Give the client that header and its key",
-        )
     if code == "UNAVAILABLE" and fix:
         return UnavailableError(problem, fix)
     if code == "UNAVAILABLE":
         reason = message.splitlines()[0] if message else "no reason given"
         return UnavailableError(
-            f"there is no server at {address} ({reason})",
-            "Start one with `dflash-trt serve DIR`, or give the address of its gRPC port",
+            f"no server answers at {address} ({reason})",
+            "Start one with `dflash-trt serve DIR`, or give HOST:PORT of its gRPC, its TLS and key",
         )
     return ServerError(f"the server at {address} failed: {problem}", fix or "Look at its log")
 

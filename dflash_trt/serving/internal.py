@@ -24,7 +24,6 @@ RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
 GRPC = "DFLASH_TRT_GRPC"  # JSON: how a model reaches its own server, see `Security.for_models`
 SOCKET = "control.sock"  # in RUNTIME: see `front/control.py`
 CLIENT, CLIENT_KEY = "client", "client-key"  # request parameters: who asks, and the key
-MAX_SOCKET_PATH = 107  # bytes, a limit of the system
 PROOF = "proof"  # the client name of requests that measure a drafter
 LAST_WORDS = 0.2  # seconds for an answer to leave the process
 PR_SET_PDEATHSIG = 1
@@ -36,15 +35,7 @@ def new_key() -> str:
 
 
 def new_runtime() -> Path:
-    """Return a new directory for this user alone, with a path short enough for a socket.
-
-    Triton starts no model under a path with a space; /tmp is used if TMPDIR does not fit.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
-    path = bytes(directory / SOCKET)
-    if len(path) <= MAX_SOCKET_PATH and not any(chr(byte).isspace() for byte in path):
-        return directory
-    directory.rmdir()
+    """Return a new directory for this user alone, with a path short enough for a socket."""
     return Path(tempfile.mkdtemp(prefix="dflash-trt-", dir="/tmp"))
 
 

@@ -1,9 +1,8 @@
 """Ports that a server listens on."""
 
-import errno
 import random
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dflash_trt.errors import ServerError
@@ -26,15 +25,10 @@ def listen(kind: str, host: str, port: int) -> socket.socket:
     """Return a listening socket; ServerError if impossible. kind: `http` or the like."""
     try:
         return socket.create_server((host, port))
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-            raise ServerError(
-                f"this machine does not have the address {host}",
-                "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
-            ) from None
+    except OSError as error:
         raise ServerError(
-            f"port {port} ({kind}) is in use or may not be used",
-            f"Stop what listens on it, or give another: --{kind}-port PORT",
+            f"port {port} ({kind}) of {host} is not free: {error.strerror}",
+            f"Stop what listens on it, or give another: --{kind}-port, --host",
         ) from None
 
 
@@ -57,13 +51,6 @@ def free_ports() -> Ports:
         if len(free) == 3:
             return Ports(*free)
     raise ServerError("no three ports are free from 20000 to 32767", "Stop what listens on them")
-
-
-def check_ports(ports: Ports, host: str = LOOPBACK) -> None:
-    """Raise ServerError unless these ports are free on this machine; host: of gRPC."""
-    with ExitStack() as stack:  # all at once, so that no two are the same
-        for kind, port in vars(ports).items():
-            stack.enter_context(listen(kind, host if kind == "grpc" else LOOPBACK, port))
 
 
 def reach(host: str) -> str:

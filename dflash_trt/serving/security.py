@@ -25,17 +25,15 @@ OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
 KEY_HEADER = "inference-key"  # sent by Triton's clients
 CONNECTION_AGE = 60_000  # ms, with TLS: only Triton can then make clients reconnect
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for gRPC; with `ca`, clients must present a certificate that it signed."""
+    """PEM files for gRPC."""
 
     cert: Path
     key: Path
-    ca: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,8 @@ class Security:
         return {f"triton-grpc-protocol-{KEY_HEADER}": self.key} if self.key else {}
 
     def client_tls(self) -> client.Tls | None:
-        """Return how our own processes reach Triton, trusting only its certificate.
-
-        With a client CA they present the server's certificate.
-        """
-        if self.tls is None:
-            return None
-        name = certificate_name(self.tls)
-        key, cert = (self.tls.key, self.tls.cert) if self.tls.ca else (None, None)
-        return client.Tls(self.tls.cert, key, cert, server_name=name)
+        """Return how our own processes reach Triton, trusting only its certificate."""
+        return client.Tls(self.tls.cert, certificate_name(self.tls)) if self.tls else None
 
     def for_models(self, port: int) -> str:
         """Return `internal.GRPC`: how a model reaches its own server, as JSON."""
@@ -103,8 +94,6 @@ class Security:
                 f"--grpc-server-cert={self.tls.cert}",
                 f"--grpc-server-key={self.tls.key}",
             ]
-            if self.tls.ca:
-                arguments += ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.tls.ca}"]
         return arguments
 
 
@@ -113,7 +102,6 @@ def read_security(
     *,
     grpc_cert: Path | None = None,
     grpc_key: Path | None = None,
-    grpc_ca: Path | None = None,
     key_file: Path | None = None,
     old_server_exposed: bool = False,
     allow_origin: Sequence[str] = (),
@@ -125,48 +113,42 @@ def read_security(
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
-    for origin in allow_origin:
-        if not ORIGIN.fullmatch(origin):
-            raise ServerError(
-                f"--allow-origin {origin!r} is no origin",
-                "Give scheme, host and port alone, such as https://a.example:3000, or *",
-            )
-    tls = _read_tls(grpc_cert, grpc_key, grpc_ca)
-    if tls:
+    tls = None
+    if grpc_cert and grpc_key:
+        tls = Tls(grpc_cert.resolve(), grpc_key.resolve())
         certificate_name(tls)
+    elif grpc_cert or grpc_key:
+        raise ServerError(
+            "TLS needs a certificate and its key", "Give both --grpc-cert and --grpc-key"
+        )
     return Security(host, tls, old_server_exposed, tuple(allow_origin), key=_read_key(key_file))
 
 
 def certificate_name(tls: Tls) -> str:
     """Return a name in the certificate, with which its owner is addressed anywhere.
 
-    Raises ServerError for a certificate that no client would accept or, with a client CA, that this
-    server would not accept from its own processes. The standard library shows a certificate's
-    contents only after a handshake, so one is made in memory.
+    Raises ServerError for a certificate that no client would accept. The standard library shows a
+    certificate's contents only after a handshake, so one is made in memory.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tls.cert, tls.key)
     asking_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    asking_side.load_verify_locations(tls.cert)
     asking_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate need not be a CA's
     asking_side.check_hostname = False
-    if tls.ca:
-        server.load_verify_locations(tls.ca)
-        server.verify_mode = ssl.CERT_REQUIRED
-        asking_side.load_cert_chain(tls.cert, tls.key)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = asking_side.wrap_bio(to_client, to_server)
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
     try:
-        for end in (asking, answering, asking, answering):
+        server.load_cert_chain(tls.cert, tls.key, password="")
+        asking_side.load_verify_locations(tls.cert)
+        asking = asking_side.wrap_bio(to_client, to_server)
+        answering = server.wrap_bio(to_server, to_client, server_side=True)
+        for end in (asking, answering, asking):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
         found = asking.getpeercert() or {}
-    except (ssl.SSLError, ValueError) as error:
-        fix = "Give a valid certificate"
-        if tls.ca:
-            fix += f" that {tls.ca} signed, for clients too: `serve` shows it to its own Triton"
-        raise ServerError(f"--grpc-cert {tls.cert} cannot be used: {error}", fix) from None
+    except (OSError, ValueError) as error:  # some errors have no file name
+        raise ServerError(
+            f"--grpc-cert {tls.cert} and --grpc-key {tls.key} cannot be used: {error}",
+            "Give PEM files: a valid certificate, and its own key without a password",
+        ) from None
     fields: Any = (*found.get("subjectAltName", ()), *chain(*found.get("subject", ())))
     names = [value for kind, value in fields if kind in ("DNS", "IP Address", "commonName")]
     if not names:
@@ -205,26 +187,6 @@ def server_version(binary: Path) -> tuple[int, ...]:
 
 def _restrict(apis: tuple[str, ...], header: str, key: str) -> str:
     return f"--grpc-restricted-protocol={','.join(apis)}:{header}={key}"
-
-
-def _read_tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
-    if cert is None and key is None and ca is None:
-        return None
-    if cert is None or key is None:
-        raise ServerError(
-            "TLS needs a certificate and its key", "Give both --grpc-cert and --grpc-key"
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(cert, key, password="")
-        if ca:
-            context.load_verify_locations(ca)
-    except (OSError, ssl.SSLError) as error:  # the error has no file name
-        raise ServerError(
-            f"--grpc-cert {cert}, --grpc-key {key} and --grpc-ca {ca} cannot be used: {error}",
-            "Give PEM files: a certificate, its own key without a password, a CA's certificate",
-        ) from None
-    return Tls(cert.resolve(), key.resolve(), ca.resolve() if ca else None)
 
 
 def _read_key(path: Path | None) -> str | None:

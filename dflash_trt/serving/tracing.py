@@ -27,8 +27,6 @@ _context: ContextVar[dict[str, str]] = ContextVar("trace_context")
 
 def endpoint() -> str | None:
     """Return the URL for Triton's spans; None: tracing is off."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     url = f"{base.rstrip('/')}/v1/traces" if base else None
     return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or url

@@ -11,16 +11,13 @@ from typing import Any, ClassVar
 
 import pytest
 from commands import Ran, run
-from llm_build import write_llm_build
 from pairs import make_pair
 
 from dflash_trt import __version__, decoding
 from dflash_trt.config import json_schema
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
-from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client, server
-from dflash_trt.serving.server.run import capacity
 
 
 @pytest.fixture(scope="module")
@@ -260,25 +257,6 @@ def test_version_short_help_and_completion() -> None:
         check=False,
     )
     assert done.stdout.split() == [b"generate"]
-
-
-def test_capacity_is_what_the_engines_hold(home: Path) -> None:
-    said = capacity(home / "built", 7)
-    roles = [home / "built" / "engines" / role for role in ("target", "drafter")]
-    loaded = [load_engine(role) for role in roles]
-    size = sum(array.nbytes for each in loaded for array in each._caches.values())  # type: ignore[attr-defined]
-    weights = sum(file.stat().st_size for role in roles for file in role.iterdir())
-    assert said == (
-        f"4 slots of up to 512 tokens, KV caches of {size / 1e6:.1f} MB, "
-        f"prefix cache of at most 1024 MiB, weights of {weights / 1e6:.1f} MB on disk, "
-        "7 threads an engine"
-    )
-
-
-def test_capacity_of_a_bundle_is_in_its_arguments(home: Path, tmp_path: Path) -> None:
-    args = {"max_batch_size": 8, "max_seq_len": 256}
-    said = capacity(write_llm_build(tmp_path / "bundle", home, args), 2)
-    assert said.startswith("8 slots of up to 256 tokens; TensorRT-LLM's log")
 
 
 def test_generate_reads_utf8_from_stdin_and_refuses_the_rest() -> None:

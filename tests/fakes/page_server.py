@@ -54,11 +54,6 @@ trtllm_spec_decode_drafted_tokens_total{{token_position="2"}} 70
 trtllm_spec_decode_accepted_tokens_total{{token_position="0"}} 84
 trtllm_spec_decode_accepted_tokens_total{{token_position="1"}} 60
 trtllm_spec_decode_accepted_tokens_total{{token_position="2"}} 31
-dflash_cost_seconds{{step="verify",rows="1",tokens="1"}} 0.0242
-dflash_cost_seconds{{step="verify",rows="1",tokens="4"}} 0.0253
-dflash_cost_seconds{{step="verify",rows="4",tokens="1"}} 0.0279
-dflash_cost_seconds{{step="verify",rows="4",tokens="4"}} 0.0391
-dflash_cost_seconds{{step="draft",rows="1"}} 0.004
 """
 
 
@@ -120,13 +115,14 @@ class PageServer:
                 self.faults.append(f"no such path: {path}")
             return response
 
-        async def exposition() -> str:
+        @app.get("/metrics")
+        async def metrics() -> Response:
             tokens, rounds = (
                 sum(usage[name] for usage in self.usage) for name in ("completion_tokens", "rounds")
             )
-            return METRICS.format(tokens=tokens, rounds=rounds)
+            return Response(METRICS.format(tokens=tokens, rounds=rounds))
 
-        app.include_router(router(self.facts, exposition))
+        app.include_router(router(self.facts))
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:

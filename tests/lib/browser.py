@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 WAIT = 60.0
@@ -19,9 +18,8 @@ def lacking() -> str:
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"{program} is not installed (on Debian: apt-get install chromium-driver)"
-    for module in ("selenium", "axe_playwright_python"):
-        if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed (pip install '.[page-tests]')"
+    if importlib.util.find_spec("selenium") is None:
+        return "selenium is not installed (pip install '.[page-tests]')"
     return ""
 
 
@@ -151,26 +149,6 @@ class Browser:
         """
         said = [entry["message"] for entry in self.driver.get_log("browser")]
         return [each for each in said if "Failed to load resource" not in each]
-
-    def violations(self) -> list[str]:
-        """What axe finds wrong with the page as it is."""
-        found = self.driver.execute_async_script(
-            f"{axe()};const done = arguments[arguments.length - 1];"
-            "axe.run(document).then((r) => done(r.violations), (e) => done([{id: String(e)}]))"
-        )
-        return [
-            f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
-            for each in found
-            for node in each.get("nodes", [{"html": ""}])
-        ]
-
-
-def axe() -> str:
-    """axe-core's script, of the wheel that carries it."""
-    found = importlib.util.find_spec("axe_playwright_python")
-    assert found is not None
-    assert found.submodule_search_locations
-    return (Path(found.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -64,11 +64,9 @@ def openai_front(
     port: int,
     triton: Ports,
     security: Security | None = None,
-    *,
-    page: bool = True,
 ) -> Iterator[Application]:
     """An application of its own over a Triton that runs already, ready."""
-    application = Application(directory, port, triton, security or Security(), page)
+    application = Application(directory, port, triton, security or Security())
     with tempfile.NamedTemporaryFile() as log:
         try:
             application.start(Log(Path(log.name)))

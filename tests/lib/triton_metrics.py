@@ -22,10 +22,9 @@ class Triton:
     """As a module it has `MetricFamily`; `samples` is what /metrics would show."""
 
     def __init__(self) -> None:
-        self.samples: dict[tuple[str, Labels], float | list[float]] = {}
+        self.samples: dict[tuple[str, Labels], float] = {}
         self.kinds: dict[str, str] = {}
         self.label_names: dict[str, set[str]] = {}
-        self.buckets: dict[str, list[float]] = {}
         self.violations: list[str] = []
         self.calls = 0
         self.gate = threading.Event()  # a call waits until it is set, as one does on a busy server
@@ -39,7 +38,7 @@ class Triton:
 
         self.MetricFamily = MetricFamily
 
-    def value(self, name: str, **labels: str) -> float | list[float]:
+    def value(self, name: str, **labels: str) -> float:
         return self.samples[name, frozenset(labels.items())]
 
     def require(self, allowed: bool, what: str) -> None:
@@ -59,7 +58,7 @@ class Triton:
 
 
 class _Family:
-    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+    COUNTER, GAUGE = "counter", "gauge"
 
     def __init__(self, triton: Triton, name: str, description: str, kind: str) -> None:
         with triton.call():
@@ -68,20 +67,15 @@ class _Family:
             triton.require(known == kind, f"{name} exists with different type")
         self._triton, self.name, self.kind = triton, name, kind
 
-    def Metric(self, *, labels: dict[str, str], buckets: list[float] | None = None) -> _Metric:
+    def Metric(self, *, labels: dict[str, str]) -> _Metric:
         triton = self._triton
         with triton.call():
             strings = all(isinstance(text, str) for pair in labels.items() for text in pair)
             triton.require(strings, f"{self.name}: labels are not strings")
             names = triton.label_names.setdefault(self.name, set(labels))
             triton.require(names == set(labels), f"{self.name}: {set(labels)}, not {names}")
-            histogram = self.kind == self.HISTOGRAM
-            triton.require((buckets is not None) == histogram, f"{self.name}: buckets")
-            if buckets is not None:
-                triton.require(buckets == sorted(set(buckets)), f"{self.name}: buckets not sorted")
-                triton.buckets[self.name] = buckets
             metric = _Metric(self, labels)
-            triton.samples.setdefault((self.name, metric.labels), [] if histogram else 0.0)
+            triton.samples.setdefault((self.name, metric.labels), 0.0)
         return metric
 
 
@@ -95,15 +89,11 @@ class _Metric:
         with self._checked(value, "counter", "gauge"):
             negative = self._kind == "counter" and value < 0
             self._triton.require(not negative, f"{self._name}: increment by {value}")
-            self._triton.samples[self._name, self.labels] += value  # type: ignore[operator]
+            self._triton.samples[self._name, self.labels] += value
 
     def set(self, value: float) -> None:
         with self._checked(value, "gauge"):
             self._triton.samples[self._name, self.labels] = value
-
-    def observe(self, value: float) -> None:
-        with self._checked(value, "histogram"):
-            self._triton.samples[self._name, self.labels].append(value)  # type: ignore[union-attr]
 
     @contextmanager
     def _checked(self, value: Any, *kinds: str) -> Iterator[None]:

@@ -257,5 +257,4 @@ def test_the_server_at_a_glance(tab: Browser, serve: Any) -> None:
     tab.until(lambda: f"{tau:.3g}" in tab.text(".figures"), "tokens a round")
     panel = tab.text("#glance-body")
     assert "1 of 4" in panel
-    assert "24.2" in panel  # milliseconds of one token of one sequence
     assert tab.count("#glance-body svg") >= 2

@@ -3,10 +3,8 @@
 import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,15 +139,6 @@ def test_fields_of_tensorrtllm_backend(door: Door) -> None:
     assert (first["stop_token_ids"], second["stop_token_ids"]) == (2, [3])
 
 
-def test_binary_tensors_go_through_as_they_are(door: Door) -> None:
-    head = json.dumps({"inputs": [{**OK, "parameters": {"binary_data_size": 5}}]}).encode()
-    body = head + b"\1\0\0\0a"
-    answer = door.post(INFER, body, inference_header_content_length=str(len(head)))
-    assert answer.status_code == 200
-    [(_, headers, sent)] = door.triton.seen
-    assert (sent, headers["inference-header-content-length"]) == (body, str(len(head)))
-
-
 def test_a_request_keeps_its_id(door: Door) -> None:
     """That of its header, else one of ours; what may not stand in a log goes."""
 
@@ -249,21 +238,6 @@ def test_half_a_body_is_closed(door: Door) -> None:
             pass
         assert 0.5 * BODY_TIME < time.monotonic() - begun < WAIT
     assert b" 408 " in answer
-
-
-@pytest.mark.models
-def test_many_at_once(door: Door) -> None:
-    barrier = threading.Barrier(16)
-
-    def ask(number: int) -> bool:
-        barrier.wait(WAIT)
-        return all(
-            door.post(GENERATE, {"text_input": f"{number}"}).status_code == 200 for _ in range(10)
-        )
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(ask, range(16)))
-    assert len(door.triton.seen) == 160
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from chat_pair import TEMPLATE, build_chat_pair
 from live import openai_front
 
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server.run import running_server
 
 WAIT = 60.0
 PROMPT = "def main():"
@@ -26,22 +24,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def chat_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a template that knows thoughts."""
-    thought = (
-        "{{ message.reasoning_content and '<think>' ~ message.reasoning_content ~ '</think>' }}"
-    )
-    template = TEMPLATE.replace("{{ message.content }}", f"{thought}{{{{ message.content }}}}")
-    return build_chat_pair(tmp_path_factory.mktemp("drafting"), template)
-
-
-@pytest.fixture(scope="module")
-def triton(chat_built: Path) -> Iterator[Ports]:
-    with running_server(chat_built) as ports:
-        yield ports
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +138,6 @@ def test_with_logprobs(front: httpx.Client) -> None:
     assert all(len(x["top_logprobs"]) == 2 for x in entries)
 
 
-def test_each_choice_has_its_own(front: httpx.Client) -> None:
-    chunks = stream(front, n=3, temperature=0.8, seed=5)
-    found = [check(rounds(chunks, index)) for index in range(3)]
-    sums = {name: sum(each[name] for each in found) for name in found[0]}
-    assert sums == counts(chunks[-1]["usage"])
-    for index in range(3):
-        text = "".join(token["text"] for token in tokens(rounds(chunks, index)))
-        assert text == content(chunks, index)
-    assert len({content(chunks, index) for index in range(3)}) > 1
-
-
 def test_text_that_stop_words_hold_back(front: httpx.Client) -> None:
     whole = content(stream(front))
     stop = whole[40:44]
@@ -197,17 +168,6 @@ def test_calls_are_told_as_they_were_written(front: httpx.Client) -> None:
     assert "".join(token["text"] for token in tokens(told)) == wanted
     assert content(chunks) == ""
     assert [each for each in choices(chunks) if each["delta"].get("tool_calls")]
-
-
-def test_thoughts_are_told_as_they_were_written(front: httpx.Client) -> None:
-    wanted = "<think>Hm.</think>Well."
-    chunks = stream(front, "chat/completions", guided_choice=[wanted])
-    told = rounds(chunks)
-    assert check(told) == counts(chunks[-1]["usage"])
-    assert "".join(token["text"] for token in tokens(told)) == wanted
-    deltas = [each["delta"] for each in choices(chunks)]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
-    assert content(chunks) == "Well."
 
 
 def test_characters_of_several_tokens(front: httpx.Client) -> None:

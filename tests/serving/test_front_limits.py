@@ -1,6 +1,5 @@
 """No request holds up another client's, and none stays unanswered, whatever fails."""
 
-import threading
 import time
 from typing import Any
 
@@ -10,8 +9,6 @@ from load import wait_until
 
 from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
-from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.output_processor import OutputProcessor, StopWords
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.response_sender import ResponseSender
 
@@ -100,32 +97,6 @@ def test_a_text_that_cannot_be_given_out_ends_alone(
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]  # its row is free
 
 
-@pytest.mark.parametrize("at", ["count", "measure"])
-def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
-    model: CountingModel, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    failed = threading.Event()
-
-    def fail(*_: Any, **__: Any) -> None:
-        if not failed.is_set():
-            failed.set()
-            raise ValueError
-
-    with open_front(model) as front:
-        model.pause.clear()
-        replies = [ask(front, max_tokens=1), ask(front, "w5", max_tokens=1)]
-        wait_until(lambda: len(front._queue) == 1)
-        if at == "count":
-            monkeypatch.setattr(OutputProcessor, "count", fail)
-        else:
-            monkeypatch.setattr(Metrics, "prefill", fail)
-        model.pause.set()
-        answers = [reply.next() for reply in replies]
-        assert failed.is_set()
-        assert answers[1][0].finish_reason == ["length"]
-        wait_until(lambda: front._admitted.total() == 0)
-
-
 def test_who_ended_in_a_step_that_failed_is_answered(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,14 +159,3 @@ def test_a_tokenizer_that_panics_is_an_error(
     assert ask(front, max_tokens=1).next()[0] == "INTERNAL"
     front._tokenizer = tokenizer
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]
-
-
-def test_stop_words_cost_no_more_with_the_length_of_the_text() -> None:
-    """While one word held all of a text back, each token was looked for in it anew."""
-    words = ["a" * 20_000, *("b" * 20_000 + chr(0x100 + i) for i in range(63))]
-    stop = StopWords(words)
-    start = time.perf_counter()
-    assert stop.push("a" * 19_800) == ("", "")
-    assert not any(stop.push("a")[0] for _ in range(199))
-    assert stop.push("b") == ("a" * 19_999, "")
-    assert time.perf_counter() - start < 20.0  # 0.5 s; it was 200 s

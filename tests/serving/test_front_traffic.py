@@ -137,17 +137,3 @@ def test_each_is_answered_once_whole_and_right(slots: int) -> None:
             ends[asked.end()] += 1
     assert all(asked.reply.got.empty() for asked in [*answered, *open_])  # nothing after its end
     assert min(ends[how] for how in ("length", "stop", "cancelled", "CANCELLED")) > 0, ends
-
-
-def test_a_deadline_is_kept_while_every_slot_is_taken() -> None:
-    model = CountingModel()
-    with open_front(model, slots=2, max_queue=80) as front:
-        model.seconds = 0.05
-        running, late = [FakeReply() for _ in range(2)], Asked("late", 1, 340, 1)
-        for reply in running:
-            submit(front, reply, "w1", None, max_tokens=340, ignore_eos=True)
-        submit(front, late.reply, "w1", 0.01, max_tokens=340, ignore_eos=True)
-        assert late.end() == "cancelled"
-        assert all(reply.got.empty() for reply in running)
-        for reply in running:
-            reply.gone.set()

@@ -1,6 +1,5 @@
 """What a server's processes say: the form of its lines, requests in them, where the log stays."""
 
-import json
 import logging
 import re
 import signal
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import tritonclient.grpc as grpcclient
-from live import serve_command, serve_ports
+from live import serve_command, serve_ports, serving
 from load import tensors
 
 from dflash_trt.errors import ServerError
@@ -25,22 +24,17 @@ WAIT = 60.0
 ASK = {"text_input": "def main():", "max_tokens": 4}
 
 
-def test_a_line_is_text_or_a_json_object() -> None:
-    """Our own, with its request; `text` has no other fields."""
+def test_a_line_has_its_time_and_its_request() -> None:
     record = logging.LogRecord("dflash_trt.front", logging.WARNING, "", 1, "a\nb", None, None)
     record.request_id = "r1"
-    record.fields = {"ms": 1}
-    line = json.loads(Formatter("json").format(record))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]\d\d:\d\d", line.pop("time"))
-    about = {"level": "WARNING", "logger": "dflash_trt.front", "message": "a\nb"}
-    assert line == {**about, "ms": 1, "request_id": "r1"}
-    text = Formatter("text").format(record)
-    assert text.partition(" ")[2] == "WARNING dflash_trt.front: a\nb [r1]"
+    time, _, rest = Formatter().format(record).partition(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", time)
+    assert rest == "WARNING dflash_trt.front: a\nb [r1]"
 
 
 def test_the_last_lines_say_why_a_process_ended(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
-    log.add("INFO", "serve", "before")
+    log.add("before")
     start = log.size()
     subprocess.run(["echo", "it failed"], stdout=log.fileno(), check=True)
     assert log.since(start) == ["it failed"]
@@ -56,18 +50,10 @@ def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> N
 
 @pytest.mark.models
 def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path) -> None:
-    """`serve --log-format json`: our lines of the log and of the output are objects; a request
-    has its id in the answer, in the access line, and in the model's line when it is refused."""
+    """Its id is in the answer, in the access line, and in the model's line when it is refused."""
     ports, file = serve_ports(), tmp_path / "log"
-    options = (f"--log-file={file}", "--log-format=json")
-    process = subprocess.Popen(
-        serve_command(built, ports, *options), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        said = [json.loads(process.stdout.readline())["message"] for _ in range(2)]
-        assert said[0] == f"starting Triton (log: {file}) ..."
-        assert said[1].startswith("ready\n")
+    with serving(built, ports, f"--log-file={file}") as (process, said):
+        assert f"starting Triton (log: {file}) ..." in said
         v2, v1 = f"http://127.0.0.1:{ports.http}/v2/models", f"http://127.0.0.1:{ports.http}/v1"
         # path, body, status
         asked: dict[str, tuple[str, Any, int]] = {
@@ -87,20 +73,14 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
                 inputs = tensors({"text_input": "a", "max_tokens": -1})
                 with pytest.raises(grpcclient.InferenceServerException):
                     client.infer("dflash_infer", inputs, request_id=own, headers=metadata)
-    finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=WAIT)
-    text = file.read_text().splitlines()
-    lines = [json.loads(line) for line in text if line.startswith("{")]
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert {"serve", "dflash_trt.access"} <= {line["logger"] for line in lines}
-    of_access = [line for line in lines if line["logger"] == "dflash_trt.access"]
-    found = {line["request_id"]: (line["path"], line["status"]) for line in of_access}
+        process.wait(WAIT)
+    text = file.read_text()
+    found = re.findall(r" INFO dflash_trt.access: POST (\S+) (\d+) [\d.]+ ms \[(.*)\]", text)
     paths = {name: ("/" + url.split("/", 3)[3], code) for name, (url, _, code) in asked.items()}
-    assert found == paths
-    assert all(line["method"] == "POST" and line["ms"] > 0 for line in of_access)
-    refused = [line for line in lines if "refused" in line["message"]]
-    assert {x["request_id"] for x in refused} == {"refused", "plain", "wrong", "by-grpc", "own"}
+    assert {name: (path, int(status)) for path, status, name in found} == paths
+    refused = re.findall(r" refused: \w+ \[(.*)\]", text)
+    assert {*refused} == {"refused", "plain", "wrong", "by-grpc", "own"}
 
 
 @pytest.mark.models
@@ -121,18 +101,8 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
 
 @pytest.mark.models
 def test_it_can_all_go_to_the_output(built: Path) -> None:
-    options = ("--log-file=/dev/stdout", "--log-format=json")
-    process = subprocess.Popen(
-        serve_command(built, free_ports(), *options), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    lines = [process.stdout.readline()]
-    while '"message": "ready' not in lines[-1]:
-        assert lines[-1]
-        lines.append(process.stdout.readline())
-    process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=WAIT)
-    lines += rest.splitlines()
-    messages = [json.loads(line)["message"] for line in lines if line.startswith("{")]
-    assert sum(message.startswith(("starting Triton", "stopping")) for message in messages) == 2
-    assert any("Started HTTPService" in line for line in lines)
+    with serving(built, free_ports(), "--log-file=/dev/stdout") as (process, said):
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=WAIT)
+    assert sum(said.count(line) + rest.count(line) for line in ("starting Tr", "stopping")) == 2
+    assert "Started HTTPService" in said

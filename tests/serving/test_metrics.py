@@ -12,18 +12,18 @@ from typing import Any
 
 import httpx
 import numpy as np
-import prometheus_client
 import promql_parser as promql
 import pytest
 import yaml
 from load import wait_until
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from dflash_trt.decoding.speculation import VERIFIED, CostProfile
+from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.serving.front import metrics as module
-from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, Metrics, families
+from dflash_trt.serving.front.metrics import REASONS, Metrics, families
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
 
@@ -31,14 +31,9 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 MOST_DRAFTS = 7
+REGISTRY = CollectorRegistry()
+FAMILIES = families(REGISTRY, MOST_DRAFTS)
 WAIT = 30.0
-COSTS = CostProfile(
-    contexts=[64, 960],
-    rows=[1, 4],
-    widths=[1, 8],
-    verify_seconds=[[[0.001, 0.002], [0.003, 0.006]], [[0.01, 0.02], [0.03, 0.06]]],
-    draft_seconds=[[0.0005, 0.0006], [0.005, 0.006]],
-)
 SEQUENCES = [[7, 7], [7, 0], [3, 2]]
 PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
 
@@ -73,7 +68,9 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     # tau: 8, 1, 3 and 1 tokens
     assert triton.value("dflash_acceptance_length_count") == 8
     assert triton.value("dflash_acceptance_length_sum") == 26
-    lengths = {le: triton.value("dflash_acceptance_length_bucket", le=le) for le in "12345678"}
+    lengths = {
+        le: triton.value("dflash_acceptance_length_bucket", le=f"{le}.0") for le in "12345678"
+    }
     assert lengths == {"1": 4, "2": 4, "3": 6, "4": 6, "5": 6, "6": 6, "7": 6, "8": 8}
     assert triton.value("dflash_acceptance_length_bucket", le="+Inf") == 8
     for phase, seconds in PHASES.items():
@@ -87,19 +84,18 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics.state(active=0, waiting=1, kv_rows=0)
     metrics.prefill(tokens=512, seconds=0.25)
     metrics.prefill(tokens=88, seconds=0.05)
-    metrics.started(queued=0.5)
-    metrics.first_token(0.8)
+    metrics.started(queued=0.5, waited=0.8)
     metrics.tokens(3, 0.006)
     metrics.tokens(0, 0.1)  # a round that gave a request nothing
     metrics.state(active=2, waiting=0, kv_rows=3)
     metrics.finished("stop", acceptance_length=2.5)
     metrics.finished("refused")
     metrics.close()
-    assert triton.value("dflash_request_acceptance_length") == [2.5]
+    assert triton.value("dflash_request_acceptance_length_sum") == 2.5
     assert triton.value("trtllm_prompt_tokens_total") == 600
     assert triton.value("dflash_prefill_seconds_total") == pytest.approx(0.3)
-    assert triton.value("trtllm_request_queue_time_seconds") == [0.5]
-    assert triton.value("trtllm_time_to_first_token_seconds") == [0.8]
+    assert triton.value("trtllm_request_queue_time_seconds_sum") == 0.5
+    assert triton.value("trtllm_time_to_first_token_seconds_sum") == 0.8
     assert triton.value("trtllm_generation_tokens_total") == 4
     assert triton.value("dflash_inter_token_latency_seconds_count") == 3
     assert triton.value("dflash_inter_token_latency_seconds_sum") == pytest.approx(0.006)
@@ -110,45 +106,6 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     assert triton.value("trtllm_num_requests_running") == 2
     assert triton.value("trtllm_num_requests_waiting") == 0
     assert triton.value("dflash_kv_rows_used") == 3
-
-
-def test_costs_are_those_of_the_short_context(triton: Triton) -> None:
-    metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.costs(COSTS)
-    metrics.close()
-    found = {
-        tuple(dict(labels)[name] for name in ("step", "rows", "tokens")): value
-        for (name, labels), value in triton.samples.items()
-        if name == "dflash_cost_seconds"
-    }
-    assert found == {
-        ("verify", "1", "1"): 0.001,
-        ("verify", "1", "8"): 0.002,
-        ("verify", "4", "1"): 0.003,
-        ("verify", "4", "8"): 0.006,
-        ("draft", "1", ""): 0.0005,
-        ("draft", "4", ""): 0.0006,
-    }
-
-
-def test_counted_histograms_equal_those_of_prometheus_client(triton: Triton) -> None:
-    rng = np.random.default_rng(1)
-    values = [*(10 ** rng.uniform(-5, 1, 500)), *module.GAPS]  # bounds included
-    name = "dflash_inter_token_latency_seconds"
-    theirs = prometheus_client.Histogram(name, "", buckets=module.GAPS, registry=None)
-    metrics = Metrics(triton, MOST_DRAFTS)
-    for value in values:
-        metrics.tokens(1, value)
-        theirs.observe(value)
-    metrics.close()
-    for sample in next(iter(theirs.collect())).samples:
-        if not sample.name.endswith("_created"):
-            labels = {key: _le(text) for key, text in sample.labels.items()}
-            assert triton.value(sample.name, **labels) == pytest.approx(sample.value)
-
-
-def _le(text: str) -> str:
-    return text if text == "+Inf" else f"{float(text):g}"
 
 
 def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,11 +179,9 @@ def test_triton_shows_them_all() -> None:
         ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "drafts", "plain"]}],
         ["tokens", {"count": 4, "seconds": 0.008}],
         ["prefill", {"tokens": 10, "seconds": 0.5}],
-        ["started", {"queued": 0.02}],
-        ["first_token", {"seconds": 0.3}],
+        ["started", {"queued": 0.02, "waited": 0.3}],
         ["finished", {"reason": "length", "acceptance_length": 1.25}],
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
-        ["costs", {"costs": COSTS.as_json()}],
     ]
     with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
         # not `wait_ready`: there is no dflash_infer to warm up
@@ -240,12 +195,9 @@ def test_triton_shows_them_all() -> None:
         _make_calls(server.ports.grpc, calls, 500)
         wait_until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
     assert server.process.returncode == 0
-    for family in families(MOST_DRAFTS):
-        if family.kind == TALLY:
-            for part in ("bucket", "sum", "count"):
-                assert types[f"{family.name}_{part}"] == "counter"
-        else:
-            assert types[family.name.removesuffix("_total")] == family.kind
+    for name in exported():
+        gauge = isinstance(FAMILIES.get(name), Gauge)
+        assert types[name.removesuffix("_total")] == ("gauge" if gauge else "counter")
     expected = {
         "dflash_rounds_total": 1000,
         "trtllm_spec_decode_accepted_tokens_total,token_position=0": 2000,
@@ -258,8 +210,6 @@ def test_triton_shows_them_all() -> None:
         "dflash_requests_total,finished_reason=length": 1000,
         "trtllm_num_requests_running": 3,
         "dflash_kv_rows_used": 4,
-        "dflash_cost_seconds,rows=1,step=verify,tokens=8": 0.002,
-        "dflash_cost_seconds,rows=4,step=draft,tokens=": 0.0006,
     }
     assert {name: samples[name] for name in expected} == pytest.approx(expected)
 
@@ -268,7 +218,7 @@ def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
     """The package's samples as {"name,label=value": number}, and the families' types."""
     parsed = list(text_string_to_metric_families(httpx.get(url, timeout=WAIT).text))
     ours = [family for family in parsed if family.name.startswith(("dflash_", "trtllm_"))]
-    known = _exported()
+    known = exported()
 
     def name(sample: Any) -> str:  # the parser gives every counter the suffix _total
         return sample.name if sample.name in known else sample.name.removesuffix("_total")
@@ -298,23 +248,18 @@ def test_the_table_in_the_docs_is_the_code() -> None:
         (ROOT / "docs" / "serving.md").read_text(),
         re.MULTILINE,
     )
-    table = [
-        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label)
-        for f in families(MOST_DRAFTS)
-    ]
+    table = []
+    for name, family in FAMILIES.items():
+        [about] = family.describe()
+        label, unit = "".join(family._labelnames), about.documentation.split("(")[1].rstrip(")")
+        table.append((name, about.type, unit, label))
     assert rows == table
 
 
-def _exported() -> dict[str, set[str]]:
+def exported() -> dict[str, set[str]]:
     """Every series name of the endpoint, with its labels."""
-    names: dict[str, set[str]] = {}
-    for family in families(MOST_DRAFTS):
-        if family.kind in (TALLY, HISTOGRAM):
-            names |= {f"{family.name}_{part}": set() for part in ("sum", "count")}
-            names[f"{family.name}_bucket"] = {"le"}
-        else:
-            names[family.name] = {family.label, *family.more} - {""}
-    return names
+    samples = (each for family in REGISTRY.collect() for each in family.samples)
+    return {each.name: {*each.labels} for each in samples if not each.name.endswith("_created")}
 
 
 SCRAPED = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds
@@ -329,9 +274,9 @@ def _check_query(query: str) -> set[str]:
         if isinstance(node, promql.MatrixSelector):
             return visit(node.vector_selector, True)
         if isinstance(node, promql.VectorSelector):
-            assert node.name in exported, f"{node.name} is not exported"
+            assert node.name in series, f"{node.name} is not exported"
             labels = {matcher.name for matcher in node.matchers.matchers}
-            assert labels <= exported[node.name] | SCRAPED, f"{labels} of {node.name}"
+            assert labels <= series[node.name] | SCRAPED, f"{labels} of {node.name}"
             assert rated or node.name in gauges, f"{node.name} is a counter, read as it is"
             used.add(node.name)
         for child in ("expr", "lhs", "rhs"):
@@ -340,8 +285,8 @@ def _check_query(query: str) -> set[str]:
         for argument in getattr(node, "args", []):
             visit(argument, rated)
 
-    exported = _exported()
-    gauges = {family.name for family in families(MOST_DRAFTS) if family.kind == "gauge"}
+    series = exported()
+    gauges = {name for name, family in FAMILIES.items() if isinstance(family, Gauge)}
     visit(promql.parse(query), False)
     assert used
     return used
@@ -368,8 +313,8 @@ def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
             used |= _check_query(target["expr"].replace("$__rate_interval", "1m"))
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-    for family in families(MOST_DRAFTS):
-        assert any(name.startswith(family.name) for name in used), f"no panel shows {family.name}"
+    for family in FAMILIES:
+        assert any(name.startswith(family) for name in used), f"no panel shows {family}"
 
 
 def test_the_alerts_query_what_is_exported() -> None:

@@ -158,40 +158,6 @@ def test_chat(api: openai.OpenAI, triton: Ports) -> None:
         assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_sampling_fields_work(api: openai.OpenAI) -> None:
-    """That each does what it should is tested where it is done; here: it gets there and back."""
-    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 24}
-    whole = api.completions.create(**fields, n=3, logprobs=2, seed=-5, temperature=0.9, top_p=0.9)
-    assert [choice.index for choice in whole.choices] == [0, 1, 2]
-    assert whole.usage is not None
-    counted = 0
-    for choice in whole.choices:
-        got = choice.logprobs
-        assert got is not None
-        counted += len(got.tokens or [])
-        assert choice.text == "".join(got.tokens or [])
-        assert all(value <= 0 for value in got.token_logprobs or [])
-        assert all(1 <= len(top) <= 3 for top in got.top_logprobs or [])
-    assert counted == whole.usage.completion_tokens
-    parts_of: dict[int, str] = {}
-    for chunk in api.completions.create(**fields, n=2, stream=True, temperature=0):
-        for choice in chunk.choices:
-            parts_of[choice.index] = parts_of.get(choice.index, "") + choice.text
-    assert len(parts_of) == 2
-    assert len(set(parts_of.values())) == 1, "greedy choices are the same"
-    text = parts_of[0]
-    stop = text[8:11]
-    cut = api.completions.create(**fields, stop=[stop, "@"], temperature=0).choices[0]
-    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
-    assert cut.stop_reason == stop  # type: ignore[attr-defined]
-    extra = {"min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 3, "priority": 1, "top_k": 9}
-    extra |= {"bad_words": ["return"], "ignore_eos": True}
-    other = api.completions.create(
-        **fields, temperature=0, presence_penalty=0.5, frequency_penalty=0.5, extra_body=extra
-    )
-    assert other.choices[0].text != text
-
-
 def test_the_raw_stream_is_server_sent_events(url: str) -> None:
     body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 5, "stream": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)

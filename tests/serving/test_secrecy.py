@@ -1,9 +1,7 @@
 """What a running server keeps from other users of its machine and from its own clients."""
 
 import stat
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.serving.client import Client
 from dflash_trt.serving.internal import SOCKET
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import SHARED_MEMORY, Server
@@ -70,28 +67,6 @@ def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None
                 with pytest.raises(InferenceServerException, match="model is internal") as refused:
                     client.infer(name, _crafted(name, key, ROWS - 1, source, ROWS - 1, 3))
                 assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-
-
-def test_a_text_is_the_targets_whoever_calls_the_internal_models(server: Server) -> None:
-    """Steps on its row, as another client would run them, made each of three texts wrong."""
-    url, ended = f"127.0.0.1:{server.ports.grpc}", threading.Event()
-    victim = Client(url)
-    alone = victim.generate("def main():", max_tokens=100)
-
-    def attack() -> None:
-        with InferenceServerClient(url) as client:
-            while not ended.is_set():
-                with suppress(InferenceServerException):
-                    client.infer("verify", _crafted("verify", [0, 0], 0))
-
-    attacker = threading.Thread(target=attack)
-    attacker.start()
-    try:
-        for _ in range(5):
-            assert victim.generate("def main():", max_tokens=100).text == alone.text
-    finally:
-        ended.set()
-        attacker.join()
 
 
 def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> None:

@@ -126,60 +126,25 @@ def test_requests_need_the_key(keyed: Ports) -> None:
         assert _infer(client, {"triton-grpc-protocol-inference-key": KEY}) == 4
 
 
-@pytest.mark.parametrize("mutual", [False, True])
-def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
-    ca, strangers = trustme.CA(), trustme.CA()
-    server, client, stranger = (
-        each.issue_cert("127.0.0.1", "localhost") for each in (ca, ca, strangers)
-    )
-    files = {
-        "ca": ca.cert_pem,
-        "cert": server.cert_chain_pems[0],
-        "key": server.private_key_pem,
-        "client.cert": client.cert_chain_pems[0],
-        "client.key": client.private_key_pem,
-        "stranger.cert": stranger.cert_chain_pems[0],
-        "stranger.key": stranger.private_key_pem,
-    }
-    for name, blob in files.items():
-        blob.write_to_path(tmp_path / name)
-    security = read_security(
-        "127.0.0.1",
-        grpc_cert=tmp_path / "cert",
-        grpc_key=tmp_path / "key",
-        grpc_ca=tmp_path / "ca" if mutual else None,
-    )
-
-    def ask(**options: Any) -> int:
-        paths = {name: str(tmp_path / file) for name, file in options.items()}
-        with InferenceServerClient(f"localhost:{ports.grpc}", ssl=bool(paths), **paths) as channel:
-            return _infer(channel)
-
-    own = {"private_key": "client.key", "certificate_chain": "client.cert"}
-    with running_server(built, security) as ports:
+def test_tls(built: Path, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1", "localhost")
+    ca.cert_pem.write_to_path(tmp_path / "ca")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    files = {"grpc_cert": tmp_path / "cert", "grpc_key": tmp_path / "key"}
+    with running_server(built, read_security("127.0.0.1", **files)) as ports:
         body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}  # over Triton's gRPC, too
         url = f"http://127.0.0.1:{ports.http}/v1/completions"
         assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
-        assert ask(root_certificates="ca", **(own if mutual else {})) == 4
-        with pytest.raises(InferenceServerException):
-            ask()  # without TLS
-        if mutual:
-            foreign = {"private_key": "stranger.key", "certificate_chain": "stranger.cert"}
-            for wrong in ({}, foreign):
-                with pytest.raises(InferenceServerException):
-                    ask(root_certificates="ca", **wrong)
-
-
-def test_a_certificate_that_the_clients_ca_did_not_sign_is_named(tmp_path: Path) -> None:
-    """`serve` itself is a client of its Triton, and shows the server's certificate."""
-    issued = trustme.CA().issue_cert("localhost")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    issued.private_key_pem.write_to_path(tmp_path / "key")
-    trustme.CA().cert_pem.write_to_path(tmp_path / "ca")
-    files = {"grpc_cert": tmp_path / "cert", "grpc_key": tmp_path / "key"}
-    read_security("127.0.0.1", **files)
-    with pytest.raises(ServerError, match="serve` shows it to its own Triton"):
-        read_security("127.0.0.1", **files, grpc_ca=tmp_path / "ca")
+        tls = {"ssl": True, "root_certificates": str(tmp_path / "ca")}
+        with InferenceServerClient(f"localhost:{ports.grpc}", **tls) as channel:
+            assert _infer(channel) == 4
+        with (
+            InferenceServerClient(f"localhost:{ports.grpc}") as channel,
+            pytest.raises(InferenceServerException),
+        ):
+            _infer(channel)
 
 
 def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What a request may ask for, through the real server, in both modes."""
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from llm_build import standins, write_llm_build
 from load import wait_until
 from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from dflash_trt.build.pipeline import build
@@ -25,10 +23,6 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[{{ who | default('assistant') }}] {% endif %}"
-)
 PROMPT, NEW_TOKENS = "def f(x):", 40
 SLOTS, WAIT = 10, 60.0
 
@@ -39,7 +33,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pair = make_pair(directory / "pair")
     teach(pair)
     make_endless(pair)
-    (pair.target_dir / "chat_template.jinja").write_text(TEMPLATE)
     return pair.target_dir
 
 
@@ -156,21 +149,6 @@ def test_several_choices(server: Ports, greedy: list[int]) -> None:
     assert len(set(drawn["text_output"])) == 3
     # choice i is what seed + i gives alone
     assert drawn["text_output"][2] == ask(server, temperature=1.0, seed=7)["text_output"]
-
-
-def test_chat(server: Ports, target: Path) -> None:
-    messages = [{"role": "user", "content": "Say é"}, {"role": "user", "content": "now"}]
-    transformers = AutoTokenizer.from_pretrained(target)
-    for more in ({}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"who": "bot"}}):
-        options = {"add_generation_prompt": True, **more}
-        kwargs = options.pop("chat_template_kwargs", {})
-        ids = transformers.apply_chat_template(
-            messages, tokenize=True, return_dict=False, **options, **kwargs
-        )
-        sent = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in more.items()}
-        answer = ask(server, messages=json.dumps(messages), max_tokens=8, **sent)
-        assert answer["prompt_tokens"] == len(ids)
-        assert answer["token_ids"] == reference.greedy(target, [ids], 8)[0]
 
 
 def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:

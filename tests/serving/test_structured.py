@@ -31,7 +31,6 @@ ASKED: list[tuple[dict[str, Any], str]] = [  # and a regex that the text has to 
     ({"guided_regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
     ({"guided_choice": ["return a.b", "return (c)\n", "é+*"]}, r"return a\.b|return \(c\)\n|é\+\*"),
     ({"guided_grammar": 'start: "x = " NUMBER\nNUMBER: /[0-9]{1,3}/'}, "x = [0-9]{1,3}"),
-    ({"guided_grammar": 'root ::= "x" y\ny ::= [0-9] "!"'}, "x[0-9]!"),
 ]
 
 

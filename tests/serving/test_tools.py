@@ -98,19 +98,6 @@ both = pytest.mark.parametrize("stream", [False, True])
 
 
 @both
-def test_calls_are_no_text(thinker: Any, text: Text, stream: bool) -> None:
-    api, _ = thinker
-    text.text, text.thinking, text.reason = f"Sure.\n{CALLS}", 0, "stop"
-    message, reason = ask(api, stream=stream, tools=TOOLS)
-    assert calls_of(message) == [("f", '{"a": "ü"}'), ("g", "{}")]
-    assert (message.content, reason) == ("Sure.", "tool_calls")
-    text.text = CALLS
-    message, reason = ask(api, stream=stream, tools=TOOLS, parallel_tool_calls=False)
-    assert calls_of(message) == [("f", '{"a": "ü"}')]
-    assert (message.content, reason) == (None, "tool_calls")
-
-
-@both
 def test_text_without_calls_is_text(thinker: Any, text: Text, stream: bool) -> None:
     api, _ = thinker
     text.text, text.thinking, text.reason = CALLS, 0, "stop"
@@ -120,36 +107,6 @@ def test_text_without_calls_is_text(thinker: Any, text: Text, stream: bool) -> N
     text.text = "Hi <tool_call> there \n"
     message, reason = ask(api, stream=stream, tools=TOOLS)
     assert (message.content, calls_of(message), reason) == (text.text, [], "stop")
-
-
-@both
-def test_what_was_cut_off_is_told(thinker: Any, text: Text, stream: bool) -> None:
-    api, _ = thinker
-    text.text, text.thinking, text.reason = CALLS[:48], 0, "length"
-    fields: dict[str, Any] = {"model": "dflash", "messages": MESSAGES, "tools": TOOLS}
-    answer = api.chat.completions.create(**fields, stream=stream)
-    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
-    assert choices[-1].finish_reason == "length"
-    found = [getattr(choice, "delta" if stream else "message") for choice in choices]
-    calls = [call for message in found for call in message.tool_calls or []]
-    assert "".join(call.function.arguments for call in calls) == '{"a": "ü"'
-    assert [call.function.name for call in calls if call.function.name] == ["f"]
-    assert not any(message.content for message in found)
-
-
-@both
-def test_thoughts_are_apart(thinker: Any, text: Text, stream: bool) -> None:
-    api, _ = thinker
-    for thinking, begin in ((0, "<think>\n"), (1, "")):
-        text.text = f"{begin}Hm.\n</think>\n\nWell.\n{CALLS}"
-        text.thinking, text.reason = thinking, "stop"
-        message, reason = ask(api, stream=stream, tools=TOOLS)
-        assert message.reasoning_content == "Hm."
-        assert (message.content, reason) == ("Well.", "tool_calls")
-        assert len(calls_of(message)) == 2
-    text.text = "Hm.\n</think>\n\nWell."
-    message, reason = ask(api, stream=stream)
-    assert (message.reasoning_content, message.content, reason) == ("Hm.", "Well.", "stop")
 
 
 def test_a_model_whose_calls_cannot_be_read_has_no_tools(

@@ -33,10 +33,10 @@ from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.health import health_of
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.launch import environment, find_binary
+from dflash_trt.serving.server.process import Health
 from dflash_trt.tensorrt_llm.bundle import read_info, read_llm_args
 
 COMMIT = "0" * 39 + "7"
@@ -338,7 +338,7 @@ def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
             stderr=log,
         )
         try:
-            health, deadline = health_of(ports, Security()), time.monotonic() + 60
+            health, deadline = Health(ports, Security()), time.monotonic() + 60
             while not health.is_ready() and process.poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -19,7 +19,6 @@ class Settings:
     directory: Path  # the build
     triton: Ports  # where Triton listens
     security: Security
-    page: bool = True
 
 
 codec = TypeAdapter(Settings)

@@ -49,7 +49,6 @@ UNTOLD = [
     "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
     "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
     "TensorRT-LLM drafts for all requests or none: the same answer by plain decoding is not here.",
-    "TensorRT-LLM does not tell what its steps cost.",
 ]
 
 
@@ -65,7 +64,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     fingerprint: str = ""  # of the build
     dialect: Dialect = field(default_factory=Dialect)
-    page: dict[str, Any] | None = None  # facts for the page; None: no page
+    page: dict[str, Any] = field(default_factory=dict)  # facts for the page
     sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
 
 
@@ -105,7 +104,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         fingerprint=f"fp_{hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:10]}",
-        page=page if settings.page else None,
+        page=page,
         sampling=frozenset(sampling_defaults(directory)[0] if recommended else ()),
     )
 
@@ -148,12 +147,6 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
         _check_model(served, name)
         return JSONResponse(entry(name))
 
-    async def exposition() -> str:
-        text = await triton.metrics()
-        if text is None:
-            raise Failure(503, NOT_READY)
-        return text
-
     @app.get("/health")
     async def health() -> Response:
         if not await triton.is_ready():
@@ -162,11 +155,13 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(await exposition(), media_type="text/plain; version=0.0.4")
+        text = await triton.metrics()
+        if text is None:
+            raise Failure(503, NOT_READY)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     app.include_router(v1)
-    if served.page is not None:
-        app.include_router(page.router(served.page, exposition))
+    app.include_router(page.router(served.page))
     return app
 
 

@@ -31,7 +31,7 @@ class Status(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """The supervisor's end of the socket at `path`."""
+    """`serve`'s end of the socket at `path`."""
 
     path: Path
 

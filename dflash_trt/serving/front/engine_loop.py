@@ -195,7 +195,6 @@ class EngineLoop:
                 known = self._settings
                 sizes = known.block_size, known.slots, known.max_seq_len
                 self._costs = measure(self._run_round, *sizes)
-                self._metrics.costs(self._costs)
                 return
             except EngineGoneError:
                 time.sleep(WAIT_LOADED)

@@ -1,28 +1,26 @@
 """Prometheus metrics of the public model, on Triton's endpoint; docs/serving.md lists them.
 
-`pb.Metric` shapes this file: a call costs tens of microseconds in two processes, so values are
-added up here and sent once an interval; concurrent calls crash the server, so one thread makes them
-all; and a call that the server refuses may crash it, so values are checked first.
+`prometheus_client` adds them up. One thread sends what has changed to Triton once an interval,
+because a call of `pb.Metric` costs tens of microseconds in two processes, and concurrent calls
+crash the server. A histogram is sent as counters: Triton takes its values only one by one.
 """
 
 import logging
 import threading
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections import Counter as Tally
+from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.decoding.speculation import VERIFIED, CostProfile
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+
+from dflash_trt.decoding.speculation import VERIFIED
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
-
-COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-TALLY = "histogram as counters"  # for thousands of values a second: see docs/serving.md
 
 PHASES = ("verify", "draft", "hop", "scheduler")
 REASONS = ("stop", "length", "cancelled", "error", "refused")
@@ -48,12 +46,8 @@ WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
 CACHED_TOKENS = "dflash_cached_prompt_tokens_total"
 CACHE_BYTES = "dflash_prefix_cache_bytes"
-COST_SECONDS = "dflash_cost_seconds"
-PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
 # known only if this server runs the rounds
-OF_ROUNDS = (
-    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS, CACHE_BYTES),
-)
+OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, CACHE_BYTES)
 
 # bucket bounds, in seconds below
 MEANS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)  # tokens; texts differ most at the start
@@ -61,89 +55,49 @@ GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
 WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 
-@dataclass(frozen=True)
-class Family:
-    """A metric, with its first label's values or its bucket bounds."""
-
-    name: str
-    kind: str
-    unit: str
-    description: str
-    label: str = ""
-    values: tuple[str, ...] = ("",)
-    more: tuple[str, ...] = ()  # labels of series that are made later, when their values are known
-    buckets: tuple[float, ...] = ()
-
-
-def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
-    """Return all metrics of a server; max_drafts: per sequence in a round.
+def families(registry: CollectorRegistry, max_drafts: int, rounds: bool = True) -> dict[str, Any]:
+    """Return all metrics of a server by name, at 0; max_drafts: per sequence in a round.
 
     rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are left out.
     """
-    positions = ("token_position", tuple(map(str, range(max_drafts))))
+    positions = tuple(map(str, range(max_drafts)))
     committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
-    by_kind = "Rounds of single sequences, by what was verified"
-    cost = "A step with few tokens in the cache, as measured on this machine"
     of_text = "Tokens committed in a round, the mean of a text that ended"
-    lengths = tuple(map(float, range(1, max_drafts + 2)))
-    table = (
-        Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
-        Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
-        Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
-        Family(ACCEPTED_AT, COUNTER, "tokens", "Draft tokens accepted, by position", *positions),
-        Family(ACCEPTANCE_LENGTH, TALLY, "tokens", committed, buckets=lengths),
-        Family(REQUEST_ACCEPTANCE, HISTOGRAM, "tokens", of_text, buckets=MEANS),
-        Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
-        Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
-        Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
-        Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
-        Family(CACHED_TOKENS, COUNTER, "tokens", "Those of them that were reused, not computed"),
-        Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
-        Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
-        *(
-            Family(name, HISTOGRAM, "seconds", f"From a request to its first {what}", buckets=WAITS)
-            for name, what in ((QUEUE_TIME, "chunk"), (FIRST_TOKEN, "token"))
-        ),
-        Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
-        Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
-        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a slot"),
-        Family(WAITING, GAUGE, "requests", "Sequences that wait for a slot"),
-        Family(KV_ROWS, GAUGE, "rows", "Slots in use"),
-        Family(CACHE_BYTES, GAUGE, "bytes", "KV cache kept for prompts to come"),
-        Family(COST_SECONDS, GAUGE, "seconds", cost, "step", (), ("rows", "tokens")),
+    # the last column: a counter's label and its values, or a histogram's bounds
+    table: tuple[tuple[Any, ...], ...] = (
+        (Counter, DRAFT_TOKENS, "tokens", "Draft tokens proposed"),
+        (Counter, ACCEPTED_TOKENS, "tokens", "Draft tokens accepted"),
+        (Counter, DRAFTED_AT, "tokens", "Drafts proposed here", ("token_position", positions)),
+        (Counter, ACCEPTED_AT, "tokens", "Drafts accepted here", ("token_position", positions)),
+        (Histogram, ACCEPTANCE_LENGTH, "tokens", committed, range(1, max_drafts + 2)),
+        (Histogram, REQUEST_ACCEPTANCE, "tokens", of_text, MEANS),
+        (Counter, ROUNDS, "rounds", "Rounds of verify and draft, each of all sequences"),
+        (Counter, CHOICES, "rounds", "Rounds of single sequences", ("verified", VERIFIED)),
+        (Counter, ROUND_SECONDS, "seconds", "Time in rounds, by phase", ("phase", PHASES)),
+        (Counter, PROMPT_TOKENS, "tokens", "Prompt tokens processed"),
+        (Counter, CACHED_TOKENS, "tokens", "Those of them that were reused, not computed"),
+        (Counter, PREFILL_SECONDS, "seconds", "Time in prompt chunks"),
+        (Counter, GENERATION_TOKENS, "tokens", "Tokens committed and given to requests"),
+        (Histogram, QUEUE_TIME, "seconds", "From a request to its first chunk", WAITS),
+        (Histogram, FIRST_TOKEN, "seconds", "From a request to its first token", WAITS),
+        (Histogram, INTER_TOKEN, "seconds", "Between two tokens of a request", GAPS),
+        (Counter, REQUESTS, "requests", "Requests ended", ("finished_reason", REASONS)),
+        (Gauge, ACTIVE, "requests", "Sequences that hold a slot"),
+        (Gauge, WAITING, "requests", "Sequences that wait for a slot"),
+        (Gauge, KV_ROWS, "rows", "Slots in use"),
+        (Gauge, CACHE_BYTES, "bytes", "KV cache kept for prompts to come"),
     )
-    return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
-
-
-def bounds(buckets: Sequence[float]) -> tuple[str, ...]:
-    """Return bucket bounds as Prometheus writes them."""
-    return (*(f"{bound:g}" for bound in buckets), "+Inf")
-
-
-class _Tally:
-    """A histogram added up locally: counts per bucket and the sum."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float, times: int) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-
-@dataclass
-class _Pending:
-    """What happened since the last send; its size does not grow with the number of rounds."""
-
-    # by name and label value
-    counts: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
-    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)  # see `drafted`
-    gauges: dict[str, float] = field(default_factory=dict)
-    costs: CostProfile | None = None
-    observed: list[tuple[str, float]] = field(default_factory=list)  # three per request
+    made: dict[str, Any] = {}
+    for kind, name, unit, about, *more in table:
+        if name in OF_ROUNDS and not rounds:
+            continue
+        options = {"buckets": more[0]} if kind is Histogram else {}
+        label, values = more[0] if more and kind is Counter else ("", ())
+        labels = [label] if label else []
+        made[name] = kind(name, f"{about} ({unit})", labels, registry=registry, **options)
+        for value in values:
+            made[name].labels(value)  # there before anything is counted
+    return made
 
 
 class Metrics:
@@ -155,21 +109,19 @@ class Metrics:
     def __init__(self, sink: Any, max_drafts: int, rounds: bool = True) -> None:
         """Start the thread; sink: `triton_python_backend_utils`; for the rest see `families`."""
         self._sink = sink
-        self._families = families(max_drafts, rounds)
+        self._registry = CollectorRegistry()
+        self._families = families(self._registry, max_drafts, rounds)
         self.progress = 0  # prompt and generated tokens processed since the start
-        self._pending = _Pending()
-        self._lock = threading.Lock()  # of _pending; held for additions only, never while sending
+        self._sequences = Tally[tuple[int, int]]()  # not yet counted: see `drafted`
+        self._lock = threading.Lock()  # of the last two
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
-    def _add(self, *amounts: tuple[str, str, float]) -> None:
-        """Add amounts, each with name and label value."""
-        with self._lock:
-            for name, label, amount in amounts:
-                self._pending.counts[name, label] += amount
-                if name in PROGRESS:
-                    self.progress += int(amount)
+    def _add(self, name: str, amount: float = 1.0, label: str = "") -> None:
+        family = self._families[name]
+        # a difference of two clocks may be negative
+        (family.labels(label) if label else family).inc(max(0.0, amount))
 
     def round(
         self,
@@ -183,59 +135,57 @@ class Metrics:
     ) -> None:
         """Count one round; sequences: see `drafted`; choices: kind verified for each."""
         self.drafted(sequences)
-        phases = zip(PHASES, (verify, draft, hop, scheduler), strict=True)
-        self._add(
-            (ROUNDS, "", 1),
-            *((CHOICES, choice, 1) for choice in choices),
-            *((ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
-        )
+        self._add(ROUNDS)
+        for choice in choices:
+            self._add(CHOICES, 1, choice)
+        for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
+            self._add(ROUND_SECONDS, seconds, phase)
 
     def drafted(self, sequences: Sequence[tuple[int, int]]) -> None:
         """Count (drafts, accepted drafts) of each sequence in a round."""
         with self._lock:
-            self._pending.acceptance.update(sequences)
+            self._sequences.update(sequences)
 
     def prefill(self, *, tokens: int, seconds: float) -> None:
         """Count one prompt chunk."""
         self.prompt(tokens)
-        self._add((PREFILL_SECONDS, "", seconds))
+        self._add(PREFILL_SECONDS, seconds)
 
     def prompt(self, tokens: int) -> None:
         """Count processed prompt tokens."""
-        self._add((PROMPT_TOKENS, "", tokens))
+        self._add_tokens(PROMPT_TOKENS, tokens)
 
-    def started(self, *, queued: float, cached: int = 0) -> None:
+    def _add_tokens(self, name: str, count: int) -> None:
+        with self._lock:
+            self.progress += count
+        self._add(name, count)
+
+    def started(self, *, queued: float, waited: float, cached: int = 0) -> None:
         """Record a request's first token.
 
-        queued: seconds it waited for a slot; cached: prompt tokens from the prefix cache.
+        queued: seconds it waited for a slot; waited: for the token; cached: prompt tokens from the
+        prefix cache.
         """
-        self._add((GENERATION_TOKENS, "", 1))
-        self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
-        self._observe(QUEUE_TIME, queued)
-
-    def first_token(self, seconds: float) -> None:
-        """Record the time to first token; in a stream, until Triton has taken it."""
-        self._observe(FIRST_TOKEN, seconds)
-
-    def _observe(self, name: str, value: float) -> None:
-        with self._lock:
-            self._pending.observed.append((name, value))
+        self._add_tokens(GENERATION_TOKENS, 1)
+        self._add_tokens(PROMPT_TOKENS, cached)
+        self._add(CACHED_TOKENS, cached)
+        self._families[QUEUE_TIME].observe(queued)
+        self._families[FIRST_TOKEN].observe(waited)
 
     def tokens(self, count: int, seconds: float) -> None:
         """Count tokens of one request that came `seconds` after its previous ones."""
-        if count:
-            self._add((GENERATION_TOKENS, "", count))
-            with self._lock:
-                self._pending.gaps.add(seconds / count, count)
+        self._add_tokens(GENERATION_TOKENS, count)
+        for _ in range(count):
+            self._families[INTER_TOKEN].observe(seconds / count)
 
     def finished(self, reason: str, acceptance_length: float = 0.0) -> None:
         """Count an ended request; `reason` is one of REASONS.
 
         acceptance_length: of its text; 0: no rounds with drafts.
         """
-        self._add((REQUESTS, reason, 1))
+        self._add(REQUESTS, 1, reason)
         if acceptance_length:
-            self._observe(REQUEST_ACCEPTANCE, acceptance_length)
+            self._families[REQUEST_ACCEPTANCE].observe(acceptance_length)
 
     def state(
         self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
@@ -244,114 +194,71 @@ class Metrics:
 
         kv_rows: slots in use, None if unknown; kept: bytes of the prefix cache.
         """
-        rows = {} if kv_rows is None else {KV_ROWS: kv_rows, CACHE_BYTES: kept}
-        with self._lock:
-            self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
-
-    def costs(self, costs: CostProfile) -> None:
-        """Set the measured costs of rounds; called once."""
-        with self._lock:
-            self._pending.costs = costs
+        self._families[ACTIVE].set(active)
+        self._families[WAITING].set(waiting)
+        if kv_rows is not None:
+            self._families[KV_ROWS].set(kv_rows)
+            self._families[CACHE_BYTES].set(kept)
 
     def close(self) -> None:
-        """Send what is pending and end the thread; Triton then drops the metrics."""
+        """Send what is left and end the thread; Triton then drops the metrics."""
         self._closing.set()
         self._thread.join(CLOSE_TIMEOUT)
 
     def _run(self) -> None:
         try:
-            series = _Series(self._sink, self._families)
-            while not self._closing.wait(INTERVAL):
-                series.send(self._take())
-            series.send(self._take())
+            series, ended = _Series(self._sink), False
+            series.send(self._registry)  # all there before any request
+            while not ended:
+                ended = self._closing.wait(INTERVAL)
+                self._count_drafts()
+                series.send(self._registry)
         except Exception:
             log.exception("metrics are given up; requests are not affected")
-        while not self._closing.wait(INTERVAL):
-            self._take()  # after a failure: keep pending data small
 
-    def _take(self) -> _Pending:
+    def _count_drafts(self) -> None:
+        """Count the sequences of the rounds since the last call."""
         with self._lock:
-            taken, self._pending = self._pending, _Pending()
-        return taken
+            sequences, self._sequences = self._sequences, Tally()
+        for (drafted, accepted), times in sequences.items():
+            self._add(DRAFT_TOKENS, drafted * times)
+            self._add(ACCEPTED_TOKENS, accepted * times)
+            for name, positions in ((DRAFTED_AT, drafted), (ACCEPTED_AT, accepted)):
+                for position in range(positions):
+                    self._add(name, times, str(position))
+            for _ in range(times):
+                self._families[ACCEPTANCE_LENGTH].observe(accepted + 1)
 
 
 class _Series:
     """Triton's metric objects; made, used and dropped by one thread."""
 
-    def __init__(self, sink: Any, table: Sequence[Family]) -> None:
-        self._sink = sink
+    def __init__(self, sink: Any) -> None:
+        self._kinds = sink.MetricFamily
         self._families: dict[str, Any] = {}  # keeps metrics alive, which end with their family
-        self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
-        self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
-        self._gauges: dict[str, float] = {}
-        for each in table:
-            if each.kind == TALLY:
-                self._add(f"{each.name}_bucket", COUNTER, each, "le", bounds(each.buckets))
-                self._add(f"{each.name}_sum", COUNTER, each)
-                self._add(f"{each.name}_count", COUNTER, each)
-            else:
-                self._add(each.name, each.kind, each, each.label, each.values)
+        self._metrics: dict[tuple[str, ...], Any] = {}  # by name and label values
+        self._sent: dict[tuple[str, ...], float] = {}
 
-    def _add(
-        self, name: str, kind: str, about: Family, label: str = "", values: Sequence[str] = ("",)
-    ) -> None:
-        kinds = self._sink.MetricFamily
-        family = kinds(
-            name=name,
-            description=f"{about.description} ({about.unit})",
-            kind=getattr(kinds, kind.upper()),
-        )
-        self._families[name] = family
-        buckets: Mapping[str, Any] = {"buckets": list(about.buckets)} if kind == HISTOGRAM else {}
-        for value in values:
-            labels = {label: value} if label else {}
-            self._metrics[name, value] = family.Metric(labels=labels, **buckets)
+    def send(self, registry: CollectorRegistry) -> None:
+        """Send what has changed, one call a series."""
+        for family in registry.collect():
+            # the widest bucket first: a scrape in between never sees one above a wider one
+            for sample in reversed(family.samples):
+                if not sample.name.endswith("_created"):
+                    self._send(family, sample)
 
-    def send(self, pending: _Pending) -> None:
-        """Send everything: one call per changed series, three per request."""
-        lengths = _Tally(self._lengths)
-        for (drafted, accepted), times in pending.acceptance.items():
-            lengths.add(accepted + 1, times)
-            pending.counts[DRAFT_TOKENS, ""] += drafted * times
-            pending.counts[ACCEPTED_TOKENS, ""] += accepted * times
-            for name, positions in ((DRAFTED_AT, drafted), (ACCEPTED_AT, accepted)):
-                for position in range(positions):
-                    pending.counts[name, str(position)] += times
-        for (name, label), amount in pending.counts.items():
-            self._increment(name, label, amount)
-        self._send_tally(ACCEPTANCE_LENGTH, lengths)
-        self._send_tally(INTER_TOKEN, pending.gaps)
-        for name, value in pending.observed:
-            self._metrics[name, ""].observe(value)
-        if pending.costs is not None:
-            self._send_costs(pending.costs)
-        for name, value in pending.gauges.items():
-            if self._gauges.get(name) != value:
-                self._metrics[name, ""].set(value)
-        self._gauges |= pending.gauges
-
-    def _send_tally(self, name: str, tally: _Tally) -> None:
-        totals = list(accumulate(tally.counts))
-        self._increment(f"{name}_sum", "", tally.sum)
-        self._increment(f"{name}_count", "", totals[-1])
-        # widest first: a scrape in between never sees a bucket above a wider one
-        for label, total in zip(reversed(bounds(tally.bounds)), reversed(totals), strict=True):
-            self._increment(f"{name}_bucket", label, total)
-
-    def _send_costs(self, costs: CostProfile) -> None:
-        """Set the costs of the shortest context."""
-        seconds: dict[tuple[str, int, str], float] = {}
-        for i, n in enumerate(costs.rows):
-            seconds["draft", n, ""] = costs.draft_seconds[0][i]
-            for width, verify in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
-                seconds["verify", n, str(width)] = verify
-        for (step, n, tokens), value in seconds.items():
-            key = COST_SECONDS, f"{step} {n} {tokens}"
-            if key not in self._metrics:
-                labels = {"step": step, "rows": str(n), "tokens": tokens}
-                self._metrics[key] = self._families[COST_SECONDS].Metric(labels=labels)
-            self._metrics[key].set(value)
-
-    def _increment(self, name: str, label: str, amount: float) -> None:
-        if amount > 0:  # a difference of two clocks may be negative, which Triton refuses
-            self._metrics[name, label].increment(amount)
+    def _send(self, family: Metric, sample: Sample) -> None:
+        name, gauge = sample.name, family.type == "gauge"
+        if name not in self._families:
+            kind = self._kinds.GAUGE if gauge else self._kinds.COUNTER
+            about = family.documentation
+            self._families[name] = self._kinds(name=name, description=about, kind=kind)
+        key = (name, *sample.labels.values())
+        if key not in self._metrics:
+            self._metrics[key] = self._families[name].Metric(labels=sample.labels)
+        metric, change = self._metrics[key], sample.value - self._sent.get(key, 0.0)
+        if gauge and change:
+            metric.set(sample.value)
+        elif change:
+            metric.increment(change)
+        self._sent[key] = sample.value

@@ -58,7 +58,6 @@ class StopWords:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
-        self._matched = [0] * len(words)  # characters of each that the text ends with
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
@@ -69,9 +68,7 @@ class StopWords:
             place, word = min(places)
             given, self._held = self._held[:place], ""
             return given, word
-        for i, word in enumerate(self._words):
-            self._matched[i] = _advance(word, self._matched[i], text)
-        cut = len(self._held) - max(self._matched, default=0)
+        cut = min(_begins(word, self._held) for word in self._words)
         given, self._held = self._held[:cut], self._held[cut:]
         return given, ""
 
@@ -81,29 +78,12 @@ class StopWords:
         return given
 
 
-def _advance(word: str, matched: int, text: str) -> int:
-    """Return how many leading characters of the word end the text, by Knuth-Morris-Pratt.
-
-    The word itself must not be in the text.
-    """
-    shorter = _borders(word)
-    for character in text:
-        while matched and word[matched] != character:
-            matched = shorter[matched - 1]
-        matched += word[matched] == character
-    return matched
-
-
-@lru_cache(maxsize=256)
-def _borders(word: str) -> tuple[int, ...]:
-    """Return, for each prefix, the length of its longest proper border."""
-    found, matched = [0], 0
-    for character in word[1:]:
-        while matched and word[matched] != character:
-            matched = found[matched - 1]
-        matched += word[matched] == character
-        found.append(matched)
-    return tuple(found)
+def _begins(word: str, text: str) -> int:
+    """Return where the text's end begins that may become the word; the text's length if nowhere."""
+    place = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while place >= 0 and not word.startswith(text[place:]):
+        place = text.find(word[0], place + 1)
+    return len(text) if place < 0 else place
 
 
 _speller = lru_cache(maxsize=1)(speller)
@@ -187,8 +167,7 @@ class OutputProcessor:
         self.index = index
         self.sequence = sequence
         self._received = received
-        self.first_token: float | None = None  # when it came; in a stream, when it was sent
-        self._sent = False
+        self.first_token: float | None = None  # when it came
         self.last_token = 0.0  # time of the last tokens
         self._counted = 0  # tokens already counted in the metrics
         self._thinking = thinking
@@ -236,30 +215,19 @@ class OutputProcessor:
         self._report.add(pieces, rest)
         return "".join(pieces) + rest
 
-    def count(self, metrics: Metrics, *, streaming: bool) -> None:
-        """Report the tokens since the last call to the metrics.
-
-        streaming: `sent` reports the time to first token instead.
-        """
+    def count(self, metrics: Metrics) -> None:
+        """Report the tokens since the last call to the metrics."""
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
         if self.first_token is None:
             self.first_token = now
             queued = (self.sequence.started or now) - self._received
-            metrics.started(queued=queued, cached=self.sequence.cached_tokens)
-            if not streaming:
-                metrics.first_token(now - self._received)
+            cached = self.sequence.cached_tokens
+            metrics.started(queued=queued, waited=now - self._received, cached=cached)
         else:
             metrics.tokens(new, now - self.last_token)
         self._counted, self.last_token = self._counted + new, now
-
-    def sent(self, metrics: Metrics) -> None:
-        """Record that a stream's output was sent; the first ends the time to first token."""
-        if not self._sent:
-            self._sent = True
-            self.first_token = time.monotonic()
-            metrics.first_token(self.first_token - self._received)
 
     def output(self, *, final_only: bool) -> RequestOutput | None:
         """Return what is new since the last call, None if there is nothing yet."""

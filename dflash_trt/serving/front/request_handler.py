@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
-NO_INPUTS = "The request has no inputs. Send at least text_input."
 NON_FINITE = "The model's output for this request is not a number."
 NO_TEXT = "The text of this request could not be given out. The server's log says why."
 NOT_READ = "The request could not be read. The server's log says why."
@@ -92,7 +91,7 @@ class RequestHandler:
         self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
         self._closing = False
         self._lock = threading.Lock()  # of _admitted and _closing
-        self._sender = ResponseSender(self._drop, self._release, metrics)
+        self._sender = ResponseSender(self._drop, self._release)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # chat templates and tokenizers are slow for long prompts
         self._preprocessor = threading.Thread(target=self._run_jobs, daemon=True)
@@ -112,8 +111,6 @@ class RequestHandler:
         timeout: seconds after which the request ends with what it has; client: who asks.
         """
         received = time.monotonic()
-        if not inputs:  # `serve` checks liveness this way: see `Health.answers`
-            return reply.fail(INVALID, NO_INPUTS)
         try:
             count = number_of_choices(inputs, self._client_limit)
             count *= client != PROOF  # takes no place in the queue
@@ -230,7 +227,7 @@ class RequestHandler:
             self._metrics.finished(sequence.finish_reason, length)
             del self._open[sequence]
         try:
-            choice.count(self._metrics, streaming=state.streaming)
+            choice.count(self._metrics)
             output = choice.output(final_only=not state.streaming)
         except Exception:
             log.exception("a text could not be given out", extra=state.log_fields)

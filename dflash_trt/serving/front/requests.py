@@ -19,7 +19,6 @@ from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
 from dflash_trt.serving.internal import PROOF
 
-MAX_GBNF = 2**13  # bytes: llguidance takes 2 s to read 1,000 rules
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
 ANY_OBJECT = '{"type": "object"}'
 
@@ -89,29 +88,12 @@ def _choice(name: str, texts: list[str]) -> Grammar:
     return Grammar("regex", "|".join(escaped), name)
 
 
-def _lark(name: str, text: str) -> Grammar:
-    if "::=" not in text:
-        return Grammar("lark", text, name)
-    from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415
-
-    if (size := len(text.encode())) > MAX_GBNF:
-        raise RequestError(
-            f"{name} is {size} bytes of GBNF", f"Send at most {MAX_GBNF}, or llguidance's Lark."
-        )
-    try:
-        return Grammar("lark", any_to_lark(text), name)
-    except Exception as error:  # the parser raises any type
-        raise RequestError(
-            f"{name} is no GBNF: {str(error)[:200]}", "Correct it, or send llguidance's Lark."
-        ) from error
-
-
 READERS: dict[str, Any] = {
     "response_format": _response_format,
     "guided_json": _schema,
     "guided_regex": lambda name, pattern: Grammar("regex", ascii_classes(pattern), name),
     "guided_choice": _choice,
-    "guided_grammar": _lark,
+    "guided_grammar": lambda name, text: Grammar("lark", text, name),
 }
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_output import RequestOutput, append, join_choices
 
@@ -19,7 +18,6 @@ log = logging.getLogger(__name__)
 
 POLL = 0.005  # minimum seconds between two checks for cancellation
 SHARE = 0.1  # their maximum fraction of time: asking Triton takes 0.04 ms a request
-WAITING_EVERY = 8  # every n-th check includes requests without a slot
 IDLE = 0.5  # seconds
 
 
@@ -47,11 +45,6 @@ class RequestState:
     failure: tuple[str, str] | None = None  # code and message
 
     @property
-    def started(self) -> bool:
-        """Whether a choice has had a slot."""
-        return any(choice.sequence.started is not None for choice in self.choices)
-
-    @property
     def log_fields(self) -> dict[str, str]:
         return {"request_id": self.request_id}
 
@@ -66,9 +59,7 @@ class ResponseSender:
         self,
         drop: Callable[[RequestState], None],
         closed: Callable[[RequestState], None],
-        metrics: Metrics,
     ) -> None:
-        self._metrics = metrics
         self._drop = drop
         self._closed = closed
         self._pending: dict[tuple[RequestState, int], RequestOutput] = {}
@@ -111,7 +102,7 @@ class ResponseSender:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        next_look, looks = 0.0, 0
+        next_look = 0.0
         while True:
             with self._changed:
                 if not self._pending and not any(state.failure for state in self._live):
@@ -128,13 +119,11 @@ class ResponseSender:
                 self._guarded(state, self._fail)
             now = time.monotonic()
             if now >= next_look:
-                looks += 1
                 for state in live:
                     if state.deadline is not None and now >= state.deadline:
                         state.deadline = None
                         self._drop(state)
-                    if state.started or looks % WAITING_EVERY == 0:
-                        self._guarded(state, self._check_gone)
+                    self._guarded(state, self._check_gone)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
     def _guarded(
@@ -158,8 +147,6 @@ class ResponseSender:
             self._close(state)
         if state.streaming:
             state.reply.send(output, last=complete)
-            if output.token_ids:
-                state.choices[output.index[0]].sent(self._metrics)
         elif complete:
             whole = join_choices([state.ended[i] for i in sorted(state.ended)])
             state.reply.send(whole, last=True)

@@ -1,6 +1,5 @@
 """The HTTP application's process, controlled by `serve`."""
 
-import importlib.util
 import os
 import select
 import subprocess
@@ -12,13 +11,12 @@ from dflash_trt.build import read_manifest
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.app import LISTENING, Settings, codec
 from dflash_trt.serving.internal import die_with_parent
-from dflash_trt.serving.log import FORM, Log
+from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, listen
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.process import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
-START_CRASHES = 2
 EXIT_TIME = 1.0  # seconds from the end of its output to its exit
 STOP_TIMEOUT = 10.0  # seconds
 
@@ -29,42 +27,32 @@ class Application:
     Raises ServerError if the port is taken, BuildError if `directory` is no build.
     """
 
-    def __init__(
-        self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
-    ) -> None:
-        """Open the port; triton: Triton's ports; page: whether to serve the page at /."""
-        if importlib.util.find_spec("fastapi") is None:  # found, not imported
-            raise ServerError(
-                "`serve` needs the Python packages fastapi and uvicorn",
-                "Run: pip install 'dflash-trt[server]'",
-            )
+    def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
+        """Open the port; triton: Triton's ports."""
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = Settings(self._listener.fileno(), directory, triton, security, page)
+        self._settings = Settings(self._listener.fileno(), directory, triton, security)
 
     def start(self, log: Log) -> None:
         """Start the process and wait until it listens; it takes the last state of `tell`.
 
-        A process that is killed before that is started again, twice at most. Raises ServerError
-        with its last log line if it does not start.
+        Raises ServerError with its last log line if it does not start.
         """
-        for _ in range(1 + START_CRASHES):
-            start = log.size()
-            process = self._launch(log)
-            if self._listens(process):
-                return self._write(self._state)
-            if not self.wait(EXIT_TIME) or process.returncode >= 0:
-                process.kill()
-                break
+        start = log.size()
+        process = self._launch(log)
+        if self._listens(process):
+            return self._write(self._state)
+        if not self.wait(EXIT_TIME):
+            process.kill()
         reason = next(reversed(log.since(start)), "it said nothing")
         raise ServerError(f"the application did not start: {reason}", f"Read its log: {log.path}")
 
     def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dflash_trt.serving.app"],
-            env=os.environ | {"PYTHONSAFEPATH": "1", FORM: log.form},  # no local modules
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # no local modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),

@@ -1,5 +1,6 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.engines import ENGINE_FILE, engine_kind, read_info, roles
@@ -19,9 +23,9 @@ from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
-from dflash_trt.serving.health import health_of
-from dflash_trt.serving.log import FORM, Form, Log
-from dflash_trt.serving.ports import Ports, check_ports
+from dflash_trt.serving.internal import PROOF, client_parameters
+from dflash_trt.serving.log import Log
+from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security, check_exposure
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
@@ -42,6 +46,83 @@ SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 
+# one token, through the whole path of a request
+PROBE = {
+    "inputs": [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
+    ]
+}
+OK = 200
+HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
+
+Say = Callable[[str], None]
+
+
+class Health:
+    """HTTP to the server on these ports; no method raises if it does not answer.
+
+    Connections stay open: a server without free file descriptors still answers on them.
+    """
+
+    def __init__(self, ports: Ports, security: Security) -> None:
+        self._client_key = security.client_key  # see `internal.client_parameters`
+        self._client = httpx.Client(
+            base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
+            headers=security.http_headers,
+            trust_env=False,  # no proxy
+            limits=httpx.Limits(keepalive_expiry=None),
+        )
+
+    def is_ready(self) -> bool:
+        """Return Triton's own readiness, which stays when model processes die."""
+        return self._ask("GET", "health/ready", HTTP_TIMEOUT)[0] == OK
+
+    def probe(self, timeout: float) -> int | None:
+        """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
+        return self.post("models/dflash_infer/infer", PROBE, timeout)
+
+    def post(self, path: str, body: object, timeout: float) -> int | None:
+        """Return the HTTP status; None without an answer in `timeout` seconds."""
+        return self._ask("POST", path, timeout, body)[0]
+
+    def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
+        """Return the output tensors of a greedy request drafted in every round; None on failure."""
+        inputs = [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
+            {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
+        ]
+        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self._client_key)}
+        status, answer = self._ask("POST", "models/dflash_infer/infer", timeout, body)
+        if status != OK:
+            return None
+        return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
+
+    def load(self, model: str, config: object, timeout: float) -> str | None:
+        """Reload a model with another config; return the error, or None."""
+        body = {"parameters": {"config": json.dumps(config)}}
+        status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
+        return None if status == OK else answer or "it did not answer"
+
+    def config(self, model: str) -> dict[str, Any] | None:
+        """Return a model's config; None without an answer."""
+        status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
+        return json.loads(answer) if status == OK else None
+
+    def close(self) -> None:
+        """Close the connections, which a stopping server would wait for."""
+        self._client.close()
+
+    def _ask(
+        self, method: str, url: str, timeout: float, body: object = None
+    ) -> tuple[int | None, str]:
+        try:
+            response = self._client.request(method, url, json=body, timeout=timeout)
+        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
+            return None, ""
+        return response.status_code, response.text
+
 
 class Server:
     """A tritonserver over a built directory, with its log and runtime directory.
@@ -57,7 +138,6 @@ class Server:
         ports: Ports,
         security: Security | None = None,
         log: Path | None = None,
-        form: Form = "text",
         *,
         keep_log: bool = False,
     ) -> None:
@@ -74,18 +154,17 @@ class Server:
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         self._variables = _variables(self.repository)
-        self.health = health_of(ports, self.security)
-        check_ports(ports, self.security.host)
+        self.health = Health(ports, self.security)
+        listen("grpc", self.security.host, ports.grpc).close()
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
-            self.log = Log(log or self._runtime / "server.log", form)
+            self.log = Log(log or self._runtime / "server.log")
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
         self.control = Control(self._runtime / internal.SOCKET)
-        remove_stale_memory()
-        self.shm_prefix = f"{_memory_prefix()}{os.getpid()}_{uuid.uuid4().hex[:12]}_"
+        self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
@@ -125,7 +204,6 @@ class Server:
                 internal.CLIENT_KEY_VARIABLE: self.security.client_key,
                 internal.RUNTIME: str(self._runtime),
                 internal.GRPC: self.security.for_models(self.ports.grpc),
-                FORM: self.log.form,
             },
             cwd=self._directory,
             umask=0o077,  # shared memory holds prompts
@@ -137,7 +215,7 @@ class Server:
         )
 
     def wait_ready(
-        self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
+        self, give_up: threading.Event | None = None, say: Say = lambda line: None
     ) -> bool:
         """Wait until all models are ready and a first request was served.
 
@@ -284,21 +362,6 @@ def clean_up(shm_prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def remove_stale_memory() -> None:
-    """Remove shared memory left by servers whose `serve` was killed."""
-    for region in SHARED_MEMORY.glob(f"{_memory_prefix()}*"):
-        pid = region.name.removeprefix(_memory_prefix()).partition("_")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            with suppress(OSError):  # removed meanwhile, or another user's
-                region.unlink()
-
-
-def _memory_prefix() -> str:
-    """Return the names' prefix; containers may share memory, but not process ids."""
-    namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
-    return f"dflash_trt_{namespace}_"
-
-
 def processes_naming(text: str) -> list[int]:
     """Return living processes with `text` in their command line; Linux only."""
     found = []
@@ -322,15 +385,14 @@ def command_line(pid: int) -> list[str]:
 
 def find_repository(directory: Path) -> Path:
     """Return a build's model repository; ServerError or EngineError if it cannot be served."""
-    for repository in (directory / "model_repository", directory):
-        if (repository / "dflash" / "config.pbtxt").is_file():
-            repository = repository.resolve()
-            for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
-                kind = engine_kind(engine)  # report problems before Triton runs
-                info = read_info(engine, kind)
-                if info.plan is not None:
-                    check_machine(info)
-            return repository
+    repository = (directory / "model_repository").resolve()
+    if (repository / "dflash" / "config.pbtxt").is_file():
+        for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
+            kind = engine_kind(engine)  # report problems before Triton runs
+            info = read_info(engine, kind)
+            if info.plan is not None:
+                check_machine(info)
+        return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",

@@ -4,7 +4,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,17 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.build import Depth, read_manifest
+from dflash_trt.build import Depth
 from dflash_trt.build.signing import check_signed
-from dflash_trt.engines import EngineInfo, read_infos, roles
-from dflash_trt.files import size_of
-from dflash_trt.machine import usable_cores
-from dflash_trt.serving.front import limits
-from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import Ports, free_ports, reach
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.process import Server, find_repository
+from dflash_trt.serving.server.process import Say, Server, find_repository
 from dflash_trt.serving.server.supervisor import supervise
 from dflash_trt.serving.server.update_drafter import Updates
 
@@ -36,8 +31,7 @@ class Options:
     """Options of `serve`.
 
     check: see `check_build`; signer: public key that must have signed the build; drain_seconds:
-    time for running requests after a stop; page: whether to serve the page at /; log_file: appended
-    to, None for one in a new directory.
+    time for running requests after a stop; log_file: appended to, None for one in a new directory.
     """
 
     http_port: int = 8000
@@ -46,9 +40,7 @@ class Options:
     drain_seconds: float = 20.0
     check: Depth | None = None
     signer: Path | None = None
-    page: bool = True
     log_file: Path | None = None
-    log_format: Form = "text"
 
 
 def serve(directory: Path, options: Options) -> int:
@@ -61,12 +53,8 @@ def serve(directory: Path, options: Options) -> int:
 
     def say(line: str) -> None:
         if not server.log.is_output():
-            server.log.add("INFO", "serve", line)
-        if options.log_format == "json":
-            show(to_line("json", "INFO", "serve", line, {}))
-        else:
-            now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-            show(f"{now} {line}")
+            server.log.add(line)
+        show(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
 
     def show(line: str) -> None:
         with suppress(OSError):  # the reader may be gone
@@ -77,7 +65,6 @@ def serve(directory: Path, options: Options) -> int:
     if bundle.is_dir():
         tensorrt_llm.check_host(tensorrt_llm.read_info(bundle))
     check_signed(build, options.check, options.signer)
-    holds = capacity(build, usable_cores())
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(most, FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
@@ -96,8 +83,7 @@ def serve(directory: Path, options: Options) -> int:
             application.tell("ready")
             updates = Updates(server, options.http_port, say, options.check, options.signer)
             stack.callback(updates.close)
-            text = _how_to_call(options, holds)
-            (say if options.log_format == "json" else show)(text)
+            show(_how_to_call(options))
             supervise(server, application, stop, say)
             application.tell(f"drain {options.drain_seconds}")
             _drain(server, options.drain_seconds, say)
@@ -105,7 +91,7 @@ def serve(directory: Path, options: Options) -> int:
     return 0
 
 
-def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
+def _drain(server: Server, seconds: float, say: Say) -> None:
     """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
     state = server.control.ask("drain")
@@ -140,10 +126,10 @@ def prepare(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(directory, options.http_port, triton, security, options.page)
+    application = Application(directory, options.http_port, triton, security)
     stack.callback(application.stop)
     log = options.log_file
-    server = Server(directory, triton, security, log, options.log_format, keep_log=keep_log)
+    server = Server(directory, triton, security, log, keep_log=keep_log)
     return server, application
 
 
@@ -168,36 +154,7 @@ def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def capacity(directory: Path, cores: int) -> str:
-    """Describe a build: slots, context length, sizes of caches and weights, threads.
-
-    cores: available to the engines. Raises EngineError or BuildError for damaged files.
-    """
-    engines = directory / "engines"
-    if (engines / tensorrt_llm.KIND).is_dir():
-        known = limits(tensorrt_llm.read_llm_args(engines / tensorrt_llm.KIND))
-        return (
-            f"{known['slots']} slots of up to {known['max_seq_len']} tokens; TensorRT-LLM's log "
-            "says what memory its KV caches take"
-        )
-    target, *others = read_infos(engines)
-    threads = target.threads or cores
-    size = sum(map(_cache_bytes, (target, *others)))
-    weights = sum(map(size_of, roles(engines)))
-    kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
-    return (
-        f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
-        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, weights of "
-        f"{weights / 1e6:.1f} MB on disk, {threads} thread{'s' * (threads != 1)} an engine"
-    )
-
-
-def _cache_bytes(info: EngineInfo) -> int:
-    """Return the bytes of keys and values of all slots."""
-    return info.token_bytes * info.slots * info.cache_len
-
-
-def _how_to_call(options: Options, holds: str) -> str:
+def _how_to_call(options: Options) -> str:
     security = options.security
     http = f"http://{reach(security.http_host)}:{options.http_port}"
     grpc = f"{reach(security.host)}:{options.grpc_port}"
@@ -206,11 +163,10 @@ def _how_to_call(options: Options, holds: str) -> str:
     others = ", and this machine's other addresses" if reach(security.host) != security.host else ""
     lines = [
         "ready",
-        f"  holds    {holds}",
         f"  OpenAI   {http}/v1{'' if tls else others}",
         f"  Triton   {http}/v2, gRPC {grpc}{tls}{others}",
         f"  metrics  {http}/metrics",
-        *([f"  page     {http}/"] if options.page else []),
+        f"  page     {http}/",
         "try",
         *([] if security.tls or key else [f"  dflash-trt generate --url {grpc} 'def main():'"]),
         f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",

@@ -7,19 +7,16 @@ the processes themselves are watched, and whether requests make progress.
 import queue
 import threading
 import time
-from collections.abc import Callable
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.process import Say, Server
 
 POLL = 0.25  # seconds between two looks at the processes
 PROBE_INTERVAL = 10.0  # seconds between checks that requests make progress, and per check
-HANG_TIMEOUT = 60.0  # seconds without a round, or without an answer of a public model
+HANG_TIMEOUT = 60.0  # seconds without a round
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before consecutive restarts; then 30
 HEALTHY = 120.0  # seconds of service after which the count of restarts begins again
-
-Say = Callable[[str], None]
 
 
 def supervise(server: Server, application: Application, stop: threading.Event, say: Say) -> None:
@@ -88,29 +85,24 @@ def _watch(server: Server, application: Application, stop: threading.Event, say:
 def _watch_requests(
     server: Server, application: Application, over: threading.Event, hangs: "queue.SimpleQueue[str]"
 ) -> None:
-    """Report when no round succeeds although requested, or a public model does not answer.
+    """Report when no round succeeds although one was requested.
 
     A server that has processed tokens since the last look is not asked for a round. A refusal
     proves nothing: the queue is also full when rounds hang.
     """
-    health, models = server.health, sorted(server.models & {"dflash", "dflash_infer"})
-    alive = dict.fromkeys(["", *models], time.monotonic())
-    ready, progress = True, None
+    last, ready, progress = time.monotonic(), True, None
     while not over.wait(PROBE_INTERVAL):
         status = server.control.ask("status")
         before, progress = progress, status and status.progress
-        answered = {model: health.answers(model, PROBE_INTERVAL) for model in models}
         progressed = progress is not None and progress != before
-        answered[""] = progressed or health.probe(PROBE_INTERVAL) == 200
+        answered = progressed or server.health.probe(PROBE_INTERVAL) == 200
         now = time.monotonic()
-        alive |= {model: now for model, well in answered.items() if well}
+        last = now if answered else last
         if over.is_set():
             return
-        if ready != all(answered.values()):
-            ready = not ready
+        if ready != answered:
+            ready = answered
             application.tell("ready" if ready else "unready")
-        for model, last in alive.items():
-            if now - last > HANG_TIMEOUT:
-                what = f"no answer of {model}" if model else "no round"
-                hangs.put(f"{what} for {now - last:.0f} s")
-                return
+        if now - last > HANG_TIMEOUT:
+            hangs.put(f"no round for {now - last:.0f} s")
+            return

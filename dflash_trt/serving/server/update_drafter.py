@@ -12,7 +12,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
-from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
-from dflash_trt.serving.server.supervisor import Say
+from dflash_trt.serving.server.process import DRAFTER, Say, Server, find_repository
 
 # several kinds of text, because drafters differ by kind
 TEXTS = (
@@ -43,27 +41,27 @@ DRAFTER_FILES = "engines/drafter/model."
 
 
 class Updates:
-    """Takes calls of `update_drafter` for a running `serve`, one at a time."""
+    """Takes calls of `update_drafter` for a running `serve`, one after the other."""
 
     def __init__(
         self, server: Server, http_port: int, say: Say, check: Depth | None, signer: Path | None
     ) -> None:
         """Listen for calls; check, signer: as for `check_signed`."""
         self._server, self._say, self._check, self._signer = server, say, check, signer
-        self._busy = threading.Lock()
         self._manifest = read_manifest(server.repository.parent)
         self._socket = socket.socket(socket.AF_UNIX)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
         with suppress(OSError):  # another user has the name: serve without updates
             self._socket.bind(_name(http_port))
             self._socket.listen()
-            threading.Thread(target=self._accept, daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
         """Refuse new calls and wait briefly for the running one."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._socket.close()
-        self._busy.acquire(timeout=END_TIMEOUT)
+        self._thread.join(END_TIMEOUT)
 
     def _accept(self) -> None:
         while True:
@@ -71,36 +69,24 @@ class Updates:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            threading.Thread(target=self._answer, args=[connection], daemon=True).start()
+            with closing(connection), suppress(OSError, ValueError):
+                if _is_ours(connection):
+                    connection.settimeout(CALL_TIME)
+                    with connection.makefile("rb") as file:
+                        build, least = json.loads(file.readline())
+                    connection.sendall(json.dumps(self._answer(Path(build), least)).encode())
 
-    def _answer(self, connection: socket.socket) -> None:
-        def tell(line: str, kind: str = "say") -> None:
-            with suppress(OSError):  # the caller is gone; the update goes on
-                connection.sendall(json.dumps({kind: line}).encode() + b"\n")
+    def _answer(self, build: Path, least: float) -> list[str]:
+        """Return what was done, or a problem and its fix."""
+        try:
+            done = self._update(build, least)
+        except DflashError as error:
+            self._say(f"update: failed, the old drafter serves on: {error}")
+            return [error.problem, error.fix]
+        self._say(f"update: {done}")
+        return [done]
 
-        def say(line: str) -> None:
-            self._say(line)
-            tell(line)
-
-        with closing(connection), suppress(OSError, ValueError):
-            if not _is_ours(connection):
-                return
-            connection.settimeout(CALL_TIME)
-            with connection.makefile("rb") as file:
-                build, least = json.loads(file.readline())
-            if not self._busy.acquire(blocking=False):
-                return tell(json.dumps(["an update is under way", "Wait until it ends"]), "error")
-            kind, last = "done", ""
-            try:
-                self._update(Path(build), least, say)
-            except DflashError as error:
-                self._say(f"update: failed, the old drafter serves on: {error}")
-                kind, last = "error", json.dumps([error.problem, error.fix])
-            finally:
-                self._busy.release()  # before the reply, because the caller may return at once
-            tell(last, kind)
-
-    def _update(self, build: Path, least: float, say: Say) -> None:
+    def _update(self, build: Path, least: float) -> str:
         """Load the drafter of another build of the same target, or keep the old one."""
         server, old = self._server, self._server.repository.parent
         build = find_repository(build).parent
@@ -124,7 +110,6 @@ class Updates:
             server.load_drafter(build)
             try:
                 after = self._acceptance()
-                say(f"update: {after:.2f} tokens a round, {before:.2f} before")
                 if after < least * before:
                     raise ServerError(
                         f"it commits {after:.2f} tokens a round, the running drafter {before:.2f}",
@@ -137,7 +122,7 @@ class Updates:
                 raise
         self._manifest = manifest
         server.repository = build / "model_repository"  # used by a restart
-        say(f"update: the drafter of {build} serves")
+        return f"the drafter of {build} serves: {after:.2f} tokens a round, {before:.2f} before"
 
     def _acceptance(self) -> float:
         """Return tokens per round over `TEXTS`, greedy and sequential; ServerError on failure."""
@@ -165,8 +150,8 @@ def same_but_drafter(old: Manifest, new: Manifest) -> bool:
     return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
 
 
-def update_drafter(http_port: int, build: Path, least: float) -> Iterator[str]:
-    """Replace the drafter of the `serve` on this port; yield its messages.
+def update_drafter(http_port: int, build: Path, least: float) -> str:
+    """Replace the drafter of the `serve` on this port; return what was done.
 
     least: sufficient fraction of the running drafter's tokens per round. Raises ServerError.
     """
@@ -182,14 +167,15 @@ def update_drafter(http_port: int, build: Path, least: float) -> Iterator[str]:
             raise nobody
         connection.sendall(json.dumps([str(build.resolve()), least]).encode() + b"\n")
         with connection.makefile("rb") as file:
-            for line in file:
-                [(kind, text)] = json.loads(line).items()
-                if kind == "done":
-                    return
-                if kind == "error":
-                    raise ServerError(*json.loads(text))
-                yield text
-    raise ServerError("`serve` ended before the update", "Start it with the build it is to serve")
+            answer = file.read()
+    if not answer:
+        raise ServerError(
+            "`serve` ended before the update", "Start it with the build it is to serve"
+        )
+    said, *fix = json.loads(answer)
+    if fix:
+        raise ServerError(said, *fix)
+    return str(said)
 
 
 def _name(http_port: int) -> str:

@@ -57,7 +57,7 @@ function parts(history, server) {
   const shares = acceptance(history, server);
   if (shares.length)
     found.push(chart("Drafts accepted, by position", bars(shares), shares.map(percent).join(", ")));
-  found.push(cache(history), ...costs(server.costs ?? []), ...about(server));
+  found.push(cache(history), ...about(server));
   return found.filter(Boolean);
 }
 
@@ -98,52 +98,6 @@ function cache(history) {
     : "";
   const hits = history.grown("dflash_cached_prompt_tokens_total") / prompt;
   return chart("Prompt cache", meter(hits), `${percent(hits)} of prompt tokens reused${bytes}`);
-}
-
-/** What steps of the model cost, by how many tokens they verify of each sequence. */
-function costs(found) {
-  const verify = found.filter(({ step }) => step === "verify");
-  if (!verify.length) return [];
-  const sorted = (name) => [...new Set(verify.map((each) => each[name]))].sort((a, b) => a - b);
-  const widths = sorted("tokens");
-  const cell = (sequences, tokens) =>
-    verify.find((each) => each.sequences === sequences && each.tokens === tokens);
-  const rows = sorted("sequences").map((sequences) =>
-    make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, String(sequences)),
-      ...widths.map((tokens) => {
-        const cost = cell(sequences, tokens);
-        return make("td", {}, cost ? number(cost.seconds * 1000) : "–");
-      }),
-    ),
-  );
-  const head = make(
-    "tr",
-    {},
-    make("th", { scope: "col" }, "Sequences"),
-    ...widths.map((tokens) => make("th", { scope: "col" }, String(tokens))),
-  );
-  const table = make(
-    "table",
-    {},
-    make(
-      "caption",
-      {},
-      "Milliseconds of a step, by tokens verified of each sequence, as measured on this machine",
-    ),
-    make("thead", {}, head),
-    make("tbody", {}, ...rows),
-  );
-  return [
-    make(
-      "section",
-      { class: "chart" },
-      make("h3", {}, "Cost by width"),
-      make("div", { class: "wide", tabindex: 0 }, table),
-    ),
-  ];
 }
 
 function about(server) {

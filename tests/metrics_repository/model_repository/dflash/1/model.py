@@ -6,7 +6,6 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb
 
-from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.serving.front.metrics import Metrics
 
 
@@ -22,8 +21,6 @@ class TritonPythonModel:
         for _, arguments in calls:
             if "sequences" in arguments:
                 arguments["sequences"] = [tuple(each) for each in arguments["sequences"]]
-            if "costs" in arguments:
-                arguments["costs"] = CostProfile(**arguments["costs"])
         start = time.perf_counter()
         for _ in range(int(pb.get_input_tensor_by_name(request, "times").as_numpy()[0])):
             for method, arguments in calls:
