@@ -2,41 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-
 from dflash_trt.checkpoints.directory import tokenizer_files
-from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
-from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.findings import Check, Found, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
-
-HEAD = "lm_head.weight"
-ROWS = 512  # rows read at a time
-
-
-@check("error")
-def target_head(pair: Pair) -> Found:
-    """Check tie_word_embeddings: both models use the target's head, possibly a wrong one."""
-    target = pair.target
-    tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
-    embedding = f"{target.spec.prefix}embed_tokens.weight"
-    if tied and stored and not _same_numbers(target.weights, HEAD, embedding):
-        return Found(
-            False,
-            f"the target's tie_word_embeddings is true, but its own {HEAD} is not its embedding: "
-            "some engines take the embedding for its head, transformers what is stored",
-            f"Set tie_word_embeddings to false if {HEAD} is right, else remove that tensor",
-        )
-    return Found(
-        tied or stored,
-        f"the target's tie_word_embeddings is {str(tied).lower()} and it has "
-        f"{'its own' if stored else 'no'} {HEAD}",
-        "Set tie_word_embeddings to true if its head is its embedding, or export the model again",
-    )
 
 
 @check("error")
@@ -45,7 +17,7 @@ def target_tensors(pair: Pair) -> Found:
     target = pair.target
     # a multimodal model has its decoder in a separate name space
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    return tensors_fit(target.weights, target_shapes(target.spec), scope, ignored=(HEAD,))
+    return tensors_fit(target.weights, target_shapes(target.spec), scope)
 
 
 @check("error")
@@ -76,7 +48,6 @@ def tokenizer_fits(pair: Pair) -> Found:
 
 
 OF_THE_TARGET: list[Check[Any]] = [
-    target_head,
     target_tensors,
     sampling_recommended,
     tokenizer,
@@ -106,14 +77,6 @@ def tensors_fit(
     return Found(True, f"all {len(expected)} tensors are there, and no others")
 
 
-def _same_numbers(weights: Weights, *names: str) -> bool:
-    """Return whether two matrices are equal; reads them in pieces."""
-    if weights.shape(names[0]) != weights.shape(names[1]):
-        return False
-    pieces = (weights.pieces(name, ROWS) for name in names)
-    return all(np.array_equal(a, b) for a, b in zip(*pieces, strict=False))
-
-
 @check("error")
 def hidden_size(pair: Pair) -> Found:
     """Check the width: the drafter reads the target's hidden states, and shares its tables."""
@@ -122,51 +85,14 @@ def hidden_size(pair: Pair) -> Found:
 
 @check("error")
 def vocabulary(pair: Pair) -> Found:
-    """Check that ids are the same embedding rows; different padding is only a wrong number."""
-    found = _equal(pair, "vocab_size", "vocab_size")
-    sizes = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
-    try:
-        used = pair.target.highest_token + 1
-    except NotKnown:
-        return found
-    if found.ok or min(sizes) < used:
-        return found
-    fix = "Set the target's vocab_size in the drafter's config.json"
-    return found._replace(
-        what=f"{found.what}; both hold the tokenizer's {used} tokens, so that only the padding "
-        "differs",
-        fix=f"If it was trained for this target: {fix[0].lower()}{fix[1:]}",
-    )
+    """Check that ids are the same embedding rows."""
+    return _equal(pair, "vocab_size", "vocab_size")
 
 
 @check("error")
 def target_layers(pair: Pair) -> Found:
     """Check the number of target layers that the drafter was trained for, which taps refer to."""
     return _equal(pair, "num_target_layers", "num_hidden_layers")
-
-
-@check("error")
-def block_size(pair: Pair) -> Found:
-    """Check that a block has a mask after the anchor, or there is nothing to draft."""
-    size = pair.drafter.number("block_size")
-    return Found(
-        size >= 2,
-        f"the drafter's block_size is {size}, which leaves {max(size - 1, 0) or 'no'} draft "
-        f"token{'s' * (size != 2)}",
-        "Correct block_size in the drafter's config.json: anchor and masks, at least 2",
-    )
-
-
-@check("warning")
-def block_size_stated(pair: Pair) -> Found:
-    """Check that block_size is stated: z-lab's default is 16, and a wider block drafts worse."""
-    values, own = pair.drafter.values, pair.drafter.number("block_size")
-    return Found(
-        values.get("block_size") is not None,
-        f"the drafter's config.json states {'its' if values.get('block_size') else 'no'} "
-        f"block_size; {own} is used",
-        "Write the block_size that it was trained with into its config.json",
-    )
 
 
 @check("error")
@@ -204,28 +130,6 @@ def context_length(pair: Pair) -> Found:
     )
 
 
-@check("warning")
-def sliding_window(pair: Pair) -> Found:
-    """Check that a window covers the block, or the last masks see neither anchor nor context."""
-    drafter = pair.drafter
-    if drafter.read is not None:
-        # windows that count from the anchor (speculators) never cut the block
-        sliding = [layer for layer in drafter.layers if not layer.window_from_anchor]
-        windows = [layer.window for layer in sliding if layer.window]
-    else:
-        kinds = drafter.values.get("layer_types")
-        some = isinstance(kinds, list) and SLIDING in kinds
-        windows = [drafter.number("sliding_window")] if some else []
-    size = pair.drafter.number("block_size")
-    if not windows:
-        return Found(True, "no layer of the drafter has a window that cuts its block")
-    return Found(
-        min(windows) >= size,
-        f"the drafter's sliding_window is {min(windows)}, its block {size}",
-        "Check sliding_window in the drafter's config.json",
-    )
-
-
 def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
     drafter, target = pair.drafter.number(of_drafter), pair.target.number(of_target)
     return Found(
@@ -236,45 +140,26 @@ def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
     )
 
 
-CORRECT = "Check target_layer_ids in the drafter's config.json against the published one"
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """Return z-lab's `build_target_layer_ids`: from the second layer to the third-last."""
+    if count == 1:
+        return (layers // 2,)
+    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
 
 
 @check("error")
 def taps_in_range(pair: Pair) -> Found:
-    """Check that the target has every tapped layer."""
-    layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
-    wrong = tuple(tap for tap in taps if not 0 <= tap < layers)
+    """Check that the target has every tapped layer, and more after the last.
+
+    transformers returns the last layer's output normed, other servers do not.
+    """
+    last, taps = pair.target.number("num_hidden_layers") - 1, pair.drafter.taps
+    wrong = tuple(tap for tap in taps if not 0 <= tap < last)
     return Found(
         not wrong,
         f"the drafter taps layer {_listed(wrong or taps)} (target_layer_ids), this target's layers "
-        f"are 0 to {layers - 1}",
+        f"are 0 to {last}, of which the last is never tapped",
         OTHER_DRAFTER,
-    )
-
-
-@check("error")
-def last_layer_not_tapped(pair: Pair) -> Found:
-    """Check for a tapped last layer: transformers returns it normed, other servers do not."""
-    last = pair.target.number("num_hidden_layers") - 1
-    tapped = last in pair.drafter.taps
-    return Found(
-        not tapped,
-        f"the drafter {'taps' if tapped else 'does not tap'} the target's last layer {last}, whose "
-        "output stands behind the final norm in some servers",
-        f"{CORRECT}; ids that count from 1 are one too high",
-    )
-
-
-@check("warning")
-def taps_stated(pair: Pair) -> Found:
-    """Check that target_layer_ids is stated: several drafters do not use z-lab's default."""
-    values = pair.drafter.values
-    stated = any(values.get(name) for name in ("target_layer_ids", "aux_hidden_state_layer_ids"))
-    return Found(
-        stated,
-        f"the drafter's config.json states {'its' if stated else 'no'} target_layer_ids; "
-        f"{_listed(pair.drafter.taps)} are used",
-        "Write the target_layer_ids that it was trained with into its config.json",
     )
 
 
@@ -291,20 +176,8 @@ def taps_off_by_one(pair: Pair) -> Found:
         len(taps) < 2 or not beside,
         f"the drafter's taps are {_listed(taps)}"
         + (f", each {beside[0]:+d} from the usual {_listed(usual)}" if beside else ""),
-        f"{CORRECT}: z-lab's ids count from 0, those of speculators and llama.cpp from 1",
-    )
-
-
-@check("error")
-def fc_width(pair: Pair) -> Found:
-    """Check the width of fc, which tells the trained number of taps and hidden size."""
-    spec, weights = pair.drafter.spec, pair.drafter.weights
-    expected, found = drafter_shapes(spec)["fc.weight"], weights.shape("fc.weight")
-    return Found(
-        found == expected,
-        f"the drafter's fc.weight is {list(found)}, {len(pair.drafter.taps)} taps of hidden size "
-        f"{spec.hidden_size} need {list(expected)}",
-        "Use the config.json and the weights of one drafter",
+        "Check target_layer_ids against the published ones: z-lab's ids count from 0, those of "
+        "speculators and llama.cpp from 1",
     )
 
 

@@ -41,7 +41,6 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 
 def check_pair(
@@ -87,12 +86,6 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     wrong = [each for each in findings if each.result == "error"]
     graphs = refused + [f"{each.name}: {each.found}" for each in wrong]
-    heads = [(m.role, m.layers[0].head_dim) for m in models if m.read]
-    small = [
-        f"{role}: head_dim {size} is below {MIN_HEAD_DIM}"
-        for role, size in heads
-        if size < MIN_HEAD_DIM
-    ]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
     for model in models:
@@ -106,7 +99,7 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     notes = [each.found for each in found if each.result == "note"]
     return [
         _kind("onnxruntime", graphs, []),
-        _kind("tensorrt", graphs + small, ["its plans were built and checked, never run"]),
+        _kind("tensorrt", graphs, ["its plans were built and checked, never run"]),
         _kind("tensorrt_llm", upstream, notes),
     ]
 

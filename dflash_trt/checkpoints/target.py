@@ -26,6 +26,8 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.request_schema import GenerateRequest, first_fault
 
+HEAD = "lm_head.weight"
+
 
 def load_target(directory: Path) -> Target:
     """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
@@ -56,13 +58,17 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
         raise config.refuse(f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
-    common: dict[str, Any] = {
-        "model_type": str(config.get("model_type", "")),
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "prefix": _prefix(weights),
-        "eos_token_ids": eos_token_ids(directory, fields["vocab_size"]),
-    }
-    return TargetSpec(**(common | fields)), weights
+    common: dict[str, Any] = {"tie_word_embeddings": config.flag("tie_word_embeddings")}
+    fields = common | {"prefix": _prefix(weights)} | fields
+    # a stored head counts, as in transformers
+    tied = fields.pop("tie_word_embeddings") and HEAD not in weights.names
+    spec = TargetSpec(
+        model_type=str(config.get("model_type", "")),
+        tie_word_embeddings=tied,
+        eos_token_ids=eos_token_ids(directory, fields["vocab_size"]),
+        **fields,
+    )
+    return spec, weights
 
 
 def _prefix(weights: Weights) -> str:
@@ -80,7 +86,7 @@ def target_shapes(spec: TargetSpec) -> Shapes:
         f"{spec.prefix}norm.weight": (spec.hidden_size,),
     }
     if not spec.tie_word_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
+        shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
     return shapes

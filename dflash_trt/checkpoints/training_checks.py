@@ -3,20 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, drafter_shapes
-from dflash_trt.checkpoints.findings import Found, NotKnown, check
+from dflash_trt.checkpoints.drafter import TRAINING_ONLY, drafter_shapes
+from dflash_trt.checkpoints.findings import Found, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
-from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
+from dflash_trt.checkpoints.model_checks import tensors_fit
+from dflash_trt.checkpoints.target import HEAD
 
-# by vocabulary: mask tokens of z-lab's published drafters
-PUBLISHED = {
-    128256: (128002,),  # Llama 3.1
-    151936: (151669,),  # Qwen3
-    163840: (163838,),  # Kimi K2.5
-    201088: (200000,),  # gpt-oss
-    248320: (248070, 248077),  # Qwen3.5 and later; drafters with eight taps have the second
-    262144: (4,),  # Gemma
-}
 AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
 
 
@@ -30,23 +22,6 @@ def mask_in_vocabulary(pair: Pair) -> Found:
         f"the drafter's mask_token_id {mask} is {'in' if inside else 'outside'} the target's "
         f"vocabulary of {size}",
         OTHER_DRAFTER,
-    )
-
-
-@check("warning")
-def mask_as_published(pair: Pair) -> Found:
-    """Check the mask token: another one than in training has an embedding the drafter never saw."""
-    mask = pair.drafter.number("mask_token_id")
-    usual = PUBLISHED.get(pair.target.number("vocab_size"))
-    if usual is None or "speculators_model_type" in pair.drafter.values:
-        return Found(
-            True, f"mask_token_id is {mask}; no published one is known for this vocabulary"
-        )
-    return Found(
-        mask in usual,
-        f"mask_token_id is {mask}, z-lab's drafters for this vocabulary have "
-        + " or ".join(map(str, usual)),
-        AS_TRAINED,
     )
 
 
@@ -112,41 +87,18 @@ def drafter_tensors(pair: Pair) -> Found:
     return tensors_fit(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
 
 
-@check("error")
-def vocabulary_map(pair: Pair) -> Found:
-    """Check the map of a reduced vocabulary: a wrong one turns drafts into other tokens."""
-    drafter = pair.drafter
-    if drafter.spec.draft_vocab_size is None:
-        return Found(True, "the drafter drafts every token of the target's vocabulary")
-    count = len(draft_token_ids(drafter.weights, drafter.spec))
-    return Found(
-        True, f"the drafter drafts {count} of the target's {drafter.spec.vocab_size} tokens"
-    )
-
-
 @check("warning")
-def rope_theta(pair: Pair) -> Found:
-    """Check the RoPE base, which equals the target's in training; an export may lose it."""
-    drafter, target = _thetas(pair.drafter.values), _thetas(pair.target.values)
-    if not target and not drafter:
-        raise NotKnown("no rope_theta is stated")
-    stated = " and ".join(f"{theta:g}" for theta in sorted(drafter)) or "not stated"
+def rope(pair: Pair) -> Found:
+    """Check RoPE's scaling and base, which equal the target's in training; an export may lose them.
+
+    Without the scaling positions beyond the original ones are unknown.
+    """
+    drafter, target = _ropes(pair.drafter.values), _ropes(pair.target.values)
     return Found(
         (bool(drafter) and drafter <= target) or not target,
-        f"the drafter's rope_theta is {stated}, the target's "
-        + (" and ".join(f"{theta:g}" for theta in sorted(target)) or "not stated"),
-        "Check rope_theta (rope_parameters) in the drafter's config.json against the published one",
-    )
-
-
-@check("warning")
-def rope_scaling(pair: Pair) -> Found:
-    """Check the RoPE scaling, without which positions beyond the original ones are unknown."""
-    drafter, target = _scalings(pair.drafter.values), _scalings(pair.target.values)
-    return Found(
-        drafter <= target if drafter else not target,
-        f"the drafter's RoPE scaling is {_names(drafter)}, the target's {_names(target)}",
-        "Check rope_scaling (rope_parameters) in the drafter's config.json",
+        f"the drafter's RoPE is {_names(drafter)}, the target's {_names(target)}",
+        "Check rope_theta, rope_scaling and rope_parameters in the drafter's config.json against "
+        "the published one",
     )
 
 
@@ -166,41 +118,21 @@ def embedding_scale(pair: Pair) -> Found:
     )
 
 
-@check("warning")
-def verifier(pair: Pair) -> Found:
-    """Check the architecture that a speculators drafter was trained for."""
-    config = pair.drafter.values.get("speculators_config")
-    found = config.get("verifier") if isinstance(config, dict) else None
-    theirs = found.get("architectures") if isinstance(found, dict) else None
-    ours = pair.target.values.get("architectures")
-    if not isinstance(theirs, list) or not theirs or not isinstance(ours, list):
-        raise NotKnown("the drafter does not say for which architecture it was trained")
-    return Found(
-        any(name in ours for name in theirs),
-        f"the drafter was trained for {', '.join(map(str, theirs))}, the target is "
-        f"{', '.join(map(str, ours))}",
-        OTHER_DRAFTER,
-    )
-
-
-def _thetas(config: Mapping[str, Any]) -> set[float]:
-    stated = [rope.get("rope_theta") for rope in (config, *_ropes(config))]
-    return {theta for value in stated if (theta := finite(value))}
-
-
-def _scalings(config: Mapping[str, Any]) -> set[str]:
-    kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in _ropes(config)]
-    # proportional: rotates part of each head, which is no scaling
-    return {str(kind) for kind in kinds} - {"default", "proportional"}
-
-
-def _ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the RoPE parameters of all layers, or by layer type."""
+def _ropes(config: Mapping[str, Any]) -> set[str]:
+    """Return scaling and base of each stated RoPE: one for all layers, or by layer type."""
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(found, dict):
-        return []
-    return [inner for inner in found.values() if isinstance(inner, dict)] or [found]
+    inner = list(found.values()) if isinstance(found, dict) else []
+    ropes = [rope for rope in inner if isinstance(rope, dict)] or [found]
+    stated = set()
+    for rope in ropes:
+        own = {**config, **rope} if isinstance(rope, dict) else config
+        kind = own.get("rope_type", own.get("type", "default"))
+        # proportional: rotates part of each head, which is no scaling
+        kind = "default" if kind == "proportional" else kind
+        if theta := finite(own.get("rope_theta")):
+            stated.add(f"{kind} {theta:g}")
+    return stated
 
 
-def _names(kinds: set[str]) -> str:
-    return " and ".join(sorted(kinds)) or "default"
+def _names(ropes: set[str]) -> str:
+    return " and ".join(sorted(ropes)) or "not stated"

@@ -1,7 +1,6 @@
 """Targets in GGUF files: what is read of them against `transformers`' own reading."""
 
 import random
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from dflash.model import DFlashDraftModel
 from exact import target_step
 from gguf import GGMLQuantizationType as Kind
 from pairs import Pair, write_pair
-from ranks import Ranks
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -238,18 +236,6 @@ def rms(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
 
-@pytest.mark.models
-def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path) -> None:
-    pair = pairs["llama"]
-    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.Q4_1)
-    found = []
-    for ranks, load in enumerate((Engine, Ranks), 1):
-        at, sizes = tmp_path / f"{ranks}", {"slots": 1, "max_seq_len": 64}
-        build_engines(as_directory(file), pair.drafter_dir, at, ranks=ranks, **sizes)
-        found.append(target_step(load(at / "target"), [*range(3, 43)], 0)["logits"].copy())
-    assert rms(*found) < 1e-5
-
-
 def test_a_text_is_the_same_tokens(pairs: dict[str, Pair], tmp_path: Path) -> None:
     for pre in PRESETS:
         file = ggufs.write(tmp_path / f"{pre}.gguf", pairs["llama"].target_dir, pre=pre)
@@ -321,8 +307,8 @@ def test_a_file_in_a_package(
     report = inspect(at)["target"]
     assert report["directory"] == str(file)
     assert report["weights"]["tensors"] == {"Q8_0": 22, "F32": 16}
-    for name, what in (("packed_model:x.gguf", "has no x.gguf"), ("no_such:x", "not installed")):
-        with pytest.raises(CheckpointError, match=what):
+    for name in ("packed_model:x.gguf", "no_such:x"):
+        with pytest.raises(CheckpointError, match="is not installed, or has no x"):
             locate_argument(name, "target", quiet)
 
 
@@ -330,11 +316,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"general.architecture": "gemma3"}, "architecture is 'gemma3'"),
     ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
-    ({"tokenizer.ggml.model": "llama"}, "tokenizer of model 'llama'"),
-    ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken'"),
+    ({"tokenizer.ggml.model": "llama"}, "tokenizer is 'llama'"),
+    ({"tokenizer.ggml.pre": None}, "pre-tokenizer None"),
     ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token"),
-    ({"tokenizer.ggml.bos_token_id": 320}, "bos_token_id is 320"),
-    ({"llama.rope.scaling.type": "su"}, "RoPE scaling of type 'su'"),
+    ({"tokenizer.ggml.bos_token_id": 320}, "make no model"),
+    ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
 ]
 
 
@@ -394,19 +380,6 @@ def test_without_the_package(
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install 'dflash-trt\[gguf\]'"):
         load_target(as_directory(file))
-
-
-def test_a_file_reads_without_torch(pairs: dict[str, Pair], tmp_path: Path) -> None:
-    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, Kind.Q4_1)
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from dflash_trt.checkpoints.gguf import as_directory\n"
-        "from dflash_trt.checkpoints.target import load_target\n"
-        "target = load_target(as_directory(Path(sys.argv[1])))\n"
-        "[target.weights.read(name) for name in target.weights.names]\n"
-        "assert not {'torch', 'transformers'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", script, file], check=True)
 
 
 def test_where_gguf_may_stand(tmp_path: Path) -> None:

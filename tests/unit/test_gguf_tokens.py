@@ -8,8 +8,7 @@ from pairs import make_pair
 
 from dflash_trt.chat import load_chat_template
 from dflash_trt.checkpoints import load_target, sampling_defaults
-from dflash_trt.checkpoints.gguf import Header, _tokenizer, as_directory
-from dflash_trt.errors import CheckpointError
+from dflash_trt.checkpoints.gguf import as_directory
 
 
 def test_turns_end_texts_and_recommendations_are_read(
@@ -28,24 +27,3 @@ def test_turns_end_texts_and_recommendations_are_read(
     assert render(messages=[], tools=[{}]) == "with tools"
     assert render(messages=[]) == ""
     assert sampling_defaults(directory) == ({"temperature": 0.5, "top_k": 20}, "")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "pre"),
-    [
-        ([*map(str, range(128000)), "<|begin_of_text|>"], "llama-bpe"),
-        ([*map(str, range(151643)), "<|endoftext|>"], "qwen2"),
-        (["<|endoftext|>", "<|im_start|>"], "smollm"),
-        (["a", "b"], None),
-    ],
-)
-def test_a_vocabulary_tells_the_pre_tokenizer(tokens: list[str], pre: str | None) -> None:
-    said = {"model": "gpt2", "tokens": tokens, "merges": [], "add_bos_token": False}
-    values = {f"tokenizer.ggml.{name}": value for name, value in said.items()}
-    header = Header(Path("x.gguf"), values, {})
-    if pre is None:
-        with pytest.raises(CheckpointError, match="pre-tokenizer None"):
-            _tokenizer(header)
-        return
-    told = Header(Path("x.gguf"), {**values, "tokenizer.ggml.pre": pre}, {})
-    assert _tokenizer(header).to_str() == _tokenizer(told).to_str()
