@@ -1,11 +1,8 @@
 """Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-A value of type string is written literally, others as JSON. The first template wrote lists and
-objects in Python's syntax.
+A value of type string is written literally, others as JSON.
 """
 
-import ast
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,7 +17,6 @@ FUNCTION, END = "<function=", "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
 KEY, END_VALUE = "<parameter=", "</parameter>"
 MARKERS = (OPEN, CLOSE)
-LONGEST = 2**14  # characters of a list or object in Python's syntax
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
 
@@ -97,11 +93,6 @@ def _json(text: str, kinds: set[str]) -> str:
     with suppress(ValueError):
         parse_json(word, parse_constant=_no_json)
         return word
-    with suppress(MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
-        if word[:1] in ("[", "{") and len(word) <= LONGEST:
-            with warnings.catch_warnings():  # about odd escapes
-                warnings.simplefilter("ignore")
-                return as_json(ast.literal_eval(word))
     return as_json(text)
 
 
