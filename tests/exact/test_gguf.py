@@ -26,7 +26,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
+from dflash_trt.checkpoints import (
+    inspect,
+    load_target,
+    load_tokenizer,
+    locate,
+    locate_argument,
+    sampling_defaults,
+)
 from dflash_trt.checkpoints.gguf import BITS, as_directory, read_header, unpacked
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
@@ -289,6 +296,23 @@ def test_tokenizer_and_template_go_into_the_build(pairs: dict[str, Pair], tmp_pa
     render = load_chat_template(tmp_path / "built" / "tokenizer")
     assert render
     assert render(messages=[{"role": "user", "content": "hi"}]) == "user: hi<|end|>"
+
+
+def test_turns_end_texts_and_recommendations_are_read(
+    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that names the base model's end alone."""
+    monkeypatch.setattr("dflash_trt.checkpoints.gguf.ENDS_OF_TURNS", {"<|mask|>"})
+    more: dict[str, object] = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    more |= {"tokenizer.chat_template.tool_use": "with tools"}
+    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, more=more)
+    directory = as_directory(file)
+    assert load_target(directory).spec.eos_token_ids == (318, 319)
+    render = load_chat_template(directory)
+    assert render is not None
+    assert render(messages=[], tools=[{}]) == "with tools"
+    assert render(messages=[]) == ""
+    assert sampling_defaults(directory) == ({"temperature": 0.5, "top_k": 20}, "")
 
 
 def test_a_file_in_a_package(

@@ -31,11 +31,9 @@ from dflash_trt.decoding import (
     SamplingParams,
     SequenceState,
     VerifyInput,
-    in_process,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.decoding.speculation.costs import StepCosts
 from dflash_trt.serving.front.output_processor import OutputProcessor
 
@@ -180,12 +178,6 @@ def test_rules_go_from_token_to_token_of_a_block(name: str, rule: str, case: Cas
             assert found.rounds == math.ceil((NEW_TOKENS - 1) / 8)
         if rule == "min_p":  # which follows from the figures themselves
             assert all(own >= best + math.log(0.1) - 1e-4 for own, best, *_ in found.logprobs)
-
-
-def test_without_min_p_its_test_would_fail(case: Case) -> None:
-    sampling = SamplingParams(1.0, seed=0, logprobs=1)
-    (free,) = case.plain([Request(case.prompt, NEW_TOKENS, sampling)])
-    assert any(own < best + math.log(0.1) for own, best in free.logprobs)
 
 
 @every
@@ -412,28 +404,6 @@ def test_a_useless_drafter_is_left_alone(built_pair: BuildPair) -> None:
     assert np.mean([x.acceptance_length for x in found]) < 1.2
     assert bill.drafter < bill.rounds / 10
     assert bill.cost < 1.1 * 140 * len(requests) / exact.SLOTS
-
-
-@pytest.mark.parametrize("streams", [1, pytest.param(2, marks=pytest.mark.models), 4])
-@pytest.mark.parametrize("more", [0.02, 0.15, 0.6])
-def test_adaptive_is_no_worse_than_any_fixed_width(streams: int, more: float, case: Case) -> None:
-    """llama.cpp PR 27342, vllm-project/recipes PR 839, ninfer-3090 PR 65: the best number of drafts
-    was less than the trained one, and with several streams none."""
-    costs = MadeUp((more, more * 1.5, more * 2, more * 2, more * 4), (0.2,))
-    requests = [Request(text[:14], 64) for text in case.built.texts[:streams]] * (8 // streams)
-    paid = {}
-    for name in ("adaptive", "tree", "none", *range(1, 8)):
-        bill = Bill(costs)
-        if isinstance(name, int):
-            rounds = bill.around(in_process(case.target, case.drafter))
-            scheduler = exact.scheduler_of(rounds, Fixed(name), slots=streams)
-        else:
-            scheduler = case.scheduler(name, costs=costs, watch=bill.around, slots=streams)
-        run_all(scheduler, requests)
-        paid[name] = bill.cost
-    best = min(cost for name, cost in paid.items() if name not in ("adaptive", "tree"))
-    assert paid["adaptive"] < 1.05 * best, paid
-    assert paid["tree"] < 1.05 * best, paid
 
 
 @pytest.mark.soak
