@@ -26,7 +26,6 @@ from dflash_trt.checkpoints import (
     Pair,
     Report,
     copy_tokenizer,
-    is_drafter,
     open_drafter,
     open_target,
     pair_findings,
@@ -63,8 +62,6 @@ def prepare(
     by_id = section.checkpoints == "hub"
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
     pair = summarize(config, target_at, drafter_at)
-    if pair.target.refusal and is_drafter(pair.target.values):
-        raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises if there is none
     drafter = None

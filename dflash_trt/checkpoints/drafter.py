@@ -45,8 +45,7 @@ def read_selector(values: Config) -> Selector:
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
     """Return the selector's tensors; codebooks are stored without `.weight`.
 
-    Codebooks have a row per token of the target, even if the head has fewer (which speculators
-    0.9.0 does not write).
+    Codebooks have a row per token of the target.
     """
     codebook = (vocab_size, selector.rank)
     return {
@@ -181,6 +180,8 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     causal = not config.flag("sliding_window_non_causal", second)
     fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
     if second:
+        if draft_vocab != vocab:
+            raise config.refuse("a selector stands over a reduced vocabulary")
         values = inner.under(config)
         selector = read_selector(values)
         convolution = read_convolution(values)
@@ -229,7 +230,6 @@ ZLABS = ("DFlashDraftModel", DFLASH2)
 DEEPSPEC = "Qwen3DSparkModel"  # DSpark, and with neither of its heads plain DFlash
 # other methods' drafters, by part of their architecture, projector_type or speculators type
 OTHERS = ("LiLiCorr", "DSpark", "Domino", "XPress", "PEagle", "EAGLE", "MTP")
-LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # suffixes of `architectures`
 MASK_EMBEDDING = "mask_embedding.pt"  # MiMo's
 OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
 
@@ -313,11 +313,6 @@ def _check_method(config: Config) -> None:
             "Use a DFlash drafter of the same target",
         )
     known = is_drafter(config) if kind is None else kind in ("dflash", "dflash2")
-    if not known and str(architectures).endswith(LANGUAGE_MODEL):
-        raise CheckpointError(
-            f"the drafter {config.file.parent} is a language model ({architectures})",
-            "Give its DFlash drafter; if target and drafter are swapped, swap them back",
-        )
     if not known or projector not in (None, "dflash"):
         raise config.wrong(
             f"the drafter's kind is not known to dflash-trt (architectures "

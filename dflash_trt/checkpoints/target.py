@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from dflash_trt.checkpoints.directory import REQUIRED, open_tokenizer, read_json, special_tokens
-from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.fields import (
     FULL,
     SLIDING,
@@ -49,11 +48,6 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
-    if is_drafter(config):
-        raise CheckpointError(
-            f"the target {directory} is a DFlash drafter",
-            "Give a language model as the target; if the two are swapped, swap them back",
-        )
     if not known:
         raise config.refuse(f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](config)

@@ -120,15 +120,6 @@ def test_ends_are_whole_numbers(pair: Path, ends: object) -> None:
         load_target(pair / "target")
 
 
-@pytest.mark.parametrize("kind", ["onnxruntime", "tensorrt_llm"])
-def test_a_swapped_pair_is_called_one(pair: Path, kind: str) -> None:
-    swapped = {"target": {"path": pair / "drafter"}, "drafter": {"path": pair / "target"}}
-    with pytest.raises(DflashError, match="swap them back"):
-        build(config_of(pair, engine={"kind": kind}, **swapped), pair / "new", quiet)
-    with pytest.raises(CheckpointError, match=r"drafter .* is a language model.* swap them back"):
-        load_drafter(pair / "target")
-
-
 def test_a_panic_of_the_tokenizer_is_an_error_of_ours(pair: Path) -> None:
     file = pair / "target" / "tokenizer.json"
     values = json.loads(file.read_text())

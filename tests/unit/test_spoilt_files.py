@@ -18,16 +18,13 @@ from pathlib import Path
 import ggufs
 import pytest
 from builds import config_of, quiet
-from google.protobuf import text_format
 from hypothesis import given, settings
 from signing_keys import write_keys
 from strategies import DICE, EACH_ONCE, spoil, spoil_json
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
 from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
-from dflash_trt.build.settings import Settings
 from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect
@@ -36,9 +33,7 @@ from dflash_trt.cli.show import show
 from dflash_trt.config import load_config
 from dflash_trt.decoding.speculation import kept_profiles
 from dflash_trt.errors import DflashError
-from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
-from dflash_trt.serving.server.process import find_repository
 
 pytestmark = pytest.mark.models
 
@@ -157,28 +152,12 @@ def weights_read(home: Path, target: str) -> None:
             list(weights.blocks(name, 512))
 
 
-def parameters(home: Path) -> None:
-    """Triton parses the text; what it hands on is ours to read."""
-    text, config = home / "built/model_repository/dflash/config.pbtxt", ModelConfig()
-    with contextlib.suppress(OSError, ValueError, text_format.ParseError):
-        said = text_format.Parse(read_text(text), config).parameters
-        Settings.from_parameters({key: value.string_value for key, value in said.items()})
-
-
 def refused(check: Callable[[], object]) -> None:
     """Whatever differs from the manifest must not pass."""
     with pytest.raises(DflashError):
         check()
 
 
-READ: tuple[Callable[[Path], object], ...] = (
-    lambda home: speculation_of(read_manifest(home / "built")),
-    lambda home: find_repository(home / "built"),
-    lambda home: load_encoding(home / "built" / "tokenizer")(MESSAGE),
-    parameters,
-    lambda home: refused(lambda: check_signed(home / "built", None, home / "key.pub")),
-)
-BUILT = (*READ, lambda home: refused(lambda: check_build(home / "built", "full")))
 PAIR = tuple(
     partial(each, target="target") for each in (inspected, prepared, encoded, weights_read)
 )
@@ -212,13 +191,10 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
         spoil_json,
         (lambda home: check_signed(home / "built", None, home / "key.pub"),),
     ),
-    "built/manifest.json": (spoil_json, (*READ, lambda home: check_build(home / "built", "full"))),
-    "built/engines/target/engine.json": (spoil_json, BUILT),
-    "built/engines/drafter/engine.json": (spoil_json, BUILT),
-    "built/engines/target/model.onnx": (spoil, BUILT),
-    "built/engines/target/model.onnx.data": (spoil, BUILT),
-    "built/tokenizer/tokenizer.json": (spoil_json, BUILT),
-    "built/model_repository/dflash/config.pbtxt": (spoil_text, BUILT),
+    "built/manifest.json": (
+        spoil_json,
+        (lambda home: speculation_of(read_manifest(home / "built")),),
+    ),
 }
 
 
