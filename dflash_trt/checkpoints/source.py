@@ -59,11 +59,6 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
         )
     except Exception as error:  # exceptions of the library, httpx, the system and Rust code
         raise _explained(error, source, role) from error
-    if weights and not any(directory.glob("*.safetensors")):
-        raise CheckpointError(
-            f"the {role} {source.hub} has no safetensors files at {source.revision!r}",
-            "Pickles are never loaded: choose a revision or a copy that has them",
-        )
     return Located(directory, directory.name)
 
 
