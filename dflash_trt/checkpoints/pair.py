@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
+from dflash_trt.checkpoints import model_checks, upstream_checks
 from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
 from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.gguf import LINK
@@ -22,7 +22,7 @@ from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
 TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
+PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks)
 EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
 # requirements of TensorRT-LLM's workers: an error rules the pair out, a note does not
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
