@@ -24,7 +24,7 @@ from dflash_trt.planning import target_size
 TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
 PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks)
 EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
-# requirements of TensorRT-LLM's workers: an error rules the pair out, a note does not
+# requirements of TensorRT-LLM's workers
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
     check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
 ]
@@ -94,13 +94,12 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
                 open_files(model.directory)
             except CheckpointError as error:
                 upstream.append(f"{model.role}: {error.problem}")
-    found = list(run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair))
+    found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
     upstream += [each.found for each in found if each.result == "error"]
-    notes = [each.found for each in found if each.result == "note"]
     return [
         _kind("onnxruntime", graphs, []),
         _kind("tensorrt", graphs, ["its plans were built and checked, never run"]),
-        _kind("tensorrt_llm", upstream, notes),
+        _kind("tensorrt_llm", upstream, []),
     ]
 
 

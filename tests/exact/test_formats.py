@@ -162,8 +162,6 @@ Change = Callable[[dict[str, Any]], Any]
     [
         (lambda c: c.update(speculators_model_type="dspark"), "is DSpark"),
         (lambda c: c.update(speculators_model_type="eagle3"), "is EAGLE"),
-        (lambda c: c.update(speculators_model_type="peagle"), "is PEagle"),
-        (lambda c: c.update(speculators_model_type="xpress"), "is XPress"),
         (lambda c: c.update(speculators_model_type="mtp"), "is MTP"),
         (lambda c: c.update(speculators_model_type="other"), "speculators_model_type other"),
         (lambda c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
