@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -129,15 +129,10 @@ def size_of(directory: Path) -> int:
 
 
 def copy_file(source: Path, destination: Path) -> None:
-    """Copy a file in the kernel, sharing blocks if possible, with permissions no wider."""
-    with source.open("rb") as read, destination.open("wb") as written:
-        left = os.fstat(read.fileno()).st_size
-        with suppress(OSError, AttributeError):  # unsupported by the file system or the platform
-            while left and (count := os.copy_file_range(read.fileno(), written.fileno(), left)):
-                left -= count
-        shutil.copyfileobj(read, written)  # the rest
-        mode = os.fstat(read.fileno()).st_mode | stat.S_IRUSR | stat.S_IWUSR
-        os.fchmod(written.fileno(), os.fstat(written.fileno()).st_mode & mode & 0o777)
+    """Copy a file, with permissions no wider than its own."""
+    shutil.copyfile(source, destination)
+    mode = source.stat().st_mode | stat.S_IRUSR | stat.S_IWUSR
+    destination.chmod(destination.stat().st_mode & mode & 0o777)
 
 
 def _inner(node: yaml.Node | None) -> list[yaml.Node]:

@@ -19,7 +19,6 @@ from dflash_trt.checkpoints import (
     Pair,
     Report,
     copy_tokenizer,
-    is_drafter,
     open_drafter,
     open_target,
     pair_findings,
@@ -55,8 +54,6 @@ def prepare(
     by_id = section.checkpoints == "hub"
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
     pair = summarize(config, target_at, drafter_at)
-    if pair.target.refusal and is_drafter(pair.target.values):
-        raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises if there is none
     drafter = None
@@ -67,8 +64,6 @@ def prepare(
     found = pair_findings(pair, CHAT_CHECKS)
     checks = [check for check in found if check.name not in READER_CHECKS]
     warnings = warnings_of(checks, PairError)
-    if by_id and pair.target.stored is None:
-        warnings += _unchecked(checks)
     # by id: the same bytes, whether or not the weights are local
     known = dict(pair.target.values) if by_id else _known(pair.target)
     asked = section.quantize
@@ -108,15 +103,6 @@ def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Fin
         if check.result in ("warning", "note"):
             warnings.append(check)
     return warnings
-
-
-def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
-    """Return a warning naming checks skipped because weights stay on the Hub."""
-    left = [check for check in checks if check.result == "not checked"]
-    names = [check.name for check in left if check.found.startswith("the target is refused")]
-    found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
-    fix = "Run `dflash-trt inspect` where the weights are"
-    return [Finding("weights-not-read", "warning", found, fix)] if names else []
 
 
 def _known(model: Model[Any]) -> dict[str, Any]:

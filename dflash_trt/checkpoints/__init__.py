@@ -3,7 +3,6 @@
 from dflash_trt.checkpoints.dequantize import MODELOPT_FILE
 from dflash_trt.checkpoints.directory import (
     MORE_TEMPLATES,
-    ModelCard,
     card_files,
     copy_tokenizer,
     load_tokenizer,
@@ -17,7 +16,6 @@ from dflash_trt.checkpoints.drafter import (
     draft_token_ids,
     drafter_format,
     drafter_shapes,
-    is_drafter,
     load_drafter,
     open_drafter,
 )
@@ -41,7 +39,6 @@ from dflash_trt.checkpoints.spec import (
     LayerSpec,
     Rope,
     Selector,
-    Shapes,
     TargetSpec,
 )
 from dflash_trt.checkpoints.stored import Span
@@ -53,4 +50,4 @@ from dflash_trt.checkpoints.target import (
     target_shapes,
 )
 from dflash_trt.checkpoints.upstream_checks import drafter_layout
-from dflash_trt.checkpoints.weights import INDEX, SINGLE, Shard, Weights, open_files, read_index
+from dflash_trt.checkpoints.weights import INDEX, Shard, Weights, open_files

@@ -1,15 +1,11 @@
-"""Dequantization of FP8, MXFP4, NVFP4 and int4 weights.
+"""Dequantization of FP8, MXFP4 and NVFP4 weights.
 
 In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
-- FP8 (`fp8`, ModelOpt, compressed-tensors): NAME in e4m3, and NAME_scale_inv or NAME_scale with
-  one scale for the tensor, each row or each block.
+- FP8 (`fp8`, ModelOpt): NAME in e4m3, and NAME_scale_inv or NAME_scale with one scale for the
+  tensor, each row or each block.
 - MXFP4 (gpt-oss): NAME_blocks, two e2m1 a byte, and NAME_scales, a power of two for each 32.
-- NVFP4: two e2m1 a byte, and NAME_scale, an e4m3 for each 16. ModelOpt has the codes in NAME and
-  multiplies all scales by NAME_scale_2; compressed-tensors has them in NAME_packed and divides
-  all scales by NAME_global_scale.
-- int4 by AWQ (ModelOpt): a byte of NAME holds a column of two rows, NAME_scale has one scale for
-  a group of columns. `pre_quant_scale` beside NAME multiplies the input, here the columns. With
-  NAME_scale_2 (W4A8) each product is rounded to e4m3 as a multiple of it.
+- NVFP4 (ModelOpt): NAME, two e2m1 a byte, and NAME_scale, an e4m3 for each 16. NAME_scale_2
+  multiplies all scales.
 
 Scales of activations and of the KV cache are ignored: only weights are quantized here.
 """
@@ -35,10 +31,11 @@ Block = tuple[Size, Size]  # rows and columns that share a scale
 
 INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
 MODELOPT_FILE = "hf_quant_config.json"
-MODELOPT = {"FP8", "NVFP4", "W4A16_AWQ", "W4A8_AWQ"}
-COMPRESSED = {"float-quantized", "naive-quantized", "nvfp4-pack-quantized"}
+# methods and variants that are read
+LAYOUTS = {("fp8", None), ("fp8", "e4m3"), ("fp8", "float8_e4m3fn"), ("mxfp4", None)}
+LAYOUTS |= {("modelopt", None), ("modelopt", "FP8"), ("modelopt", "NVFP4")}  # None: the cache only
 
-ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale")
+ACTIVATIONS = ("input_scale", "activation_scale")
 CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
 CHUNK = 1 << 18  # numbers converted at a time; fits the CPU cache
 
@@ -47,8 +44,6 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 # values of a byte: one number, or two with the low bits first
 FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
-INT4 = (np.stack([_BYTES & 15, _BYTES >> 4]) ^ 8).astype(np.float32) - 8  # of both rows
-E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
@@ -95,38 +90,9 @@ class Quantized:
         scales = self.scales.read((matrix * down + first) * across, (last - first) * across)
         scales = _float32(scales).reshape(-1, across)
         if self.factor is not None:
-            factor = _float32(self.factor.read())
-            divides = self.factor.name.endswith("_global_scale")
-            scales = scales / factor if divides else scales * factor
+            scales = scales * _float32(self.factor.read())
         scales = np.repeat(scales, high, axis=0)[row - first * high :][:count]
         return scales if across == 1 else np.repeat(scales, wide, axis=1)[:, :columns]
-
-
-@dataclass(frozen=True)
-class Awq(Quantized):
-    """A matrix in int4 whose columns may have factors."""
-
-    columns: Stored | None = None
-    rounded: Stored | None = None  # to e4m3 multiples of this
-
-    def read(self, start: int = 0, count: int | None = None) -> Floats:
-        assert start == 0  # only whole tensors, no stack
-        rows, width = self.shape
-        plain = np.empty(self.shape, np.float32)
-        columns = 1.0 if self.columns is None else _float32(self.columns.read())
-        factor = None if self.rounded is None else _float32(self.rounded.read())
-        step = 2 * max(1, CHUNK // width)
-        for row in range(0, rows, step):
-            n = min(step, rows - row)
-            codes = self.codes.read(row // 2 * width, n // 2 * width).reshape(-1, width)
-            values = plain[row : row + n]
-            values[0::2], values[1::2] = INT4[0][codes], INT4[1][codes]
-            values *= self._scales(0, row, n, rows, width)
-            if factor is not None:
-                parts = np.clip(values / factor, -E4M3_MAX, E4M3_MAX)
-                values[:] = parts.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * factor
-            values *= columns
-        return plain.reshape(-1)
 
 
 def dequantized(
@@ -137,10 +103,10 @@ def dequantized(
     config: config.json; without a `quantization_config` nothing changes. Raises CheckpointError for
     an unsupported layout, or scales that do not fit their codes.
     """
-    blocks = announced_blocks(config, directory)
-    if blocks is None:
+    if (quantization := _announced(config, directory)) is None:
         return dict(stored)
-    made = dict(filter(None, (_made(codes, stored, blocks) for codes in stored.values())))
+    block = quantization.weight_block_size
+    made = dict(filter(None, (_made(codes, stored, block) for codes in stored.values())))
     parts = (part for m in made.values() for part in vars(m).values())
     used = {part.name for part in parts if isinstance(part, Stored)}
     rest = {
@@ -153,41 +119,19 @@ def dequantized(
     return {**rest, **made}
 
 
-class _Layer(BaseModel):
-    quant_algo: str | None = None
-
-
-class _Weights(BaseModel):
-    block_structure: Block | None = None
-    group_size: int | None = None  # -1: one scale per row
-
-
-class _Group(BaseModel):
-    format: str | None = None
-    weights: _Weights | None = None
-
-
 class Quantization(BaseModel):
     """The storage fields of `quantization_config`."""
 
     quant_method: str = ""
-    # transformers' fp8
-    fmt: str | None = None
+    fmt: str | None = None  # of `fp8`
     weight_block_size: Block | None = None
-    # ModelOpt
-    quant_algo: str | None = None
-    quantized_layers: dict[str, _Layer] = {}
-    # compressed-tensors
-    format: str | None = None
-    config_groups: dict[str, _Group] = {}
-    transform_config: dict[str, Any] | None = None
+    quant_algo: str | None = None  # of ModelOpt
 
 
-def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] | None:
-    """Return the blocks of FP8 scales announced by the config; None if not quantized.
+def _announced(config: Mapping[str, Any], directory: Path) -> Quantization | None:
+    """Return the config's quantization, None without one; CheckpointError if unsupported.
 
-    config: config.json's `quantization_config`; ModelOpt may write `hf_quant_config.json`. Raises
-    CheckpointError naming an unsupported method or layout.
+    ModelOpt may write it to `hf_quant_config.json`.
     """
     found = config.get("quantization_config")
     if not found and (directory / MODELOPT_FILE).is_file():
@@ -201,44 +145,22 @@ def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] 
         first = error.errors()[0]
         field = ".".join(map(str, ("quantization_config", *first["loc"])))
         raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
-    if other := _not_handled(quant):
+    method, variant = quant.quant_method, quant.fmt or quant.quant_algo
+    if (method, variant) not in LAYOUTS:
         raise CheckpointError(
-            f"{directory} is quantized by {other}, which dflash-trt does not read", INSTEAD
+            f"{directory} is quantized by {method or 'a method that it does not name'} "
+            f"({variant}), which dflash-trt does not read",
+            INSTEAD,
         )
-    weights = [group.weights for group in quant.config_groups.values() if group.weights]
-    blocks = [quant.weight_block_size, *(each.block_structure for each in weights)]
-    return [block for block in blocks if block] + [
-        (1, each.group_size) for each in weights if each.group_size and each.group_size > 0
-    ]
-
-
-def _not_handled(quant: Quantization) -> str | None:
-    """Return an unsupported method and variant; None if supported."""
-    if quant.quant_method == "mxfp4":
-        return None
-    used: set[str | None]
-    if quant.quant_method == "fp8":
-        used, known = {quant.fmt or "e4m3"}, {"e4m3", "float8_e4m3fn"}
-    elif quant.quant_method == "modelopt":
-        used = {layer.quant_algo for layer in quant.quantized_layers.values()}
-        used, known = (used or {quant.quant_algo}) - {None}, MODELOPT  # None: the cache only
-    elif quant.quant_method == "compressed-tensors":
-        used = {group.format for group in quant.config_groups.values()} - {None}
-        used, known = used or {quant.format}, COMPRESSED
-        if (quant.transform_config or {}).get("config_groups"):
-            used.add("transform_config")
-    else:
-        return quant.quant_method or "a method that it does not name"
-    others = ", ".join(sorted(str(each) for each in used - known))
-    return f"{quant.quant_method} ({others})" if others else None
+    return quant
 
 
 def _made(
-    codes: Stored, stored: Mapping[str, Stored], blocks: list[Block]
+    codes: Stored, stored: Mapping[str, Stored], block: Block | None
 ) -> tuple[str, Quantized] | None:
     """Return the name and plain tensor for these codes; None if they are not codes.
 
-    blocks: announced by the config for FP8.
+    block: announced by the config for FP8.
     """
 
     def beside(*names: str) -> Stored | None:
@@ -248,7 +170,7 @@ def _made(
     if len(shape) < 2 or not codes.size:
         return None
     if codes.dtype == "F8_E4M3" and (scales := beside(f"{name}_scale_inv", f"{name}_scale")):
-        blocks = [*blocks, (1, shape[-1]), (shape[-2], shape[-1])]
+        blocks = [*([block] if block else []), (1, shape[-1]), (shape[-2], shape[-1])]
         return name, Quantized(codes, scales, _block(codes, scales, shape, blocks), shape)
     if codes.dtype != "U8":
         return None
@@ -260,20 +182,11 @@ def _made(
         # gpt-oss multiplies from the left
         turned = (*stack, groups * 32, rows)
         return plain, Quantized(codes, scales, (1, 32), turned, transposed=True)
-    if (scales := beside(f"{name}_scale")) and scales.shape[:1] == (2 * shape[0],):
-        whole = (2 * shape[0], shape[1])
-        block = _block(codes, scales, whole, [*blocks, (1, 128), (1, 64)])
-        columns = beside(f"{name.removesuffix('weight')}pre_quant_scale")
-        if columns and columns.shape != whole[1:]:
-            raise _mismatch(codes, columns)
-        rounded = beside(f"{name}_scale_2")
-        return name, Awq(codes, scales, block, whole, columns=columns, rounded=rounded)
-    plain = name.removesuffix("_packed")
-    scales, factor = beside(f"{plain}_scale"), beside(f"{plain}_scale_2", f"{plain}_global_scale")
+    scales, factor = beside(f"{name}_scale"), beside(f"{name}_scale_2")
     if scales and factor and factor.size == 1 and factor.dtype in DTYPES:
         shape = (*shape[:-1], shape[-1] * 2)
         block = _block(codes, scales, shape, [(1, 16)])
-        return plain, Quantized(codes, scales, block, shape, factor=factor)
+        return name, Quantized(codes, scales, block, shape, factor=factor)
     return None
 
 

@@ -11,8 +11,6 @@ from dflash_trt import files
 from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
 
-POINTER = b"version https://git-lfs.github.com/spec/"  # beginning of a Git LFS pointer
-
 
 def check_directory(directory: Path, role: str) -> None:
     """Raise CheckpointError unless `directory` is one; role: "target" or "drafter"."""
@@ -27,23 +25,12 @@ def check_directory(directory: Path, role: str) -> None:
 def read_bytes(file: Path, most: int = files.MAX_JSON) -> bytes:
     """Read a file; CheckpointError if that fails. See `dflash_trt.files`."""
     try:
-        data = files.read_bytes(file, most)
+        return files.read_bytes(file, most)
     except OSError as error:
         raise CheckpointError(
             f"cannot read {file}: {error.strerror}",
             "Give the directory that save_pretrained wrote, config.json included",
         ) from error
-    check_content(file, data)
-    return data
-
-
-def check_content(file: Path, data: bytes) -> None:
-    """Raise CheckpointError if `data`, the file's beginning, is a pointer to an unfetched file."""
-    if data.startswith(POINTER):
-        raise CheckpointError(
-            f"{file} is a Git LFS pointer, not the file itself",
-            f"Fetch the file: run `git lfs pull` in {file.parent}, or `hf download` the model",
-        )
 
 
 def read_json(file: Path) -> dict[str, Any]:

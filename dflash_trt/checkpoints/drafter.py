@@ -28,34 +28,24 @@ from dflash_trt.errors import CheckpointError
 
 DFLASH2 = "DFlash2DraftModel"
 DFLASH2_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-AS_PUBLISHED = "Use the config.json that came with the drafter"
 
 
 def read_convolution(values: Config) -> Convolution:
     """Read `conv_kernel_size` and `conv_group_size` of z-lab's config."""
-    hidden, group = values.number("hidden_size"), values.number("conv_group_size")
-    if hidden % group:
-        raise values.wrong(
-            f"hidden_size {hidden} is no multiple of conv_group_size {group}", AS_PUBLISHED
-        )
-    return Convolution(kernel_size=values.number("conv_kernel_size"), group_size=group)
+    return Convolution(
+        kernel_size=values.number("conv_kernel_size"), group_size=values.number("conv_group_size")
+    )
 
 
-def read_selector(values: Config, draft_vocab: int) -> Selector:
-    """Read `selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: head rows."""
-    top_k = values.number("selector_top_k")
-    if top_k > draft_vocab:
-        raise values.wrong(
-            f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens", AS_PUBLISHED
-        )
-    return Selector(rank=values.number("selector_rank"), top_k=top_k)
+def read_selector(values: Config) -> Selector:
+    """Read `selector_rank` and `selector_top_k` of z-lab's config."""
+    return Selector(rank=values.number("selector_rank"), top_k=values.number("selector_top_k"))
 
 
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
     """Return the selector's tensors; codebooks are stored without `.weight`.
 
-    Codebooks have a row per token of the target, even if the head has fewer (which speculators
-    0.9.0 does not write).
+    Codebooks have a row per token of the target.
     """
     codebook = (vocab_size, selector.rank)
     return {
@@ -91,30 +81,24 @@ def zlab(config: Config) -> DrafterSpec:
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(other) not in (None, config.get(name)):
             raise config.refuse(f"the drafter's {name} and the target's differ ({other})")
-    mask = mask_token(values, "Add it to dflash_config")
-    num_target_layers = config.number("num_target_layers")
     fields = decoder_fields(config)
     fields["layers"] = _layers(values, fields["layers"])
     if second:
         convolution = read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
-    if values.get("target_layer_ids") is not None:
-        taps = layer_numbers(values, "target_layer_ids")
-    else:
-        taps = default_taps(num_target_layers, values.number("num_hidden_layers"))
     cap = values.get("final_logit_softcapping")
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=values.number("block_size", 16),
-        mask_token_id=mask,
-        target_layer_ids=taps,
-        num_target_layers=num_target_layers,
+        block_size=values.number("block_size", least=2),
+        mask_token_id=mask_token(values, "Add it to dflash_config"),
+        target_layer_ids=layer_numbers(values, "target_layer_ids"),
+        num_target_layers=config.number("num_target_layers"),
         embedding_scale=values.real("input_embedding_scale", 1.0),
         output_multiplier=values.real("output_multiplier", 1.0),
         final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
-        selector=read_selector(values, fields["vocab_size"]) if second else None,
+        selector=read_selector(values) if second else None,
     )
 
 
@@ -160,13 +144,6 @@ def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, .
     return layers
 
 
-def default_taps(layers: int, count: int) -> tuple[int, ...]:
-    """Return z-lab's `build_target_layer_ids`: from the second layer to the third-last."""
-    if count == 1:
-        return (layers // 2,)
-    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
-
-
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
     """Read a list of layer numbers from config.json."""
     found = values.get(name)
@@ -203,15 +180,17 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     causal = not config.flag("sliding_window_non_causal", second)
     fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
     if second:
+        if draft_vocab != vocab:
+            raise config.refuse("a selector stands over a reduced vocabulary")
         values = inner.under(config)
-        selector = read_selector(values, draft_vocab)
+        selector = read_selector(values)
         convolution = read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=config.number("block_size", 8) + from_anchor,
+        block_size=config.number("block_size", least=2 - from_anchor) + from_anchor,
         mask_token_id=mask_token(config, "Add it"),
         target_layer_ids=tuple(
             tap - 1 for tap in layer_numbers(config, "aux_hidden_state_layer_ids")
@@ -250,26 +229,9 @@ def _from_anchor(layer: LayerSpec, causal: bool) -> LayerSpec:
 ZLABS = ("DFlashDraftModel", DFLASH2)
 DEEPSPEC = "Qwen3DSparkModel"  # DSpark, and with neither of its heads plain DFlash
 # other methods' drafters, by part of their architecture, projector_type or speculators type
-OTHERS = {
-    "lilicorr": "LiLiCorr, whose head scores all candidates of a block together",
-    "gemma4dspark": "DeepSpec's for Gemma 4, with layers like Gemma's",
-    "confidence": "DSpark without a Markov head, but with a confidence head that cuts its blocks",
-    "dspark": "DSpark, whose tokens each depend on the one before through a Markov head",
-    "domino": "Domino, whose tokens each depend on those before through a recurrent head",
-    "xpress": "XPress, which refines its tokens in several passes",
-    "peagle": "P-EAGLE, which does not inject features into a KV cache",
-    "eagle": "EAGLE, which drafts one token at a time",
-    "mtp": "a multi-token-prediction head, which drafts one token at a time",
-}
-LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # suffixes of `architectures`
+OTHERS = ("LiLiCorr", "DSpark", "Domino", "XPress", "PEagle", "EAGLE", "MTP")
+MASK_EMBEDDING = "mask_embedding.pt"  # MiMo's
 OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
-# tensors in vendor-specific layouts
-FORMS = {
-    "mask_embedding": "an embedding of its own for masks (MiMo)",
-    "qkv_proj": "fused q, k and v projections (Laguna)",
-    ".g_proj": "gated attention (Laguna)",
-    "aux_hidden_norms": "a norm for each tap (Laguna)",
-}
 
 
 def load_drafter(directory: Path) -> Drafter:
@@ -289,12 +251,9 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
     directory = config.file.parent
     _check_method(config)
     weights = Weights(directory, config)
-    names = [*weights.names, *(file.name for file in directory.glob("*.pt"))]
-    for part, what in FORMS.items():
-        if any(part in name for name in names):
-            raise CheckpointError(
-                f"{directory}: the drafter has {what}, which the graphs do not have", OUR_FORMATS
-            )
+    if (directory / MASK_EMBEDDING).exists():
+        what = f"{directory}: the drafter has an embedding of its own for masks ({MASK_EMBEDDING})"
+        raise CheckpointError(what, OUR_FORMATS)
     if "speculators_model_type" in config:
         return speculators(config, weights.names), weights
     return (deepspec if is_deepspec(config) else zlab)(config), weights
@@ -307,11 +266,8 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     inner = config.get("dflash_config")
     own = {**config, **inner} if isinstance(inner, Mapping) else config
     marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
-    marks += ["confidence"] * bool(
-        own.get("markov_rank") == 0 and own.get("enable_confidence_head")
-    )
     names = " ".join(map(str, (*_method(config), *marks))).lower()
-    return next((what for part, what in OTHERS.items() if part in names), None)
+    return next((name for name in OTHERS if name.lower() in names), None)
 
 
 def is_deepspec(config: Mapping[str, Any]) -> bool:
@@ -357,11 +313,6 @@ def _check_method(config: Config) -> None:
             "Use a DFlash drafter of the same target",
         )
     known = is_drafter(config) if kind is None else kind in ("dflash", "dflash2")
-    if not known and str(architectures).endswith(LANGUAGE_MODEL):
-        raise CheckpointError(
-            f"the drafter {config.file.parent} is a language model ({architectures})",
-            "Give its DFlash drafter; if target and drafter are swapped, swap them back",
-        )
     if not known or projector not in (None, "dflash"):
         raise config.wrong(
             f"the drafter's kind is not known to dflash-trt (architectures "

@@ -127,15 +127,6 @@ def _reach(rope: Rope, stated: int) -> int:
     return stated
 
 
-def stated_reach(values: Mapping[str, Any]) -> Any:
-    """Return the reach of a config, even an invalid one; its stated length if RoPE is unknown."""
-    try:
-        config = Config(Path(), values)
-        return _reach(rope(config, FULL, 2), config.number("max_position_embeddings"))
-    except CheckpointError:
-        return values.get("max_position_embeddings")
-
-
 def _layer(config: Config, kind: str) -> LayerSpec:
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", heads)

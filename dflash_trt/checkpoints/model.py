@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.directory import REQUIRED, check_directory, load_tokenizer, read_json
-from dflash_trt.checkpoints.fields import ORIGINAL, Config, stated_reach
+from dflash_trt.checkpoints.fields import ORIGINAL, Config
 from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
@@ -59,8 +59,6 @@ class Model(Generic[Spec]):
         """
         spec = self.read[0] if self.read else None
         value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
-        if name == "max_position_embeddings" and not spec:
-            value = stated_reach(self.values)
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value

@@ -1,42 +1,16 @@
-"""Checks of the target alone, and of widths, lengths, blocks and taps of the pair."""
+"""Checks of the target, and of the pair: shapes, taps, and what a drafter was trained with."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from dflash_trt.checkpoints.directory import tokenizer_files
-from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
-from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.drafter import TRAINING_ONLY, drafter_shapes
+from dflash_trt.checkpoints.findings import Check, Found, check
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
-from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
+from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
-
-HEAD = "lm_head.weight"
-ROWS = 512  # rows read at a time
-
-
-@check("error")
-def target_head(pair: Pair) -> Found:
-    """Check tie_word_embeddings: both models use the target's head, possibly a wrong one."""
-    target = pair.target
-    tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
-    embedding = f"{target.spec.prefix}embed_tokens.weight"
-    if tied and stored and not _same_numbers(target.weights, HEAD, embedding):
-        return Found(
-            False,
-            f"the target's tie_word_embeddings is true, but its own {HEAD} is not its embedding: "
-            "some engines take the embedding for its head, transformers what is stored",
-            f"Set tie_word_embeddings to false if {HEAD} is right, else remove that tensor",
-        )
-    return Found(
-        tied or stored,
-        f"the target's tie_word_embeddings is {str(tied).lower()} and it has "
-        f"{'its own' if stored else 'no'} {HEAD}",
-        "Set tie_word_embeddings to true if its head is its embedding, or export the model again",
-    )
 
 
 @check("error")
@@ -45,7 +19,7 @@ def target_tensors(pair: Pair) -> Found:
     target = pair.target
     # a multimodal model has its decoder in a separate name space
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    return tensors_fit(target.weights, target_shapes(target.spec), scope, ignored=(HEAD,))
+    return tensors_fit(target.weights, target_shapes(target.spec), scope)
 
 
 @check("error")
@@ -76,7 +50,6 @@ def tokenizer_fits(pair: Pair) -> Found:
 
 
 OF_THE_TARGET: list[Check[Any]] = [
-    target_head,
     target_tensors,
     sampling_recommended,
     tokenizer,
@@ -106,14 +79,6 @@ def tensors_fit(
     return Found(True, f"all {len(expected)} tensors are there, and no others")
 
 
-def _same_numbers(weights: Weights, *names: str) -> bool:
-    """Return whether two matrices are equal; reads them in pieces."""
-    if weights.shape(names[0]) != weights.shape(names[1]):
-        return False
-    pieces = (weights.pieces(name, ROWS) for name in names)
-    return all(np.array_equal(a, b) for a, b in zip(*pieces, strict=False))
-
-
 @check("error")
 def hidden_size(pair: Pair) -> Found:
     """Check the width: the drafter reads the target's hidden states, and shares its tables."""
@@ -122,51 +87,14 @@ def hidden_size(pair: Pair) -> Found:
 
 @check("error")
 def vocabulary(pair: Pair) -> Found:
-    """Check that ids are the same embedding rows; different padding is only a wrong number."""
-    found = _equal(pair, "vocab_size", "vocab_size")
-    sizes = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
-    try:
-        used = pair.target.highest_token + 1
-    except NotKnown:
-        return found
-    if found.ok or min(sizes) < used:
-        return found
-    fix = "Set the target's vocab_size in the drafter's config.json"
-    return found._replace(
-        what=f"{found.what}; both hold the tokenizer's {used} tokens, so that only the padding "
-        "differs",
-        fix=f"If it was trained for this target: {fix[0].lower()}{fix[1:]}",
-    )
+    """Check that ids are the same embedding rows."""
+    return _equal(pair, "vocab_size", "vocab_size")
 
 
 @check("error")
 def target_layers(pair: Pair) -> Found:
     """Check the number of target layers that the drafter was trained for, which taps refer to."""
     return _equal(pair, "num_target_layers", "num_hidden_layers")
-
-
-@check("error")
-def block_size(pair: Pair) -> Found:
-    """Check that a block has a mask after the anchor, or there is nothing to draft."""
-    size = pair.drafter.number("block_size")
-    return Found(
-        size >= 2,
-        f"the drafter's block_size is {size}, which leaves {max(size - 1, 0) or 'no'} draft "
-        f"token{'s' * (size != 2)}",
-        "Correct block_size in the drafter's config.json: anchor and masks, at least 2",
-    )
-
-
-@check("warning")
-def block_size_stated(pair: Pair) -> Found:
-    """Check that block_size is stated: z-lab's default is 16, and a wider block drafts worse."""
-    values, own = pair.drafter.values, pair.drafter.number("block_size")
-    return Found(
-        values.get("block_size") is not None,
-        f"the drafter's config.json states {'its' if values.get('block_size') else 'no'} "
-        f"block_size; {own} is used",
-        "Write the block_size that it was trained with into its config.json",
-    )
 
 
 @check("error")
@@ -204,28 +132,6 @@ def context_length(pair: Pair) -> Found:
     )
 
 
-@check("warning")
-def sliding_window(pair: Pair) -> Found:
-    """Check that a window covers the block, or the last masks see neither anchor nor context."""
-    drafter = pair.drafter
-    if drafter.read is not None:
-        # windows that count from the anchor (speculators) never cut the block
-        sliding = [layer for layer in drafter.layers if not layer.window_from_anchor]
-        windows = [layer.window for layer in sliding if layer.window]
-    else:
-        kinds = drafter.values.get("layer_types")
-        some = isinstance(kinds, list) and SLIDING in kinds
-        windows = [drafter.number("sliding_window")] if some else []
-    size = pair.drafter.number("block_size")
-    if not windows:
-        return Found(True, "no layer of the drafter has a window that cuts its block")
-    return Found(
-        min(windows) >= size,
-        f"the drafter's sliding_window is {min(windows)}, its block {size}",
-        "Check sliding_window in the drafter's config.json",
-    )
-
-
 def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
     drafter, target = pair.drafter.number(of_drafter), pair.target.number(of_target)
     return Found(
@@ -236,45 +142,26 @@ def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
     )
 
 
-CORRECT = "Check target_layer_ids in the drafter's config.json against the published one"
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """Return z-lab's `build_target_layer_ids`: from the second layer to the third-last."""
+    if count == 1:
+        return (layers // 2,)
+    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
 
 
 @check("error")
 def taps_in_range(pair: Pair) -> Found:
-    """Check that the target has every tapped layer."""
-    layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
-    wrong = tuple(tap for tap in taps if not 0 <= tap < layers)
+    """Check that the target has every tapped layer, and more after the last.
+
+    transformers returns the last layer's output normed, other servers do not.
+    """
+    last, taps = pair.target.number("num_hidden_layers") - 1, pair.drafter.taps
+    wrong = tuple(tap for tap in taps if not 0 <= tap < last)
     return Found(
         not wrong,
         f"the drafter taps layer {_listed(wrong or taps)} (target_layer_ids), this target's layers "
-        f"are 0 to {layers - 1}",
+        f"are 0 to {last}, of which the last is never tapped",
         OTHER_DRAFTER,
-    )
-
-
-@check("error")
-def last_layer_not_tapped(pair: Pair) -> Found:
-    """Check for a tapped last layer: transformers returns it normed, other servers do not."""
-    last = pair.target.number("num_hidden_layers") - 1
-    tapped = last in pair.drafter.taps
-    return Found(
-        not tapped,
-        f"the drafter {'taps' if tapped else 'does not tap'} the target's last layer {last}, whose "
-        "output stands behind the final norm in some servers",
-        f"{CORRECT}; ids that count from 1 are one too high",
-    )
-
-
-@check("warning")
-def taps_stated(pair: Pair) -> Found:
-    """Check that target_layer_ids is stated: several drafters do not use z-lab's default."""
-    values = pair.drafter.values
-    stated = any(values.get(name) for name in ("target_layer_ids", "aux_hidden_state_layer_ids"))
-    return Found(
-        stated,
-        f"the drafter's config.json states {'its' if stated else 'no'} target_layer_ids; "
-        f"{_listed(pair.drafter.taps)} are used",
-        "Write the target_layer_ids that it was trained with into its config.json",
     )
 
 
@@ -291,22 +178,139 @@ def taps_off_by_one(pair: Pair) -> Found:
         len(taps) < 2 or not beside,
         f"the drafter's taps are {_listed(taps)}"
         + (f", each {beside[0]:+d} from the usual {_listed(usual)}" if beside else ""),
-        f"{CORRECT}: z-lab's ids count from 0, those of speculators and llama.cpp from 1",
-    )
-
-
-@check("error")
-def fc_width(pair: Pair) -> Found:
-    """Check the width of fc, which tells the trained number of taps and hidden size."""
-    spec, weights = pair.drafter.spec, pair.drafter.weights
-    expected, found = drafter_shapes(spec)["fc.weight"], weights.shape("fc.weight")
-    return Found(
-        found == expected,
-        f"the drafter's fc.weight is {list(found)}, {len(pair.drafter.taps)} taps of hidden size "
-        f"{spec.hidden_size} need {list(expected)}",
-        "Use the config.json and the weights of one drafter",
+        "Check target_layer_ids against the published ones: z-lab's ids count from 0, those of "
+        "speculators and llama.cpp from 1",
     )
 
 
 def _listed(taps: tuple[int, ...]) -> str:
     return ", ".join(map(str, taps))
+
+
+AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
+
+
+@check("error")
+def mask_in_vocabulary(pair: Pair) -> Found:
+    """Check that the mask has a row in the target's embedding."""
+    mask, size = pair.drafter.number("mask_token_id"), pair.target.number("vocab_size")
+    inside = 0 <= mask < size
+    return Found(
+        inside,
+        f"the drafter's mask_token_id {mask} is {'in' if inside else 'outside'} the target's "
+        f"vocabulary of {size}",
+        OTHER_DRAFTER,
+    )
+
+
+@check("warning")
+def mask_is_reserved(pair: Pair) -> Found:
+    """Check that the mask is a special token or the first free id, but no end or padding token.
+
+    z-lab and speculators choose so; some trainers fall back to the end, which texts hold too.
+    """
+    mask, target = pair.drafter.number("mask_token_id"), pair.target
+    token, free, same = target.texts.get(mask), target.highest_token + 1, []
+    for name in ("eos_token_id", "pad_token_id"):
+        ids = target.values.get(name)
+        if name == "eos_token_id" and target.read is not None:
+            ids = list(target.spec.eos_token_ids)
+        if mask in (ids if isinstance(ids, list) else [ids]):
+            same.append(name)
+    wrong = f"the target's {' and '.join(same)}" if same else ""
+    if token is None and mask != free:
+        wrong = wrong or f"no token; the first free id is {free}"
+    elif token is not None and mask not in target.tokenizer.get_added_tokens_decoder():
+        wrong = wrong or f"a token of ordinary text: {token!r}"
+    what = wrong or (f"the token {token!r}" if token else "the tokenizer's first free id")
+    return Found(not wrong, f"mask_token_id {mask} is {what}", AS_TRAINED)
+
+
+@check("error")
+def same_tokenizer(pair: Pair) -> Found:
+    """Check that the drafter's tokenizer, if any, has the target's ids."""
+    target, drafter = pair.target.tokens, pair.drafter.tokens
+    texts = pair.drafter.texts
+    moved = [
+        text for text, token in target.items()
+        if drafter.get(text, token) != token or texts.get(token, text) != text
+    ]  # fmt: skip
+    return Found(
+        not moved,
+        f"the drafter's tokenizer gives {len(moved) or 'none'} of the target's {len(target)} "
+        "tokens another id" + (f", first {moved[0]!r}" if moved else ""),
+        OTHER_DRAFTER,
+    )
+
+
+@check("error")
+def no_own_vocabulary(pair: Pair) -> Found:
+    """Check for an own embedding or head, which would be left out."""
+    drafter = pair.drafter
+    own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
+    own = [name for name in own if name not in TRAINING_ONLY]
+    own = [name for name in own if name.endswith((HEAD, "embed_tokens.weight"))]
+    return Found(
+        not own,
+        f"the drafter has {', '.join(own) or 'no embedding and no head'} of its own that would be "
+        "left out",
+        "Remove them if they are copies of the target's, else use a drafter that shares them",
+    )
+
+
+@check("error")
+def drafter_tensors(pair: Pair) -> Found:
+    """Check that every tensor is used: an unused one is a missing part of the model."""
+    drafter = pair.drafter
+    return tensors_fit(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
+
+
+@check("warning")
+def rope(pair: Pair) -> Found:
+    """Check RoPE's scaling and base, which equal the target's in training; an export may lose them.
+
+    Without the scaling positions beyond the original ones are unknown.
+    """
+    drafter, target = _ropes(pair.drafter.values), _ropes(pair.target.values)
+    return Found(
+        (bool(drafter) and drafter <= target) or not target,
+        f"the drafter's RoPE is {_names(drafter)}, the target's {_names(target)}",
+        "Check rope_theta, rope_scaling and rope_parameters in the drafter's config.json against "
+        "the published one",
+    )
+
+
+@check("warning")
+def embedding_scale(pair: Pair) -> Found:
+    """Check that the drafter scales embeddings like its target (Gemma: sqrt(hidden_size))."""
+    own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
+    if pair.target.read is not None:
+        expected = pair.target.spec.embedding_scale
+    elif str(pair.target.values.get("model_type")).startswith("gemma"):
+        expected = max(pair.target.number("hidden_size"), 1) ** 0.5
+    return Found(
+        abs((own or 1.0) - expected) <= 0.01 * expected,
+        f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
+        f"multiplied by {expected:g}",
+        "Check input_embedding_scale in the drafter's config.json against the published one",
+    )
+
+
+def _ropes(config: Mapping[str, Any]) -> set[str]:
+    """Return scaling and base of each stated RoPE: one for all layers, or by layer type."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    inner = list(found.values()) if isinstance(found, dict) else []
+    ropes = [rope for rope in inner if isinstance(rope, dict)] or [found]
+    stated = set()
+    for rope in ropes:
+        own = {**config, **rope} if isinstance(rope, dict) else config
+        kind = own.get("rope_type", own.get("type", "default"))
+        # proportional: rotates part of each head, which is no scaling
+        kind = "default" if kind == "proportional" else kind
+        if theta := finite(own.get("rope_theta")):
+            stated.add(f"{kind} {theta:g}")
+    return stated
+
+
+def _names(ropes: set[str]) -> str:
+    return " and ".join(sorted(ropes)) or "not stated"

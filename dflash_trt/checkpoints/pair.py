@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
+from dflash_trt.checkpoints import model_checks, upstream_checks
 from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
 from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
 from dflash_trt.checkpoints.gguf import LINK
@@ -22,9 +22,9 @@ from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
 TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
+PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks)
 EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
-# requirements of TensorRT-LLM's workers: an error rules the pair out, a note does not
+# requirements of TensorRT-LLM's workers
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
     check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
 ]
@@ -41,7 +41,6 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 
 def check_pair(
@@ -87,12 +86,6 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     wrong = [each for each in findings if each.result == "error"]
     graphs = refused + [f"{each.name}: {each.found}" for each in wrong]
-    heads = [(m.role, m.layers[0].head_dim) for m in models if m.read]
-    small = [
-        f"{role}: head_dim {size} is below {MIN_HEAD_DIM}"
-        for role, size in heads
-        if size < MIN_HEAD_DIM
-    ]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
     for model in models:
@@ -101,13 +94,12 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
                 open_files(model.directory)
             except CheckpointError as error:
                 upstream.append(f"{model.role}: {error.problem}")
-    found = list(run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair))
+    found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
     upstream += [each.found for each in found if each.result == "error"]
-    notes = [each.found for each in found if each.result == "note"]
     return [
         _kind("onnxruntime", graphs, []),
-        _kind("tensorrt", graphs + small, ["its plans were built and checked, never run"]),
-        _kind("tensorrt_llm", upstream, notes),
+        _kind("tensorrt", graphs, ["its plans were built and checked, never run"]),
+        _kind("tensorrt_llm", upstream, []),
     ]
 
 

@@ -4,12 +4,10 @@
 HF_ENDPOINT), and resuming after a broken connection. Complete files survive a killed download.
 """
 
-import errno
 import re
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,28 +46,19 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
 
     assert source.hub is not None
-    download = partial(
-        snapshot_download,
-        source.hub,
-        revision=source.revision,
-        allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
-        ignore_patterns=NOT_READ,
-        local_files_only=constants.HF_HUB_OFFLINE,
-        tqdm_class=_bars(f"fetching {source.hub}", report),
-    )
     try:
-        try:
-            directory = Path(download())
-        except (AttributeError, RuntimeError):
-            # a connection that fails in one thread closes the client for all (huggingface_hub 1.33)
-            directory = Path(download(max_workers=1))
+        directory = Path(
+            snapshot_download(
+                source.hub,
+                revision=source.revision,
+                allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
+                ignore_patterns=NOT_READ,
+                local_files_only=constants.HF_HUB_OFFLINE,
+                tqdm_class=_bars(f"fetching {source.hub}", report),
+            )
+        )
     except Exception as error:  # exceptions of the library, httpx, the system and Rust code
         raise _explained(error, source, role) from error
-    if weights and not any(directory.glob("*.safetensors")):
-        raise CheckpointError(
-            f"the {role} {source.hub} has no safetensors files at {source.revision!r}",
-            "Pickles are never loaded: choose a revision or a copy that has them",
-        )
     return Located(directory, directory.name)
 
 
@@ -133,45 +122,23 @@ def _explained(error: Exception, source: Source, role: str) -> CheckpointError:
     """Explain an exception of the download, and its fix."""
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
-    what, page = f"the {role} {source.hub}", f"{constants.ENDPOINT}/{source.hub}"
     status = getattr(getattr(error, "response", None), "status_code", None)
+    cause = error if status else error.__cause__ or error
+    reason = " ".join(str(cause).split())[:300] or type(cause).__name__
+    fix = "Check the network, HF_ENDPOINT and the disk of HF_HOME, then run it again; complete "
+    fix += "files are kept"
+    missing = errors.RepositoryNotFoundError | errors.RevisionNotFoundError
     if isinstance(error, errors.GatedRepoError):
-        return CheckpointError(
-            f"{what} is gated, and the Hub refused the token" + " or got none" * (status == 401),
-            f"Accept the terms on {page} and set HF_TOKEN to a token of that account",
+        page = f"{constants.ENDPOINT}/{source.hub}"
+        fix = f"Accept the terms on {page} and set HF_TOKEN to a token of that account"
+    elif isinstance(error, missing) or status in (401, 403):
+        fix = f"Correct {role}.hub or {role}.revision, or set HF_TOKEN to a token that may read it"
+    elif constants.HF_HUB_OFFLINE:
+        fix = (
+            f"Unset HF_HUB_OFFLINE, or run `hf download {source.hub} --revision {source.revision}`"
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return CheckpointError(
-            f"{what} is not on {constants.ENDPOINT}, or is private",
-            f"Correct {role}.hub, or set HF_TOKEN to a token that may read it",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return CheckpointError(
-            f"{what} has no revision {source.revision!r}",
-            f"Correct {role}.revision: a commit, tag or branch of {page}",
-        )
-    if status in (401, 403):
-        return CheckpointError(
-            f"the Hub refused {what} ({status})", "Set HF_TOKEN to a valid token, or unset it"
-        )
-    if constants.HF_HUB_OFFLINE and isinstance(error, errors.LocalEntryNotFoundError):
-        return CheckpointError(
-            f"HF_HUB_OFFLINE is set, and {what} at {source.revision!r} is not complete in "
-            f"{constants.HF_HUB_CACHE}",
-            f"Unset it, or fill the cache with `hf download {source.hub} --revision "
-            f"{source.revision}`",
-        )
-    if isinstance(error, OSError) and error.errno is not None:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return CheckpointError(
-            f"cannot store {what} in {error.filename or constants.HF_HUB_CACHE}: {error.strerror}",
-            "Free the disk, or set HF_HOME to a folder on another one"
-            if full
-            else "Set HF_HOME to a folder that can be written",
-        )
-    cause = error.__cause__ or error
-    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
     return CheckpointError(
-        f"cannot fetch {what} from {constants.ENDPOINT}: {reason}",
-        "Check the network, HF_ENDPOINT and the proxy, then run it again; complete files are kept",
+        f"cannot fetch the {role} {source.hub} at {source.revision!r} from {constants.ENDPOINT}: "
+        f"{reason}",
+        fix,
     )

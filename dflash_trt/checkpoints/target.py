@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from dflash_trt.checkpoints.directory import REQUIRED, open_tokenizer, read_json, special_tokens
-from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.fields import (
     FULL,
     SLIDING,
@@ -25,6 +24,8 @@ from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.request_schema import GenerateRequest, first_fault
+
+HEAD = "lm_head.weight"
 
 
 def load_target(directory: Path) -> Target:
@@ -47,22 +48,21 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
-    if is_drafter(config):
-        raise CheckpointError(
-            f"the target {directory} is a DFlash drafter",
-            "Give a language model as the target; if the two are swapped, swap them back",
-        )
     if not known:
         raise config.refuse(f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
-    common: dict[str, Any] = {
-        "model_type": str(config.get("model_type", "")),
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "prefix": _prefix(weights),
-        "eos_token_ids": eos_token_ids(directory, fields["vocab_size"]),
-    }
-    return TargetSpec(**(common | fields)), weights
+    common: dict[str, Any] = {"tie_word_embeddings": config.flag("tie_word_embeddings")}
+    fields = common | {"prefix": _prefix(weights)} | fields
+    # a stored head counts, as in transformers
+    tied = fields.pop("tie_word_embeddings") and HEAD not in weights.names
+    spec = TargetSpec(
+        model_type=str(config.get("model_type", "")),
+        tie_word_embeddings=tied,
+        eos_token_ids=eos_token_ids(directory, fields["vocab_size"]),
+        **fields,
+    )
+    return spec, weights
 
 
 def _prefix(weights: Weights) -> str:
@@ -80,7 +80,7 @@ def target_shapes(spec: TargetSpec) -> Shapes:
         f"{spec.prefix}norm.weight": (spec.hidden_size,),
     }
     if not spec.tie_word_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
+        shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
     return shapes

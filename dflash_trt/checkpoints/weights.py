@@ -4,7 +4,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,55 +22,6 @@ class Shard(NamedTuple):
     axis: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True)
-class TensorSlice:
-    """A range of a tensor that is not contiguous in its file."""
-
-    whole: Stored | Quantized | Packed
-    shard: Shard
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        axis, start, stop = self.shard
-        return (*self.whole.shape[:axis], stop - start, *self.whole.shape[axis + 1 :])
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def dtype(self) -> str:
-        return self.whole.dtype
-
-    def read(self, start: int = 0, count: int | None = None) -> np.ndarray[Any, Any]:
-        """Return `count` elements from `start` on, flat; all by default. Whole first-axis entries.
-
-        Also reads the surroundings: rows of a plain tensor, the matrix of a quantized one.
-        """
-        entry, whole = math.prod(self.shape[1:]), self.whole
-        axis, low, high = self.shard
-        first, last = start // entry, (self.size if count is None else start + count) // entry
-        if axis == 0:
-            first, last = first + low, last + low
-        if isinstance(whole, Quantized) and len(whole.shape) == 2:
-            entries = whole.read().reshape(whole.shape)[first:last]
-        else:
-            size = math.prod(whole.shape[1:])
-            entries = whole.read(first * size, (last - first) * size)
-            entries = entries.reshape(-1, *whole.shape[1:])
-        inside = (slice(None),) * axis + (slice(low, high),) if axis else ()
-        return entries[inside].reshape(-1)
-
-
-def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | TensorSlice:
-    """Return a range of a tensor as a tensor, without reading it."""
-    if not isinstance(tensor, Stored) or shard.axis:
-        return TensorSlice(tensor, shard)
-    row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
-    shape = (shard.stop - shard.start, *tensor.shape[1:])
-    return replace(tensor, offset=tensor.offset + shard.start * row, shape=shape)
 
 
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
@@ -117,7 +67,8 @@ class Weights:
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         self.files, tensors = _open(directory, config or {})
-        self._tensors: dict[str, Stored | Quantized | Packed | TensorSlice] = {**tensors}
+        self._tensors: dict[str, Stored | Quantized | Packed] = {**tensors}
+        self._shards: dict[str, Shard] = {}
         for name, tensor in sorted(tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
@@ -131,7 +82,10 @@ class Weights:
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensor(name).shape
+        whole, shard = self._tensor(name).shape, self._shards.get(name)
+        if shard is None:
+            return whole
+        return (*whole[: shard.axis], shard.stop - shard.start, *whole[shard.axis + 1 :])
 
     def dtype(self, name: str) -> str:
         """Return "BF16", "F16" or "F32"; for a vocabulary map the type in `MAPS`."""
@@ -142,22 +96,32 @@ class Weights:
 
         part: only this index of the first axis, which the result lacks.
         """
-        tensor = self._tensor(name)
-        if part is None:
-            return tensor.read().reshape(tensor.shape)
-        size = math.prod(tensor.shape[1:])
-        return tensor.read(part * size, size).reshape(tensor.shape[1:])
+        if part is not None:
+            return self._entries(name, part, part + 1).reshape(self.shape(name)[1:])
+        if not (shape := self.shape(name)):
+            return self._tensor(name).read().reshape(())
+        return np.ascontiguousarray(self._entries(name, 0, shape[0]))
 
     def pieces(self, name: str, rows: int) -> Iterator[np.ndarray[Any, Any]]:
         """Yield a tensor `rows` of its first axis at a time; a dequantized one whole."""
-        tensor = self._tensor(name)
-        if isinstance(tensor, Quantized) or isinstance(getattr(tensor, "whole", None), Quantized):
+        if isinstance(self._tensor(name), Quantized):
             yield self.read(name)
             return
-        width = math.prod(tensor.shape[1:])
-        for start in range(0, tensor.size, rows * width):
-            values = tensor.read(start, min(rows * width, tensor.size - start))
-            yield values.reshape(-1, *tensor.shape[1:])
+        count = self.shape(name)[0]
+        for start in range(0, count, rows):
+            yield self._entries(name, start, min(start + rows, count))
+
+    def _entries(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return entries `start .. stop-1` of the first axis, read with what surrounds them."""
+        tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
+        axis, low, high = shard
+        if axis == 0:
+            start, stop = start + low, stop + low
+        if isinstance(tensor, Quantized) and len(tensor.shape) == 2:
+            return tensor.read().reshape(tensor.shape)[start:stop, *((slice(low, high),) * axis)]
+        size = math.prod(tensor.shape[1:])
+        entries = tensor.read(start * size, (stop - start) * size).reshape(-1, *tensor.shape[1:])
+        return entries[(slice(None),) * axis + (slice(low, high),)] if axis else entries
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
@@ -178,7 +142,9 @@ class Weights:
     def block_format(self, name: str) -> str | None:
         """Return a tensor's format in `gguf.BITS`, which `blocks` supports; else None."""
         tensor = self._tensor(name)
-        return tensor.kind if isinstance(tensor, Packed) and tensor.kind in BITS else None
+        if not isinstance(tensor, Packed) or name in self._shards:
+            return None
+        return tensor.kind if tensor.kind in BITS else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
         """Yield a matrix as stored, `rows` of its first axis at a time; see `block_format`."""
@@ -189,21 +155,20 @@ class Weights:
 
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
-        tensor = self._tensor(name)
-        return (tensor.file, tensor.offset) if isinstance(tensor, Stored) else None
+        tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
+        if not isinstance(tensor, Stored) or shard.axis:
+            return None
+        row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
+        return tensor.file, tensor.offset + shard.start * row
 
     def shard(self, where: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
         """Return a view with tensors cut to the range that `where` (name, shape) returns."""
         view = copy.copy(self)
-        view._tensors = dict(self._tensors)
-        for name, tensor in self._tensors.items():
-            assert not isinstance(tensor, TensorSlice)
-            found = where(name, tensor.shape)
-            if found is not None:
-                view._tensors[name] = take_shard(tensor, found)
+        cuts = {name: where(name, tensor.shape) for name, tensor in self._tensors.items()}
+        view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
         return view
 
-    def _tensor(self, name: str) -> Stored | Quantized | Packed | TensorSlice:
+    def _tensor(self, name: str) -> Stored | Quantized | Packed:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dflash_trt.checkpoints import check_pair, draft_token_ids, load_drafter, load_target
-from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding import Request
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError
@@ -83,39 +83,6 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
             scores = expected["pair_scores"][i]
             np.testing.assert_allclose(output["pair_scores"], scores, atol=1e-4, rtol=0)
         seen = start
-
-
-def test_a_selector_over_a_reduced_head(tmp_path: Path) -> None:
-    """Without the tokens that are never among the best, all scores stay those of the library."""
-    sample = SAMPLES / "speculators-dflash2"
-    expected = np.load(sample / "expected.npz")
-    top_k = expected["pair_scores"].shape[-1]
-    best = np.argsort(-expected["logits"][:, 1:], axis=-1)[..., :top_k]
-    ids = torch.tensor(np.unique(best))
-    assert top_k < len(ids) < 64
-    drafter = Path(shutil.copytree(sample, tmp_path / "drafter"))
-    tensors = load_file(drafter / "model.safetensors")
-    tensors["lm_head.weight"] = torch.tensor(expected["head"])[ids].bfloat16()
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    save_file(tensors, drafter / "model.safetensors")
-    config = json.loads((drafter / "config.json").read_text())
-    (drafter / "config.json").write_text(json.dumps(config | {"draft_vocab_size": len(ids)}))
-    target = target_of(expected, tmp_path / "target")
-    build_engines(target, drafter, tmp_path / "engines", slots=1, max_seq_len=MAX_SEQ_LEN)
-    engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
-    for i, start in enumerate(expected["starts"]):
-        output = drafter_step(
-            engine, expected["features"][seen:start], expected["text"][start], seen
-        )
-        logits = expected["logits"][i, 1:][:, ids]
-        np.testing.assert_allclose(output["logits"], logits, atol=1e-4, rtol=0)
-        assert (output["top_ids"] == best[i]).all()
-        scores = expected["pair_scores"][i]
-        np.testing.assert_allclose(output["pair_scores"], scores, atol=1e-4, rtol=0)
-        seen = start
-    (drafter / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 3}))
-    with pytest.raises(CheckpointError, match="selector_top_k is 4, but drafts are of 3 tokens"):
-        load_drafter(drafter)
 
 
 def to_deepspec(pair: Pair, directory: Path) -> None:
@@ -187,30 +154,6 @@ def test_same_text_and_as_many_drafts_kept_as_the_reference(
     assert max(taken) == drafts + 1 or len(ids) < 320
 
 
-def test_sampled_drafts_are_of_the_reduced_vocabulary(
-    rewritten: tuple[BuiltPair, list[int]],
-) -> None:
-    built, ids = rewritten
-    outputs = []
-
-    def run(x: Any) -> Any:
-        outputs.append(rounds(x))
-        return outputs[-1]
-
-    rounds = rounds_of(built)
-    scheduler = scheduler_of(run, Fixed(built.drafter.spec.block_size - 1))
-    request = Request(built.texts[0][:20], NEW_TOKENS, SamplingParams(temperature=1.0, seed=3))
-    (sequence,) = run_all(scheduler, [request])
-    assert len(sequence.tokens) == NEW_TOKENS
-    drafted = [o for o in outputs if o.candidate_ids.shape[2] > 1]
-    assert drafted
-    for output in drafted:
-        assert set(output.candidate_ids.ravel().tolist()) <= set(ids)
-        assert (output.candidate_probs.sum(-1) < 1 + 1e-5).all()
-    if len(ids) < 320:  # the target still says what cannot be drafted
-        assert set(sequence.tokens) - set(ids)
-
-
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -219,13 +162,12 @@ Change = Callable[[dict[str, Any]], Any]
     [
         (lambda c: c.update(speculators_model_type="dspark"), "is DSpark"),
         (lambda c: c.update(speculators_model_type="eagle3"), "is EAGLE"),
-        (lambda c: c.update(speculators_model_type="peagle"), "is P-EAGLE"),
-        (lambda c: c.update(speculators_model_type="xpress"), "is XPress"),
-        (lambda c: c.update(speculators_model_type="mtp"), "multi-token"),
+        (lambda c: c.update(speculators_model_type="mtp"), "is MTP"),
         (lambda c: c.update(speculators_model_type="other"), "speculators_model_type other"),
         (lambda c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
         (lambda c: c.pop("aux_hidden_state_layer_ids"), "aux_hidden_state_layer_ids is None"),
         (lambda c: c.pop("mask_token_id"), "no mask_token_id"),
+        (lambda c: c.update(speculators_model_type="dflash2"), "over a reduced vocabulary"),
         (lambda c: c.update(target_hidden_size=64), "hidden_size and the target's differ"),
         (lambda c: c.update(sample_from_anchor="no"), "sample_from_anchor is 'no'"),
         (
@@ -255,10 +197,8 @@ def test_a_speculators_config_that_cannot_run_is_refused(
         ({"d2t": torch.arange(24) * 3}, "d2t .* does not map its 24 tokens"),
         ({"d2t": -torch.arange(24)}, "d2t .* does not map"),
         ({"d2t": torch.zeros(24)}, "d2t .* does not map"),
-        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(4)}, "fused q, k and v"),
-        ({"layers.0.self_attn.g_proj.weight": torch.zeros(4)}, "gated attention"),
-        ({"aux_hidden_norms.0.weight": torch.zeros(4)}, "a norm for each tap"),
-        ({"mask_embedding": torch.zeros(4)}, "embedding of its own for masks"),
+        ({"layers.0.self_attn.g_proj.weight": torch.zeros(4)}, "g_proj"),
+        ({"mask_embedding": torch.zeros(4)}, "mask_embedding"),
     ],
 )
 def test_tensors_that_cannot_be_used_are_refused(
@@ -269,5 +209,11 @@ def test_tensors_that_cannot_be_used_are_refused(
     file = drafter / "model.safetensors"
     save_file(load_file(file) | tensor, file)
     target = load_target(target_of(expected, tmp_path / "target"))
+    loaded = load_drafter(drafter)
+
+    def use() -> None:
+        check_pair(target, loaded, None)
+        draft_token_ids(loaded.weights, loaded.spec)
+
     with pytest.raises(CheckpointError, match=says):
-        check_pair(target, load_drafter(drafter), None)
+        use()

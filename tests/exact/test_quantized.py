@@ -12,13 +12,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import (
-    QuantizationConfig,
-    apply_quantization_config,
-    preset_name_to_scheme,
-)
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -161,62 +154,6 @@ def test_fp8_scales_of_every_shape(
     expected = _dequantize_fp8_weight(codes, scales.float(), block, torch.float32)
     assert weights.names == ["a.weight"]
     assert np.array_equal(weights.read("a.weight"), expected.numpy())
-
-
-@pytest.mark.parametrize(
-    ("scheme", "form"),
-    [
-        ("FP8", "float-quantized"),
-        ("FP8", "naive-quantized"),  # its older name
-        ("FP8_DYNAMIC", "float-quantized"),
-        ("FP8_BLOCK", "float-quantized"),
-        ("NVFP4", "nvfp4-pack-quantized"),
-    ],
-)
-def test_compressed_tensors_are_read_as_their_library_reads_them(
-    plain: Path, tmp_path: Path, scheme: str, form: str
-) -> None:
-    model = load(plain)
-    groups = {"group_0": preset_name_to_scheme(scheme, ["Linear"])}
-    groups["group_0"].format = form
-    config = QuantizationConfig(config_groups=groups, ignore=["lm_head"])
-    apply_quantization_config(model, config)
-    for module in model.modules():
-        if (arguments := getattr(module, "quantization_scheme", None)) is None:
-            continue
-        weight, arguments, factor = module.weight.detach(), arguments.weights, None
-        if arguments.strategy == "tensor_group":
-            factor = generate_gparam(weight.amin(), weight.amax())
-            module.weight_global_scale.data = factor
-            by = weight.unflatten(-1, (-1, 16))
-        elif arguments.strategy == "block":
-            high, wide = arguments.block_structure
-            rows, columns = weight.shape
-            padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
-            by = (
-                padded.unflatten(0, (-1, high)).unflatten(-1, (-1, wide)).transpose(1, 2).flatten(2)
-            )
-        else:
-            by = weight[:, None] if arguments.strategy == "channel" else weight.reshape(1, -1)
-        scale, _ = calculate_qparams(by.amin(-1), by.amax(-1), arguments, factor)
-        module.weight_scale.data = scale.reshape(module.weight_scale.shape).to(
-            module.weight_scale.dtype
-        )
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
-
-    weights = opened(tmp_path)
-    assert f'"{form}"' in (tmp_path / "config.json").read_text()
-    compressor.decompress_model(model)
-    state = model.state_dict()
-    assert set(weights.names) == set(load(plain).state_dict())
-    for name in weights.names:
-        read = weights.read(name).astype(ml_dtypes.bfloat16).astype(np.float32)
-        assert np.array_equal(read, floats(state[name])), name
-    quantized = [name for name in weights.names if weights.dtype(name) == "F32"]
-    assert len(quantized) == 7
 
 
 # apart, because importing ModelOpt changes transformers

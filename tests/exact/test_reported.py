@@ -182,12 +182,6 @@ def test_rules_go_from_token_to_token_of_a_block(name: str, rule: str, case: Cas
             assert all(own >= best + math.log(0.1) - 1e-4 for own, best, *_ in found.logprobs)
 
 
-def test_without_min_p_its_test_would_fail(case: Case) -> None:
-    sampling = SamplingParams(1.0, seed=0, logprobs=1)
-    (free,) = case.plain([Request(case.prompt, NEW_TOKENS, sampling)])
-    assert any(own < best + math.log(0.1) for own, best in free.logprobs)
-
-
 @every
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_min_tokens_counts_tokens(name: str, temperature: float, case: Case) -> None:

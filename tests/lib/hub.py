@@ -8,7 +8,6 @@ It follows the published Hub API (huggingface.co/docs/hub/api) in the routes tha
   one is a redirect with `X-Linked-ETag` and `X-Linked-Size` to where it is stored (`/lfs/SHA256`)
 
 Errors carry the published `X-Error-Code`: RepoNotFound, RevisionNotFound, GatedRepo, EntryNotFound.
-Ranges are honored.
 """
 
 import hashlib
@@ -39,8 +38,7 @@ class Repository:
 class Hub:
     url: str
     repositories: dict[str, Repository]
-    log: list[str] = field(default_factory=list)  # "METHOD path", with " bytes=..." for a range
-    cut_after: int | None = None  # break the connection of the next large file after so many bytes
+    log: list[str] = field(default_factory=list)  # "METHOD path"
     failing: tuple[str, int] | None = None  # answer what begins with this path with this status
 
 
@@ -65,8 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
-        asked = self.headers.get("Range")
-        hub.log.append(f"{self.command} {self.path}" + (f" {asked}" if asked else ""))
+        hub.log.append(f"{self.command} {self.path}")
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         if hub.failing and self.path.startswith(hub.failing[0]):
             return self._error(hub.failing[1], "", "the Hub is down")
@@ -114,14 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = [each for r in hub.repositories.values() for each in r.files().values()]
         contents = (file.read_bytes() for file in files)
         data = next(data for data in contents if hashlib.sha256(data).hexdigest() == sha256)
-        start, size = 0, len(data)
-        if asked := self.headers.get("Range"):
-            start = int(asked.removeprefix("bytes=").split("-")[0])
-        headers = {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes"}
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
-        cut, hub.cut_after = hub.cut_after, None
-        self._answer(206 if start else 200, data[start:], headers, cut)
+        self._answer(200, data, {"ETag": f'"{sha256}"'})
 
     def _json(self, value: object) -> None:
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -130,17 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
         self._answer(status, json.dumps({"error": message}).encode(), headers)
 
-    def _answer(
-        self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None
-    ) -> None:
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:cut])
-        if cut is not None:
-            self.close_connection = True
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -24,7 +24,6 @@ from dflash_trt.checkpoints import (
     load_drafter,
     load_target,
     load_tokenizer,
-    open_target,
     target_shapes,
     tokenizer_files,
 )
@@ -74,9 +73,26 @@ def test_shards_are_read_like_one_file(pair: Path) -> None:
     for name in whole.names:
         assert shards.shape(name) == whole.shape(name)
         assert np.array_equal(shards.read(name), whole.read(name))
+    index = pair / "sharded" / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    listed["weight_map"] |= {"more": shards.files[1].name}
+    index.write_text(json.dumps(listed))
+    with pytest.raises(CheckpointError, match="lists tensor more, but its shard lacks it"):
+        Weights(pair / "sharded")
     shards.files[1].unlink()
     with pytest.raises(CheckpointError, match=shards.files[1].name):
         Weights(pair / "sharded")
+
+
+def test_of_a_tensor_in_two_shards_the_index_chooses(tmp_path: Path) -> None:
+    for chosen in range(2):
+        places = {"x": f"{chosen}.safetensors", "y": f"{1 - chosen}.safetensors"}
+        for number in range(2):
+            tensors = {"x": torch.full((2,), float(number))}
+            tensors |= {"y": torch.ones(1)} if number != chosen else {}
+            save_file(tensors, tmp_path / f"{number}.safetensors")
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        assert Weights(tmp_path).read("x").tolist() == [chosen] * 2
 
 
 def test_a_shard_outside_the_folder_is_refused(pair: Path) -> None:
@@ -101,21 +117,12 @@ def test_reading_keeps_one_tensor_in_memory(pair: Path) -> None:
     assert rss_kb() - before < 3 * 4096
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+@pytest.mark.parametrize("keep", [0, 100, -1])
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_a_truncated_file_is_named(pair: Path, role: str, keep: int) -> None:
     file = pair / role / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
-        check(pair)
-
-
-def test_a_corrupt_header_is_named(pair: Path) -> None:
-    file = pair / "target" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[8:40] = b"\0" * 32
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
         check(pair)
 
 
@@ -181,9 +188,7 @@ def test_tensors_must_be_those_of_the_spec(
 
 def test_fields_of_older_transformers_are_read(pair: Path) -> None:
     edit(pair / "target", rope_parameters=None, rope_theta=1e6, rope_scaling=None)
-    edit(pair / "drafter", block_size=None, layer_types=None)
     assert load_target(pair / "target").spec.layers[0].rope.theta == 1e6
-    assert load_drafter(pair / "drafter").spec.block_size == 16  # z-lab's default
 
 
 def test_dflash_config_wins_over_top_level(pair: Path) -> None:
@@ -233,8 +238,6 @@ def test_a_scaled_model_reaches_as_far_as_vllm_says(
     for fields in ({"rope_parameters": rope}, {"rope_parameters": None, "rope_scaling": rope}):
         edit(pair / "target", **fields)
         assert load_target(pair / "target").spec.max_position_embeddings == expected
-    edit(pair / "target", architectures=["Unknown"])  # a refused one too
-    assert open_target(pair / "target").number("max_position_embeddings") == expected
 
 
 def test_dynamic_rope_turns_slower_in_builds_for_longer_texts(pair: Path) -> None:
@@ -263,9 +266,3 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     (target / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         load_tokenizer(target)
-
-
-def test_a_mask_embedding_beside_a_drafter_is_no_part_that_is_left_out(pair: Path) -> None:
-    (pair / "drafter" / "mask_embedding.pt").write_bytes(b"a pickle, which is never loaded")
-    with pytest.raises(CheckpointError, match="an embedding of its own for masks"):
-        load_drafter(pair / "drafter")

@@ -103,14 +103,6 @@ def test_a_deep_schema_is_refused() -> None:
         without_annotations(schema)
 
 
-def test_a_tool_whose_parameters_say_nothing_has_none() -> None:
-    """An object that may hold anything would be written without end."""
-    for parameters in (None, {}):
-        function = {"name": "f", "parameters": parameters}
-        [tool] = parse_tools([{"type": "function", "function": function}])
-        assert tool.schema["additionalProperties"] is False
-
-
 TEXTS = ("ab_", "123", "٣٣٣", "ééé", "   ", "\u00a0\u00a0\u00a0", "a.b", "]-]")
 
 

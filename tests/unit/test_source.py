@@ -1,12 +1,10 @@
 """Checkpoints on the Hub, fetched by `huggingface_hub` from a stand-in that speaks its API."""
 
-import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,10 @@ from typing import Any
 import pytest
 from hub import TOKEN, Hub, Repository, running_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import _http, close_session
+from huggingface_hub.utils import close_session
 from pairs import make_pair
 
-from dflash_trt.checkpoints import load_drafter, locate
+from dflash_trt.checkpoints import Weights, load_drafter, locate
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 
@@ -100,56 +98,23 @@ def test_a_branch_is_followed(hub: Hub) -> None:
     assert fetch()[1] == OLD
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(
-    hub: Hub, original: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 400)  # what is written at a time
-    hub.cut_after = 1000
-    directory, _, _ = fetch()
-    name = "model.safetensors"
-    assert (directory / name).read_bytes() == (original / "target" / name).read_bytes()
-    gets = [line for line in hub.log if line.startswith("GET /lfs/")]
-    assert len(gets) == 2
-    assert gets[1].endswith(" bytes=800-")
-
-
-def test_complete_files_are_kept(hub: Hub) -> None:
-    hub.failing = ("/lfs", 500)
-    with pytest.raises(CheckpointError, match=r"cannot fetch .*500.*complete files are kept"):
-        fetch()
-    hub.failing = None
-    hub.log.clear()
-    fetch()
-    assert [line for line in hub.log if line.startswith("GET") and "/api/" not in line] == [
-        line for line in hub.log if line.startswith("GET /lfs/")
-    ]
-
-
-@pytest.mark.parametrize("tried", [None, "hf_of_someone_else"])
-def test_a_gated_model_needs_a_token(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, tried: str | None
-) -> None:
+def test_a_gated_model_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["org/target"].gated = True
-    if tried:
-        monkeypatch.setenv("HF_TOKEN", tried)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(
+        CheckpointError, match=f"Accept the terms on {hub.url}/org/target.*HF_TOKEN"
+    ):
         fetch()
-    assert "the target org/target is gated" in caught.value.problem
-    assert caught.value.problem.endswith("refused the token" if tried else "or got none")
-    assert f"{hub.url}/org/target" in caught.value.fix
-    assert "HF_TOKEN" in caught.value.fix
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch()[1] == NEW
 
 
 def test_what_is_not_there_is_named(hub: Hub) -> None:
-    with pytest.raises(CheckpointError, match=r"org/none is not on .*, or is private.*target\.hub"):
-        fetch("org/none")
-    with pytest.raises(CheckpointError, match=r"org/none is not on"):
-        fetch("org/none", OLD)
-    for revision in ("v9", "f" * 40):
-        with pytest.raises(CheckpointError, match=rf"no revision '{revision}'.*target\.revision"):
-            fetch(revision=revision)
+    for name, revision in (("none", "main"), ("none", OLD), ("target", "v9"), ("target", "f" * 40)):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"cannot fetch the target org/{name} at '{revision}'.*target\.hub",
+        ):
+            fetch(f"org/{name}", revision)
 
 
 def test_a_mask_embedding_beside_a_drafter_is_seen(
@@ -167,8 +132,8 @@ def test_pickles_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
     for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / "pickled" / name).write_text("{}")
     hub.repositories["org/pickled"] = Repository(tmp_path / "pickled", {"main": NEW})
-    with pytest.raises(CheckpointError, match=r"no safetensors .*Pickles are never loaded"):
-        fetch("org/pickled")
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
+        Weights(fetch("org/pickled")[0])
     assert not any(".bin" in line for line in hub.log)
 
 
@@ -177,7 +142,7 @@ def test_offline_the_cache_must_hold_it(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, revision: str
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set.*hf download org/target"):
+    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE.*hf download"):
         fetch(revision=revision)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     directory, commit, _ = fetch(revision=revision)
@@ -186,7 +151,7 @@ def test_offline_the_cache_must_hold_it(
     assert fetch(revision=revision)[:2] == (directory, commit)
     assert hub.log == []
     (directory / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="not complete"):
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
         fetch(revision=revision)
 
 
@@ -210,39 +175,6 @@ def test_a_hub_that_fails_or_is_away(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(CheckpointError, match=r"cannot fetch .*refused.*Check the network"):
         fetch(revision=revision)
-
-
-def test_threads_that_close_each_others_client(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that fails in one thread leaves another with None in the client's place."""
-    session, closed = _http.get_session, iter([None])
-
-    def get_session() -> Any:
-        among_others = threading.current_thread() is not threading.main_thread()
-        return next(closed, session()) if among_others else session()
-
-    monkeypatch.setattr(_http, "get_session", get_session)
-    directory, commit, _ = fetch()
-    assert next(closed, "gone") == "gone"
-    assert commit == NEW
-    assert (directory / "model.safetensors").is_file()
-
-
-def test_a_full_disk_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*HF_HOME"):
-        fetch()
-
-
-def test_a_cache_that_cannot_be_written_is_named(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("x")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
-    with pytest.raises(CheckpointError, match=r"cannot store .*HF_HOME"):
-        fetch()
 
 
 @pytest.mark.models
@@ -269,7 +201,7 @@ def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> No
 
     refused = build()
     assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1].startswith("error: the target org/target is gated")
+    assert refused.stderr.splitlines()[-1].startswith("error: cannot fetch the target org/target")
     assert "Traceback" not in refused.stderr
     built = build(HF_TOKEN=TOKEN)
     assert built.returncode == 0, built.stderr

@@ -26,7 +26,6 @@ TOOLS = parse_tools(DEFINITIONS)
             "parameters of 'f'",
         ),
         ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], "parameters"),
-        (DEFINITIONS * 100, "200 tools"),
     ],
 )
 def test_wrong_definitions_are_refused(tools: list[Any], said: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from dflash_trt.errors import RequestError
 from dflash_trt.json_schema import without_annotations
 
-MOST = 128  # limit of OpenAI's API
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}  # may add properties
 FIX = 'Send {"type": "function", "function": {"name": "..", "parameters": {..}}}.'
@@ -27,8 +26,6 @@ class Tool:
 
 def parse_tools(tools: Sequence[Any]) -> list[Tool]:
     """Return the tools; RequestError for an invalid definition."""
-    if len(tools) > MOST:
-        raise RequestError(f"tools has {len(tools)} tools", f"Send at most {MOST}.")
     found = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
     for at, tool in enumerate(found):
         if tool.name in {other.name for other in found[:at]}:

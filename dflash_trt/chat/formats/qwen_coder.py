@@ -1,18 +1,16 @@
 """Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-A value of type string is written literally, others as JSON. The first template wrote lists and
-objects in Python's syntax.
+A value of type string is written literally, others as JSON.
 """
 
-import ast
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
-from dflash_trt.chat.formats.lark import Lark, refuse_others
+from dflash_trt.chat.formats.lark import Lark
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -20,7 +18,7 @@ FUNCTION, END = "<function=", "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
 KEY, END_VALUE = "<parameter=", "</parameter>"
 MARKERS = (OPEN, CLOSE)
-LONGEST = 2**14  # characters of a list or object in Python's syntax
+SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
 
@@ -97,11 +95,6 @@ def _json(text: str, kinds: set[str]) -> str:
     with suppress(ValueError):
         parse_json(word, parse_constant=_no_json)
         return word
-    with suppress(MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
-        if word[:1] in ("[", "{") and len(word) <= LONGEST:
-            with warnings.catch_warnings():  # about odd escapes
-                warnings.simplefilter("ignore")
-                return as_json(ast.literal_eval(word))
     return as_json(text)
 
 
@@ -144,7 +137,12 @@ def _parameter(lark: Lark, tool: Tool, key: str) -> str:
     elif values := schema.get("enum", [schema["const"]] if "const" in schema else []):
         value = f"({' | '.join(lark.text(each + end) for each in values)})"
     else:
-        refuse_others(schema, {"type"}, f"{key} of {tool.name}")
+        if others := sorted(schema.keys() - {"type"} - SAY_NOTHING):
+            raise RequestError(
+                f"tools: {others[0][:64]!r} in the schema of {key[:64]} of {tool.name} cannot be "
+                "enforced in the form that this model writes calls in",
+                "Leave it out, or let tool_choice be auto.",
+            )
         value = lark.up_to(END_VALUE)
     rule = lark.rule("parameter", f'{lark.text(start)} {value} "\\n"')
     return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"

@@ -205,19 +205,18 @@ class Reader:
             raise BrokenError
         yield from self._brackets(give)
 
-    def json_value(self) -> Steps[str]:
-        """Return the text of any JSON value."""
+    def json_value(self) -> Steps[None]:
+        """Consume any JSON value."""
         while not self.text:
             yield from self.need()
         if self.text[0] == '"':
-            return json.dumps((yield from self.json_string()))
-        if self.text[0] in "{[":
-            pieces: list[str] = []
-            yield from self._brackets(pieces.append)
-            return "".join(pieces)
-        while (found := LITERAL.match(self.text)) and found.end() == len(self.text):
-            yield from self.need()
-        return self.take(found.end() if found else 0)
+            yield from self.json_string()
+        elif self.text[0] in "{[":
+            yield from self._brackets(len)
+        else:
+            while (found := LITERAL.match(self.text)) and found.end() == len(self.text):
+                yield from self.need()
+            self.take(found.end() if found else 0)
 
     def _brackets(self, give: Callable[[str], object]) -> Steps[None]:
         depth, quoted = 0, False
@@ -241,9 +240,9 @@ class Reader:
 
 
 def json_call(reader: Reader) -> Steps[None]:
-    """Parse `{"name": .., "arguments": {..}}`, in any order; `parameters` also works."""
+    """Parse `{"name": .., "arguments": {..}}`; `parameters` also works."""
     yield from reader.expect("{")
-    name, early, begun = "", "", False
+    name, begun = "", False
     while True:
         yield from reader.space()
         key = yield from reader.json_string()
@@ -252,15 +251,12 @@ def json_call(reader: Reader) -> Steps[None]:
         yield from reader.space()
         if key == "name":
             name = yield from reader.json_string()
-        elif key in ("arguments", "parameters") and not begun and not early:
+        elif key in ("arguments", "parameters") and name and not begun:
             if not (yield from reader.starts("{")):
                 raise BrokenError
-            if name:
-                reader.begin(name)
-                begun = True
-                yield from reader.json_object(reader.argue)
-            else:
-                early = yield from reader.json_value()
+            reader.begin(name)
+            begun = True
+            yield from reader.json_object(reader.argue)
         else:
             yield from reader.json_value()
         yield from reader.space()
@@ -268,10 +264,7 @@ def json_call(reader: Reader) -> Steps[None]:
             break
     yield from reader.expect("}")
     if not begun:
-        if not name or not early:
-            raise BrokenError
-        reader.begin(name)
-        reader.argue(early)
+        raise BrokenError
 
 
 def overlap(text: str, word: str) -> int:
