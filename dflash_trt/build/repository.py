@@ -1,6 +1,5 @@
 """Writer of a Triton model repository: the models of `model_repository/`, filled in for a build."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
-from dflash_trt.build.settings import Settings
+from dflash_trt.build.settings import Settings, parameters_of
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
@@ -69,13 +68,13 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "mode": KIND,
         "tokenizer": TOKENIZER,
         "engines": ENGINES,
-        "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
-        "max_queue": str(config.serving.max_queue),
-        "max_per_client": str(config.serving.max_per_client or ""),
-        "sampling": json.dumps(sampling_of(config, directory)),
+        "eos_token_ids": sorted(set(ends)),
+        "max_queue": config.serving.max_queue,
+        "max_per_client": config.serving.max_per_client,
+        "sampling": sampling_of(config, directory),
     }
     for model in PUBLIC:
-        chosen = parameters if model == "dflash" else {}
+        chosen = parameters_of(parameters) if model == "dflash" else {}
         _write_model(directory / "model_repository", model, config.name, chosen)
 
 

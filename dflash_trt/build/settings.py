@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.engines import most_verified
@@ -15,41 +14,28 @@ from dflash_trt.tensorrt_llm import KIND
 
 # request parameter for errors as "CODE: message": in a gRPC stream errors have no code
 CODED_ERRORS = "coded_errors"
-
-
-def _read(value: Any) -> Any:
-    return Speculation.model_validate_json(value) if isinstance(value, str) else value
-
-
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
-Ids = Annotated[
-    frozenset[int], BeforeValidator(lambda ids: ids.split() if isinstance(ids, str) else ids)
-]
-Sampling = Annotated[
-    dict[str, int | float],
-    BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value),
-]
-Limit = Annotated[Count | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Parameters by field name; `to_parameters` and `from_parameters` are inverse."""
+class Settings(BaseModel):
+    """Parameters by field name: text as it is, everything else as JSON."""
+
+    model_config = ConfigDict(frozen=True)
 
     tokenizer: str  # directory, relative to the model's folder
     engines: str  # likewise
-    eos_token_ids: Ids
+    eos_token_ids: frozenset[int]
     slots: Count
     max_queue: Size
     max_seq_len: Count
     prefill_chunk: Size
     block_size: Count
-    speculation: Annotated[Speculation, BeforeValidator(_read)]
+    speculation: Speculation
     mode: Literal["ensemble", "in_process", "tensorrt_llm"]
-    max_per_client: Limit = None
+    max_per_client: Count | None = None
     prefix_cache: Size = 0  # MiB
-    sampling: Sampling = field(default_factory=dict)  # defaults of requests
+    sampling: dict[str, int | float] = {}  # defaults of requests
 
     @property
     def max_draft_tokens(self) -> int:
@@ -57,19 +43,17 @@ class Settings:
 
     def to_parameters(self) -> dict[str, str]:
         """Return strings, the only type of Triton's parameters."""
-        return {
-            **{name: str(value) for name, value in vars(self).items() if not name.startswith("_")},
-            "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
-            "speculation": self.speculation.model_dump_json(),
-            "max_per_client": str(self.max_per_client or ""),
-            "sampling": json.dumps(self.sampling),
-        }
+        return parameters_of(self.model_dump(mode="json"))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
         """Parse parameters; BuildError if one is missing or invalid."""
+        values: dict[str, Any] = dict(parameters)
+        for name, text in parameters.items():
+            with suppress(ValueError, RecursionError):  # a text is no JSON
+                values[name] = json.loads(text)
         try:
-            return TypeAdapter(cls).validate_python(dict(parameters))
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -78,6 +62,14 @@ class Settings:
                 f"({place}: {first['msg']})",
                 "Run `dflash-trt build` again",
             ) from error
+
+
+def parameters_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as `Settings.from_parameters` reads them."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        for name, value in values.items()
+    }
 
 
 def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:

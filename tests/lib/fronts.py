@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def open_front(
         block_size=4,
         speculation=Speculation(draft_tokens=3),
     )
-    settings = replace(settings, **values)
+    settings = settings.model_copy(update=values)
     metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
         for role in ("target", "drafter"):

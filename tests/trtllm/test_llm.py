@@ -65,7 +65,7 @@ def _front(
     build = write_llm_build(directory / "build", PAIR, {**ARGS, **args}, **serving)
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
-    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
+    settings = Settings.from_parameters({**names, "eos_token_ids": "[0]", **limits(args)})
     metrics = Metrics(triton, settings.max_draft_tokens, rounds=False)
     decoder = TensorRTLLM(settings, args, metrics)
     front = RequestHandler(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)

@@ -101,7 +101,9 @@ def test_types_in_engine_json_are_checked(pair: Path, change: dict[str, Any]) ->
     ],
 )
 def test_wrong_parameters_of_the_model_are_a_sentence(change: dict[str, str | None]) -> None:
-    sound = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, Speculation(), "in_process")
+    sizes = {"slots": 4, "max_queue": 64, "max_seq_len": 100, "prefill_chunk": 16, "block_size": 8}
+    ends, names = frozenset({1}), {"tokenizer": "t", "engines": "e", "mode": "in_process"}
+    sound = Settings(eos_token_ids=ends, speculation=Speculation(), **names, **sizes)
     parameters = {k: v for k, v in {**sound.to_parameters(), **change}.items() if v is not None}
     with pytest.raises(BuildError, match=r"config\.pbtxt of model dflash"):
         Settings.from_parameters(parameters)

@@ -90,9 +90,20 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("draft_tokens", [None, 3])
 def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
     speculation = Speculation(draft_tokens=draft_tokens)
-    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
+    settings = Settings(
+        tokenizer="t",
+        engines="e",
+        eos_token_ids=frozenset({1}),
+        slots=4,
+        max_queue=64,
+        max_seq_len=100,
+        prefill_chunk=16,
+        block_size=8,
+        speculation=speculation,
+        mode="in_process",
+    )
     assert Settings.from_parameters(settings.to_parameters()) == settings
-    none = dataclasses.replace(settings, eos_token_ids=frozenset(), sampling={"top_p": 0.5})
+    none = settings.model_copy(update={"eos_token_ids": frozenset(), "sampling": {"top_p": 0.5}})
     assert Settings.from_parameters(none.to_parameters()) == none
 
 
