@@ -12,16 +12,6 @@ from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
 
 
-def check_directory(directory: Path, role: str) -> None:
-    """Raise CheckpointError unless `directory` is one; role: "target" or "drafter"."""
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise CheckpointError(
-            f"the {role} {directory} {what}",
-            f"Set {role}.path in the build config to a Hugging Face model directory",
-        )
-
-
 def read_bytes(file: Path, most: int = files.MAX_JSON) -> bytes:
     """Read a file; CheckpointError if that fails. See `dflash_trt.files`."""
     try:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints.directory import REQUIRED, check_directory, load_tokenizer, read_json
+from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, read_json
 from dflash_trt.checkpoints.fields import ORIGINAL, Config
 from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
@@ -135,7 +135,6 @@ def open_model(
 
     Raises CheckpointError only if config.json is unreadable.
     """
-    check_directory(directory, role)
     file = directory / "config.json"
     config = read_json(file)
     try:

@@ -86,7 +86,7 @@ def test_errors_are_one_paragraph_with_their_exit_code(home: Path, tmp_path: Pat
     bad.write_text("name: x\ntarget: {path: none}\ndrafter: {path: d}\nslots: 3\n")
     assert_error(run("build", bad, "--output", output), 2, "bad.yaml:4", "unknown field 'slots'")
     bad.write_text("name: x\ntarget: {path: none}\ndrafter: {path: d}\n")
-    assert_error(run("build", bad, "--output", output), 1, "does not exist", "target.path")
+    assert_error(run("build", bad, "--output", output), 1, "config.json: No such file")
     assert_error(run("build", home / "tiny.yaml", "--output", home), 1, "not a build")
     assert_error(run("serve", tmp_path), 1, "dflash-trt build")
     assert not output.exists()
