@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.build.settings import Settings, max_draft_tokens
+from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
@@ -87,15 +87,6 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
         assert path.resolve() == (tmp_path / "engines" / engine).resolve()
 
 
-@pytest.mark.parametrize("draft_tokens", [None, 3])
-def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
-    speculation = Speculation(draft_tokens=draft_tokens)
-    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
-    assert Settings.from_parameters(settings.to_parameters()) == settings
-    none = dataclasses.replace(settings, eos_token_ids=frozenset(), sampling={"top_p": 0.5})
-    assert Settings.from_parameters(none.to_parameters()) == none
-
-
 GIVEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
 GIVEN |= {"repetition_penalty": 1.05, "max_new_tokens": 2048, "eos_token_id": 1}
 KNOWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
@@ -120,22 +111,6 @@ def test_sampling_defaults_are_those_that_vllm_takes(
     repository = _write(tmp_path, serving={"sampling_defaults": asked})
     found = read_config(repository / "dflash" / "config.pbtxt").parameters
     assert json.loads(found["sampling"].string_value) == expected
-
-
-@pytest.mark.parametrize(
-    ("policy", "block_size", "tensorrt_llm", "expected"),
-    [
-        ("adaptive", 8, False, 15),
-        ("adaptive", 24, False, 23),
-        ("adaptive", 8, True, 7),
-        ("fixed", 8, False, 7),
-    ],
-)
-def test_max_draft_tokens_of_a_round(
-    policy: str, block_size: int, tensorrt_llm: bool, expected: int
-) -> None:
-    speculation = Speculation.model_validate({"policy": policy})
-    assert max_draft_tokens(speculation, block_size, tensorrt_llm) == expected
 
 
 def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:
@@ -173,11 +148,3 @@ def test_the_ensemble_wires_equal_types() -> None:
     for t in ensemble.output:
         assert types[t.name] == (t.data_type, tuple(t.dims))
     assert "features" not in _names(ensemble.output)
-
-
-def test_both_public_models_have_the_same_tensors() -> None:
-    dflash, infer = (
-        read_config(templates() / model / "config.pbtxt") for model in ("dflash", "dflash_infer")
-    )
-    assert dflash.input == infer.input
-    assert dflash.output == infer.output
