@@ -26,24 +26,6 @@ def searched(text: list[int], most: int) -> tuple[int, list[int]]:
     return 0, []
 
 
-@pytest.mark.parametrize(
-    ("text", "most", "expected"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], 2, (3, [9, 1])),
-        ([1, 2, 3, 9, 1, 2, 3], 6, (3, [9, 1, 2, 3, 9, 1])),  # on with its own copy
-        ([7, 3, 5, 7, 3, 6, 7, 3], 1, (2, [6])),  # the latest
-        ([4, 7, 3, 5, 8, 3, 6, 4, 7, 3], 1, (3, [5])),  # but the longest first
-        ([1, 1, 1, 1], 3, (3, [1, 1, 1])),
-        ([9, *range(20, 40), 8, *range(20, 40)], 1, (MAX_MATCH, [8])),
-        ([1, 2, 3], 3, (0, [])),
-        ([], 3, (0, [])),
-        ([0, 0], 0, (1, [])),
-    ],
-)
-def test_copies_what_followed(text: list[int], most: int, expected: tuple[int, list[int]]) -> None:
-    assert NgramIndex(text).find(most) == expected == searched(text, most)
-
-
 @pytest.mark.parametrize("vocabulary", [2, 5, 40])
 def test_as_searched(vocabulary: int) -> None:
     numbers = random.Random(vocabulary)
