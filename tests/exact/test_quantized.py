@@ -1,9 +1,6 @@
 """Quantized checkpoints, written and read by the formats' own libraries."""
 
 import json
-import subprocess
-import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,12 @@ from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    FineGrainedFP8Config,
     GptOssConfig,
     GptOssForCausalLM,
     Mxfp4Config,
     PreTrainedModel,
 )
-from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from dflash_trt.checkpoints import Weights, dequantize
 from dflash_trt.errors import CheckpointError
@@ -108,30 +104,6 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
         assert np.array_equal(read.astype(np.float32), floats(state[name])), name
     assert weights.dtype(f"{experts}.down_proj") == "F32"
     assert weights.dtype(f"{experts}.down_proj_bias") == "BF16"
-
-
-@pytest.mark.parametrize("scale_format", ["float", "ue8m0"])
-def test_fp8_is_read_as_transformers_reads_it(
-    plain: Path, tmp_path: Path, scale_format: str
-) -> None:
-    config = FineGrainedFP8Config(weight_block_size=(16, 32), scale_fmt=scale_format)
-    quantize = Fp8Quantize(type("Quantizer", (), {"quantization_config": config}))
-    tensors = load_file(plain / "model.safetensors")
-    names = sorted(tensors)
-    for name in names:
-        tensors |= quantize.convert({name: tensors[name]}) if "_proj." in name else {}
-    weights = write(tmp_path, tensors, config.to_dict())
-    assert weights.names == names
-    for name in names:
-        pair = {"weight": tensors[name]}
-        if weights.dtype(name) == "F32":
-            pair["weight_scale_inv"] = tensors[f"{name}_scale_inv"]
-        expected = quantize.reverse_op.convert(pair)["weight"].float()
-        read = weights.read(name).astype(np.float32)
-        if scale_format == "ue8m0":  # transformers gives bf16
-            read = read.astype(ml_dtypes.bfloat16).astype(np.float32)
-        assert np.array_equal(read, floats(expected)), name
-    assert sum(weights.dtype(name) == "F32" for name in names) == 6  # 208 is no multiple of 32
 
 
 @pytest.mark.parametrize(
@@ -219,56 +191,6 @@ def test_compressed_tensors_are_read_as_their_library_reads_them(
     assert len(quantized) == 7
 
 
-# apart, because importing ModelOpt changes transformers
-EXPORT = """
-import sys
-import torch
-import yaml
-from modelopt.torch import quantization as mtq
-from modelopt.torch.export import export_hf_checkpoint
-from modelopt_codes import dequantized
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
-
-plain, output = sys.argv[1:]
-for algorithm in ("FP8", "NVFP4"):
-    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)
-    config = getattr(mtq, f"{algorithm}_DEFAULT_CFG")
-    model = mtq.quantize(model, config, lambda model: model(torch.arange(32)[None]))
-    export_hf_checkpoint(model, export_dir=f"{output}/{algorithm}")
-    tensors = load_file(f"{output}/{algorithm}/model.safetensors")
-    save_file(dequantized(tensors), f"{output}/{algorithm}.safetensors")
-"""
-
-
-@pytest.fixture(scope="module")
-def modelopt(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exports, in `FP8` and `NVFP4`, and beside them what ModelOpt itself makes of the codes."""
-    output = tmp_path_factory.mktemp("modelopt")
-    command = [sys.executable, "-c", EXPORT, str(plain), str(output)]
-    lib = Path(__file__).parents[1] / "lib"  # of `modelopt_codes`
-    subprocess.run(command, check=True, timeout=120, capture_output=True, cwd=lib)
-    return output
-
-
-@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
-@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
-def test_modelopt_is_read_as_its_library_reads_it(
-    plain: Path, modelopt: Path, algorithm: str, where: str
-) -> None:
-    config = json.loads((modelopt / algorithm / "config.json").read_text())
-    if where == "hf_quant_config.json":  # what older ones wrote
-        del config["quantization_config"]
-    weights = Weights(modelopt / algorithm, config)
-    assert weights.names == sorted(load_file(plain / "model.safetensors"))
-    assert [file.name for file in weights.files] == ["model.safetensors", "hf_quant_config.json"]
-    expected = load_file(modelopt / f"{algorithm}.safetensors")
-    assert [n for n in weights.names if weights.dtype(n) == "F32"] == sorted(expected)
-    assert len(expected) == 7
-    for name, tensor in expected.items():
-        assert np.array_equal(weights.read(name), floats(tensor)), name
-
-
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_quantizations.yaml").read_text())
 
 
@@ -311,21 +233,3 @@ def test_scales_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(CheckpointError, match=says):
         write(tmp_path, tensors, quantization)
-
-
-@pytest.mark.parametrize("layout", ["fp8", "mxfp4"])
-def test_reading_takes_little_more_than_the_tensor(tmp_path: Path, layout: str) -> None:
-    if layout == "fp8":
-        codes = {"a": torch.ones(4096, 4096).to(E4M3), "a_scale_inv": torch.ones(32, 32)}
-    else:
-        codes = {
-            "a_blocks": torch.ones(4, 4096, 32, 16, dtype=torch.uint8),
-            "a_scales": torch.ones(4, 4096, 32, dtype=torch.uint8),
-        }
-    weights = write(tmp_path, codes, FP8 | {"quant_method": layout})
-    tracemalloc.start()
-    size = weights.read("a").nbytes
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert size == 1 << 26
-    assert peak - size < 1 << 25

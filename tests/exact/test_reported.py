@@ -182,12 +182,6 @@ def test_rules_go_from_token_to_token_of_a_block(name: str, rule: str, case: Cas
             assert all(own >= best + math.log(0.1) - 1e-4 for own, best, *_ in found.logprobs)
 
 
-def test_without_min_p_its_test_would_fail(case: Case) -> None:
-    sampling = SamplingParams(1.0, seed=0, logprobs=1)
-    (free,) = case.plain([Request(case.prompt, NEW_TOKENS, sampling)])
-    assert any(own < best + math.log(0.1) for own, best in free.logprobs)
-
-
 @every
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_min_tokens_counts_tokens(name: str, temperature: float, case: Case) -> None:
@@ -366,14 +360,6 @@ def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
     """vllm 53488: where a chunk ended they were another token's. Ours score 15 tokens at most."""
     lengths = [each + by for each in (7, 15, 30, 105) for by in (-1, 0, 1)]
     assert_prompt_logprobs(case, name, lengths, chunk)
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("name", ["fixed", "adaptive", "none"])
-def test_the_prompts_log_probabilities_at_512(name: str, built_pair: BuildPair) -> None:
-    built = built_pair(max_seq_len=560, longest=600, family="llama", taps=(0, 2))
-    case = case_of(built)
-    assert_prompt_logprobs(case, name, [511, 512, 513], 512)
 
 
 # --- drafts that do not pay -----------------------------------------------------------------------
