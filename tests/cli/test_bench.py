@@ -51,7 +51,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
         for sample in cell.samples:
             parts = sample.verify, sample.draft, sample.scheduler, sample.prefill
             assert all(part >= 0 for part in parts)
-            assert sum(parts) == pytest.approx(sample.seconds)
+            assert sum(parts) <= sample.seconds + 1e-9  # between the parts are hops and copies
             assert 0 < sample.full_seconds <= sample.seconds - sample.prefill + 1e-9
             assert sum(sample.choices.values()) == sample.rounds
 
