@@ -91,22 +91,6 @@ def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: 
     ]
 
 
-def test_an_interrupt_leaves_what_there_is(aiperf: Path, tmp_path: Path) -> None:
-    matrix = matrix_of(demo_config(), users=(1,), methods=("none", "dflash"))
-
-    def interrupted(step: str, done: int, total: int) -> None:
-        if step == "loads of dflash":
-            raise KeyboardInterrupt
-
-    loads, complete = run_matrix(matrix, tmp_path / "out", interrupted)
-    assert not complete
-    assert [load.method for load in loads] == ["none"]
-    loads, complete = run_matrix(matrix, tmp_path / "out", quiet)
-    assert complete
-    assert [load.error for load in loads] == [None, None]
-    assert len(aiperf.read_text().splitlines()) == 2
-
-
 def test_without_aiperf_it_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,15 +122,6 @@ def test_a_method_that_cannot_be_built_or_served_has_its_reason(
     no_head = matrix_of(demo_config(), methods=("eagle3",))
     loads, _ = run_matrix(no_head, tmp_path / "out", quiet)
     assert all("has no method eagle3" in str(load.error) for load in loads)
-
-
-def test_texts_and_messages_are_not_mixed(tmp_path: Path, aiperf: Path) -> None:
-    file = tmp_path / "both.jsonl"
-    file.write_text('{"text": "a"}\n{"messages": [{"role": "user", "content": "a"}]}\n')
-    output = tmp_path / "out"
-    code, _, err = run("bench", "matrix", CONFIG, "--output", output, "--prompts", file)
-    assert code == 1
-    assert "has texts and messages" in err
 
 
 def test_another_setting_is_another_load() -> None:

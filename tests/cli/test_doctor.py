@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,11 +21,10 @@ from pairs import make_pair, teach
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.doctor import examine, generation_checks
-from dflash_trt.errors import EngineError
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
-from dflash_trt.tensorrt_llm.host import check_host, gpus, judged_arguments
+from dflash_trt.tensorrt_llm.host import gpus, judged_arguments
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -216,17 +214,6 @@ def test_another_release_judges_itself(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed", "machine")
-def test_a_build_that_was_not_copied_whole_is_found(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    (copy / "engines" / "tensorrt_llm" / "target" / "model.safetensors").unlink()
-    (copy / "tokenizer" / "tokenizer.json").write_text("{}")
-    first = next(examine(copy, False))
-    assert (first.name, first.result) == ("files", "error")
-    assert "tokenizer/tokenizer.json (changed)" in first.found
-    assert "engines/tensorrt_llm/target/model.safetensors (missing)" in first.found
-
-
-@pytest.mark.usefixtures("installed", "machine")
 def test_a_path_with_a_space_is_an_error(built: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "my build"))
     assert bad(copy) == {"triton": "error"}
@@ -239,16 +226,6 @@ def test_little_shared_memory_is_an_error(built: Path, monkeypatch: pytest.Monke
     assert bad(built) == {"shared-memory": "error"}
 
 
-@pytest.mark.usefixtures("installed", "machine")
-def test_several_machines_are_not_started_as_one(tmp_path: Path) -> None:
-    make_pair(tmp_path, tied=False, heads=8, head_dim=8)
-    build = make_build(tmp_path, hardware="gb300-nvl72-slice", gpus=8)
-    assert read_info(build / "engines" / "tensorrt_llm").nodes == 2
-    with pytest.raises(EngineError, match=r"takes 2 machines.*launch/slurm\.sh"):
-        check_host(read_info(build / "engines" / "tensorrt_llm"))
-    assert results(build, True)["generation"] == "not checked"
-
-
 def first_generation(build: Path) -> tuple[str, str, float]:
     """Result, what was found, and the acceptance length in it."""
     finding = next(each for each in examine(build, None) if each.name == "generation")
@@ -259,26 +236,12 @@ def first_generation(build: Path) -> tuple[str, str, float]:
 
 @pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
-def test_a_first_generation_says_what_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = teach(make_pair(tmp_path, tied=False))
-    monkeypatch.setattr(
-        generation_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
-    )
-    result, found, length = first_generation(make_build(tmp_path))
-    assert result == "passed"
-    assert "128 tokens of 2 prompts, loaded in" in found
-    assert "nothing is published for this pair" in found
-    assert length > 1.5
-
-
-@pytest.mark.models
-@pytest.mark.usefixtures("decoding", "machine")
 def test_a_drafter_that_is_not_the_published_one_is_found_out(pair: Path, tmp_path: Path) -> None:
     shutil.copytree(pair / "target", tmp_path / "target")
     shutil.copytree(pair / "drafter", tmp_path / "gpt-oss-20b-DFlash")
-    result, found, length = first_generation(make_build(tmp_path, "gpt-oss-20b-DFlash"))
+    build_dir = make_build(tmp_path, "gpt-oss-20b-DFlash")
+    assert read_info(build_dir / "engines" / "tensorrt_llm").lowest == 2.78
+    result, found, length = first_generation(build_dir)
     assert result in ("warning", "error")  # around what is no acceptance at all
     assert "of 6 prompts" in found
     assert length < 2
@@ -311,7 +274,7 @@ def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
     assert re.match(r"tokens a round: 8 at once \d\.\d\d", told)
     for name in ("guided JSON", "JSON", "long prompt"):
         assert re.search(rf"\b{name} \d\.\d\d", told), told
-    assert found["greedy-texts"].result == "passed"
+    assert found["generation"].result == found["greedy-texts"].result == "passed"
     assert found["greedy-texts"].found == "64 of 64 greedy texts are plain decoding's"
 
 
@@ -347,28 +310,9 @@ def test_how_an_acceptance_length_is_judged(
     seen = generation_checks.judged([Measured("x", acceptance_length=length)], info)
     assert result == ("passed" if seen.ok else seen.severity or "error")
     assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
-    kinds = [Measured("JSON", acceptance_length=4.0), Measured("x", acceptance_length=length)]
-    worst = generation_checks.judged(kinds, info)
-    assert length is None or result == ("passed" if worst.ok else worst.severity or "error")
     failed = generation_checks.judged([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
-
-
-def test_a_drafter_that_knows_no_long_prompts_is_a_warning(built: Path) -> None:
-    """The demo pair, which learned 512 tokens, accepts 1.02 a round after 7,000; no other does."""
-    info = read_info(built / "engines" / "tensorrt_llm")
-    kinds = [
-        Measured("JSON", acceptance_length=2.9),
-        Measured("long prompt", acceptance_length=1.02),
-    ]
-    ok, what, fix, severity = generation_checks.judged(kinds, info)
-    assert (ok, severity) == (False, "warning")
-    assert "long prompt 1.02" in what
-    assert "Limit serving.max_seq_len" in fix
-    for other in (replace(kinds[0], acceptance_length=1.0), replace(kinds[0], error="no")):
-        worse = generation_checks.judged([*kinds, other], info)
-        assert (worse.ok, worse.severity) == (False, None)
 
 
 def test_what_is_believed_at_least_is_the_engines_own_figure() -> None:
@@ -410,7 +354,3 @@ def test_serve_and_verify_say_in_a_sentence_what_is_missing(
     assert code == 1
     assert "runs in TensorRT-LLM" in err
     assert f"dflash-trt doctor {built}" in err
-
-
-def test_nothing_of_tensorrt_llm_is_imported_here() -> None:
-    assert "tensorrt_llm" not in sys.modules

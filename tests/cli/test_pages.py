@@ -29,13 +29,6 @@ def test_every_block_is_run_or_listed() -> None:
     assert {"sh", "python", "yaml", "promql", "console"} <= {block.language for block in blocks}
 
 
-def test_a_wrong_command_line_is_found() -> None:
-    for line in ("build x --nope", "bild x", "bench engin x", "verify x --max-tokens none"):
-        with pytest.raises(AssertionError):
-            unfinished(line.split())
-    assert unfinished(["build", "--output", "x"])
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_line_is_understood(page: str) -> None:
     """Also those within a line of Docker's or Slurm's, and those that no test runs."""
@@ -63,23 +56,6 @@ def test_help_lists_whole_sentences_by_group_and_each_command_has_an_example(
         example = command.epilog.removeprefix("Example: dflash-trt ").partition(" >")[0]
         assert name in example.split()[:2]
         assert not unfinished(shlex.split(example))
-
-
-def test_every_option_is_on_a_page() -> None:
-    pages = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
-    root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    leaves = {**root, **root["bench"].commands}
-    missing = {
-        f"{name} {option}"
-        for name, command in leaves.items()
-        for parameter in command.params
-        for option in parameter.opts[:1]
-        if option.startswith("--")
-        and not any(
-            re.search(rf"{each}(?![\w-])", pages) for each in (option, *parameter.secondary_opts)
-        )
-    }
-    assert not missing
 
 
 def anchors(path: Path) -> set[str]:

@@ -4,13 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from builds import edit
 from exact import Case, target_step
-from families import MOE, QWEN_MOE
+from families import MOE
 from op_profile import PROFILE
 from safetensors.numpy import load_file, save_file
 
@@ -39,15 +38,6 @@ def test_the_body_for_tensorrt_gives_the_same(case: Case, tmp_path: Path) -> Non
     assert _operators(tmp_path) <= PROFILE
     # sorting the tokens by expert takes sizes that are computed, which is for the CPU only
     assert _operators(built.target_engine) <= PROFILE | {"Cast"}
-
-
-@every
-def test_the_graph_stays_small(case: Case) -> None:
-    """Two products for each expert, and for the rest of a layer a number of nodes that is fixed."""
-    nodes = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False).graph.node
-    layers = case.built.target.spec.layers
-    experts = sum(layer.experts.count for layer in layers if layer.experts)
-    assert len(nodes) < 2 * experts + 80 * len(layers)
 
 
 @pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
@@ -94,28 +84,6 @@ def test_a_build_reads_one_expert_at_a_time(
     assert max(sizes) <= spec.vocab_size * spec.hidden_size  # less than a layer's experts
 
 
-@pytest.mark.parametrize("case", ["qwen3-moe"], indirect=True)
-def test_experts_in_bfloat16(case: Case, tmp_path: Path) -> None:
-    """They are cast together, which must not show: the same numbers in float32 are not."""
-    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
-    tensors = load_file(case.built.pair.target_dir / "model.safetensors")
-    rounded = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()}
-    logits, casts = [], []
-    for directory, dtype in ((narrow, ml_dtypes.bfloat16), (wide, np.float32)):
-        shutil.copytree(case.built.pair.target_dir, directory)
-        cast = {name: tensor.astype(dtype) for name, tensor in rounded.items()}
-        save_file(cast, directory / "model.safetensors")
-        _build(case, directory, directory / "engine")
-        outputs = target_step(Engine(directory / "engine"), case.built.texts[0][:40], 0)
-        logits.append(outputs["logits"].copy())
-        graph = onnx.load(directory / "engine" / "model.onnx", load_external_data=False).graph
-        casts.append(sum(node.op_type == "Cast" for node in graph.node))
-    np.testing.assert_array_equal(*logits)
-    assert (
-        casts[0] - casts[1] < 4 * QWEN_MOE["num_experts"]
-    )  # not one for each expert of each layer
-
-
 def test_configs_as_published(tmp_path: Path) -> None:
     MOE["qwen3-moe"]().save_pretrained(tmp_path / "qwen")
     edit(
@@ -149,10 +117,8 @@ def test_configs_as_published(tmp_path: Path) -> None:
     [
         ({"num_experts_per_tok": 9}, "is 9, but there are 8 experts"),
         ({"num_local_experts": 10**12}, "num_local_experts is 10"),
-        ({"num_local_experts": None}, "num_local_experts is missing"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"mlp_only_layers": 3}, "mlp_only_layers is 3"),
-        ({"moe_intermediate_size": "wide"}, "moe_intermediate_size is 'wide'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
     ],
 )

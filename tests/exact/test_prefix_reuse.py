@@ -10,17 +10,15 @@ from functools import partial
 import exact
 import numpy as np
 import pytest
-from built_pairs import BuildPair
 from exact import run_all
 from test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
 
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState, in_process
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.rounds import FeatureBuffer
 from dflash_trt.decoding.speculation import Fixed, Policy
-from dflash_trt.engines import FIRST_BLOCK, NOTHING
-from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines import FIRST_BLOCK
 
 SYSTEM = np.random.default_rng(5).integers(300, size=5 * BLOCK + 3).tolist()
 DRAWN = SamplingParams(0.8, seed=3)
@@ -85,24 +83,6 @@ def test_choices_of_one_prompt_prefill_it_once(long_case_of: CaseOf) -> None:
     assert {x.cached_tokens for x in others} == {len(SYSTEM) // BLOCK * BLOCK}
 
 
-def test_chats_over_one_system_prompt_keep_it_once(long_case_of: CaseOf) -> None:
-    """So that 32 of them fit in little more than what is their own."""
-    case, turns, own = long_case_of("qwen3"), 3, 2  # blocks that a turn of 25 tokens fills at most
-    cache = PrefixCache(len(SYSTEM) // BLOCK + 32 * turns * own)
-    target, drafter = Engine(case.built.target_engine), Engine(case.built.drafter_engine)
-    scheduler = scheduler_of(
-        in_process(target, drafter), fixed(case), slots=4, prefill_chunk=64, prefix_cache=cache
-    )
-    texts = [[*SYSTEM, chat] for chat in range(32)]
-    for _ in range(turns):
-        answers = run_all(scheduler, [Request(text, 11) for text in texts])
-        assert all(x.cached_tokens > len(x.request.prompt) - 3 * BLOCK for x in answers[1:])
-        texts = [[*x.request.prompt, *x.tokens, *range(14)] for x in answers]
-        for engine in (target, drafter):
-            held = sum(block.nbytes for blocks in engine._blocks.values() for block in blocks)
-            assert held <= cache._most * BLOCK * engine.info.token_bytes
-
-
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed(long_case_of: CaseOf) -> None:
     case = long_case_of("qwen3")
     scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=PrefixCache(99))
@@ -143,25 +123,3 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
     assert pass_on(2 * BLOCK, 3) == [2 * BLOCK]
     pass_on(0, 0)
     assert pass_on(BLOCK, 3, FIRST_BLOCK, 0, BLOCK, 0) == [0]
-
-
-def test_an_engine_keeps_the_tokens_that_it_was_told(built_pair: BuildPair) -> None:
-    built = built_pair()
-    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
-    dice = np.random.default_rng(0)
-    for engine in (target, drafter):
-        for caches in engine._alike:
-            caches[:] = dice.standard_normal(caches.shape)
-        before = [caches.copy() for caches in engine._alike]
-        engine.move_row(1, FIRST_BLOCK + 5, 7, 20)
-        for caches in engine._alike:
-            caches[:, 1] = 0
-        engine.move_row(FIRST_BLOCK + 5, 2, 7, 20)
-        assert engine._blocks.keys() == {FIRST_BLOCK + 5}
-        for was, caches in zip(before, engine._alike, strict=True):
-            assert (caches[:, 2, :, 20:27] == was[:, 1, :, 20:27]).all()
-            assert (caches[:, 2, :, :20] == was[:, 2, :, :20]).all()
-            assert (caches[:, 2, :, 27:] == was[:, 2, :, 27:]).all()
-        engine.move_row(FIRST_BLOCK + 5, NOTHING, 0)
-        engine.move_row(FIRST_BLOCK + 5, NOTHING, 0)  # is gone
-        assert engine._blocks == {}

@@ -362,14 +362,6 @@ def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
     assert_prompt_logprobs(case, name, lengths, chunk)
 
 
-@pytest.mark.models
-@pytest.mark.parametrize("name", ["fixed", "adaptive", "none"])
-def test_the_prompts_log_probabilities_at_512(name: str, built_pair: BuildPair) -> None:
-    built = built_pair(max_seq_len=560, longest=600, family="llama", taps=(0, 2))
-    case = case_of(built)
-    assert_prompt_logprobs(case, name, [511, 512, 513], 512)
-
-
 # --- drafts that do not pay -----------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """What `losslessness` asks of a pair, and what its target says to each request alone."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN, LONGEST = 100, 24
+END = 318  # the token that ends a text
 # short enough to end within LONGEST tokens, most of the time
 GRAMMARS = (
     Grammar("regex", "(ab|abc|[x-z]+)(-[0-9]{2}){1,4}"),
@@ -31,9 +31,7 @@ class Subject(NamedTuple):
     rounds: RunRound
     requests: int
     batches: int
-    end: int  # the token that ends a text
-    prompt: Callable[[np.random.Generator, int], list[int]]  # of so many tokens at most
-    telling: bool = True  # whether its texts are near those of the weights that were not quantized
+    telling: bool  # whether its texts are near those of the weights that were not quantized
 
 
 class Expected(NamedTuple):
@@ -52,8 +50,8 @@ def alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> li
     found: list[Expected] = []
     for i in range(subject.requests):
         length = int(dice.integers(1, MAX_SEQ_LEN - LONGEST if i % 4 else 12))
-        stops = frozenset(dice.integers(318, size=4 if i % 3 else 0).tolist())
-        prompt = subject.prompt(dice, length)
+        stops = frozenset(dice.integers(END, size=4 if i % 3 else 0).tolist())
+        prompt = dice.integers(END, size=length).tolist()
         if i % 3:  # many begin as another one's text did
             other = found[int(dice.integers(i))]
             prompt = [*other.request.prompt, *other.tokens, *prompt][: MAX_SEQ_LEN - LONGEST]
@@ -61,7 +59,7 @@ def alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> li
         salt = str(dice.choice(SALTS, p=[0.8, 0.1, 0.1]))
         request = Request(prompt, most, _sampling(dice), stops, cache_salt=salt)
         if constrained and dice.random() < 0.5:
-            grammar, stops = GRAMMARS[dice.integers(len(GRAMMARS))], frozenset({subject.end})
+            grammar, stops = GRAMMARS[dice.integers(len(GRAMMARS))], frozenset({END})
             scored = replace(request.sampling, logprobs=request.sampling.logprobs or 1)
             request = replace(request, sampling=scored, stop_ids=stops, grammar=grammar)
         (sequence,) = run_all(plain, [request], grammars)

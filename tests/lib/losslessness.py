@@ -5,13 +5,10 @@ A quantized target's log-probabilities are so bit for bit: where little is not l
 Its texts are near those of `transformers`.
 
 `python tests/lib/losslessness.py 20000` (`make prove`) runs so many prompts, a random pair a
-process, and prints how many there were of what, and all that differs; `smollm2` behind the number
-takes that pair instead.
+process, and prints how many there were of what, and all that differs.
 """
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -28,12 +25,10 @@ from builds import build_engines
 from exact import scheduler_of, submit
 from families import FAMILIES, FORMATS, pair_of
 from guesses import COSTS, AtRandom, Guesses
-from lossless_requests import LONGEST, MAX_SEQ_LEN, Expected, Subject, alone
+from lossless_requests import END, LONGEST, MAX_SEQ_LEN, Expected, Subject, alone
 from pairs import Pair
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.render import load_encoding
-from dflash_trt.checkpoints import load_target
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammars,
@@ -49,7 +44,6 @@ from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
 
-SMOLLM2 = Path(__file__).parents[2] / "examples" / "smollm2"
 SLOTS = 16
 STORAGE: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -78,27 +72,9 @@ def run(
     target, rounds = _built(pair, directory, storage)
     if seed % 2 and target.info.quantized:  # as on a CPU with another kernel for one row
         target.least_rows = 2
-    prompt = lambda dice, length: dice.integers(318, size=length).tolist()  # noqa: E731
     what, telling = f"{storage} {cell}", storage != "int4"
-    subject = Subject(what, pair, target, rounds, requests, batches, 318, prompt, telling)
+    subject = Subject(what, pair, target, rounds, requests, batches, telling)
     return _prompt_runs(subject, dice, counts)
-
-
-def smollm2(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
-    """The same of the SmolLM2 pair and the chats of its example."""
-    storage = ("float32", "int8", "int4")[seed % 3]
-    counts = Counter[str]({f"storage {storage}": 1})
-    pair = Pair(directory / "target", SMOLLM2 / "drafter")
-    command = [sys.executable, str(SMOLLM2 / "target.py"), str(pair.target_dir)]
-    subprocess.run(command, check=True, capture_output=True)
-    target, rounds = _built(pair, directory, storage)
-    encode = load_encoding(pair.target_dir)
-    lines = (SMOLLM2 / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    chats = [encode(json.loads(line)["messages"]) for line in lines]
-    prompt = lambda dice, length: chats[dice.integers(len(chats))][:length]  # noqa: E731
-    end = load_target(pair.target_dir).spec.eos_token_ids[0]
-    subject = Subject(storage, pair, target, rounds, 16, 8, end, prompt)
-    return _prompt_runs(subject, np.random.default_rng(seed), counts)
 
 
 def _built(pair: Pair, directory: Path, storage: str) -> tuple[Engine, RunRound]:
@@ -115,7 +91,7 @@ def _prompt_runs(
     with patch.object(Adaptive, "timed", lambda *_: None):
         target = subject.target.info
         tokenizer = Tokenizer.from_file(str(subject.pair.target_dir / "tokenizer.json"))
-        grammars = Grammars(tokenizer, target.vocab_size, [subject.end])
+        grammars = Grammars(tokenizer, target.vocab_size, [END])
         expected = alone(subject, dice, grammars)
         wrong = _against_transformers(subject, expected, counts) if subject.telling else []
         for batch in range(subject.batches):
@@ -235,21 +211,20 @@ def _decode(
     ]
 
 
-def one_seed(part: str, seed: int) -> tuple[int, list[str], Counter[str]]:
+def one_seed(seed: int) -> tuple[int, list[str], Counter[str]]:
     with tempfile.TemporaryDirectory() as name:
         torch.set_num_threads(1)
         try:
-            return {"smollm2": smollm2, "pairs": run}[part](seed, Path(name))
+            return run(seed, Path(name))
         except BaseException:
             return 0, [f"seed {seed}: {traceback.format_exc()}"], Counter()
 
 
-def main(count: int, part: str = "pairs") -> int:
+def main(count: int) -> int:
     """Run seeds from 0 on until there were so many prompts; 1 if any text is different."""
     done, wrong, counts = 0, list[str](), Counter[str]()
-    size = {"smollm2": 128, "pairs": 512}[part]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), max_tasks_per_child=1) as pool:
-        seeds = [pool.submit(one_seed, part, seed) for seed in range(-(-count // size))]
+        seeds = [pool.submit(one_seed, seed) for seed in range(-(-count // 512))]
         for each in as_completed(seeds):
             cases, different, met = each.result()
             done, wrong = done + cases, wrong + different
@@ -261,4 +236,4 @@ def main(count: int, part: str = "pairs") -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1])))

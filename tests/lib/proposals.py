@@ -11,25 +11,24 @@ SECOND = 1e-2  # of a plain step
 
 @dataclass
 class Costs:
-    """Plain steps: `steps` of a round by its drafts, each row `more`; and the drafter's."""
+    """Plain steps: `steps` of a round by its drafts; and the drafter's."""
 
     steps: Sequence[float]
     drafter: float = 0.0
-    more: float = 0.0
 
     def verify(self, n: int, width: int, context: int) -> float:
-        return SECOND * (self.steps[min(width, len(self.steps)) - 1] + self.more * (n - 1))
+        return SECOND * self.steps[min(width, len(self.steps)) - 1]
 
     def draft(self, n: int, context: int) -> float:
-        return SECOND * self.drafter * (1 + self.more * (n - 1))
+        return SECOND * self.drafter
 
 
 def linear(token: float) -> list[float]:
     return [1 + token * drafts for drafts in range(MOST + 1)]
 
 
-def chain(values: Sequence[float], sampled: bool = False) -> Proposal:
-    return Proposal("drafter", [5] * len(values), values, sampled)
+def chain(values: Sequence[float]) -> Proposal:
+    return Proposal("drafter", [5] * len(values), values)
 
 
 def looked_up(match: int, count: int = MOST) -> Proposal:

@@ -53,8 +53,6 @@ class Pair:
     target: Target
     drafter_hub: str
     drafter: Mapping[str, Any]
-    gib: float  # of the drafter's file on the Hub
-    left_out: float  # GiB of it that are not in ours
     second: bool  # DFlash 2
     head: Mapping[str, Any]  # `hub` and `fields` of its EAGLE-3 head; empty without one
 
@@ -74,8 +72,6 @@ def _pair(
         ),
         drafter_hub=drafter["hub"],
         drafter={**_packaged(drafter["hub"]), **drafter.get("fields", {})},
-        gib=drafter["gib"],
-        left_out=drafter.get("left_out", 0.0),
         second=drafter.get("second", False),
         head=head or {},
     )

@@ -29,9 +29,6 @@ from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_
 from dflash_trt.engines.tensorrt.plan import (
     DTYPES,
     build_plan,
-    load_timings,
-    save_timings,
-    timing_cache,
 )
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
@@ -177,45 +174,53 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Engines of a tiny pair, for kind onnxruntime."""
+    """The target's engine of a tiny pair, for kind onnxruntime."""
     directory = tmp_path_factory.mktemp("tiny")
     pair = make_pair(directory)
     build_engines(pair.target_dir, pair.drafter_dir, directory / "engines", slots=2, max_seq_len=64)
-    return directory / "engines"
+    return directory / "engines" / "target"
 
 
 class Parsed:
-    """A tiny target's graph, with casts, and the network that the parser makes of it."""
+    """A graph, with casts, and the network that the parser makes of it."""
 
-    def __init__(self, tiny: Path, change: Callable[[ir.Graph], None] = lambda graph: None) -> None:
+    def __init__(
+        self,
+        engine: Path,
+        change: Callable[[ir.Graph], None] = lambda graph: None,
+        dtype: ir.DataType | None = ir.DataType.BFLOAT16,
+    ) -> None:
         use("tensorrt_rtx")
-        path = tiny / "target" / "model.onnx"
-        self.model = ir.load(path)
-        change(self.model.graph)
-        to_16_bits(self.model.graph, ir.DataType.BFLOAT16)
+        self.graph = (model := ir.load(engine / "model.onnx")).graph
+        change(self.graph)
+        if dtype is not None:
+            to_16_bits(self.graph, dtype)
         self._log, _ = make_log()
         self._builder = trt.Builder(self._log)  # the network goes with it
-        self.network = parse(self._builder, self._log, self.model, path)
+        self.network = parse(self._builder, self._log, model, engine / "model.onnx")
 
     def node(self, op_type: str) -> ir.Node:
-        return next(node for node in self.model.graph if node.op_type == op_type)
+        return next(node for node in self.graph if node.op_type == op_type)
+
+    def check(self) -> list[str]:
+        return check(self.network, self.graph)
 
 
 def test_a_network_as_it_is_written_passes(tiny: Path) -> None:
     parsed = Parsed(tiny)
-    check_form(parsed.model.graph)
-    assert check(parsed.network, parsed.model.graph) == []
+    check_form(parsed.graph)
+    assert parsed.check() == []
 
 
 def test_attention_that_lost_its_mask_is_named(tiny: Path) -> None:
-    def without_a_mask(graph: ir.Graph) -> None:
+    def without_masks(graph: ir.Graph) -> None:
         for node in graph:
             if node.op_type == "Attention":
-                node.replace_input_with(3, None)
+                without_a_mask(node)
 
-    parsed = Parsed(tiny, without_a_mask)
+    parsed = Parsed(tiny, without_masks)
     with pytest.raises(EngineError, match=r"at node_Attention_\d+ \(Attention\): its mask is gone"):
-        check(parsed.network, parsed.model.graph)
+        parsed.check()
 
 
 def test_attention_that_may_fall_apart_is_named(tiny: Path) -> None:
@@ -226,17 +231,16 @@ def test_attention_that_may_fall_apart_is_named(tiny: Path) -> None:
             layer.__class__ = trt.IAttentionInputLayer
             layer.attention.decomposable = True
     with pytest.raises(EngineError, match=r"\(Attention\): the parser lets it be taken apart"):
-        check(parsed.network, parsed.model.graph)
+        parsed.check()
 
 
 def test_what_the_graph_says_and_the_network_has_not_is_named(tiny: Path) -> None:
     parsed = Parsed(tiny)
-    graph = parsed.model.graph
     hidden = parsed.node("RMSNormalization")
     added = ir.node("Relu", [hidden.outputs[0]], name="planted")
-    graph.insert_after(hidden, added)
+    parsed.graph.insert_after(hidden, added)
     with pytest.raises(EngineError, match=r"at planted \(Relu\): it is not in the network"):
-        check(parsed.network, graph)
+        parsed.check()
 
 
 @pytest.mark.parametrize("op_type", ["Gemm", "TensorScatter", "RotaryEmbedding"])
@@ -245,18 +249,12 @@ def test_a_layer_of_another_type_is_named(tiny: Path, op_type: str) -> None:
     node, other = parsed.node(op_type), parsed.node("Transpose")
     node.name, other.name = other.name, node.name  # as if the parser had made it of something else
     with pytest.raises(EngineError, match=rf"at node_\w+ \({op_type}\): it became SHUFFLE"):
-        check(parsed.network, parsed.model.graph)
+        parsed.check()
 
 
 def test_a_product_that_stayed_in_float32_is_named(tiny: Path) -> None:
-    path = tiny / "target" / "model.onnx"
-    model = ir.load(path)
-    use("tensorrt_rtx")
-    log, _ = make_log()
-    builder = trt.Builder(log)
-    network = parse(builder, log, model, path)
     with pytest.raises(EngineError, match=r"at node_Gemm_\d+: it multiplies FLOAT"):
-        check(network, model.graph)
+        Parsed(tiny, dtype=None).check()
 
 
 def test_a_cache_that_is_not_written_in_place_is_named(tiny: Path) -> None:
@@ -267,7 +265,7 @@ def test_a_cache_that_is_not_written_in_place_is_named(tiny: Path) -> None:
             parsed.network.unmark_output(tensor)
             break
     with pytest.raises(EngineError, match=r"\(TensorScatter\): its result new_key_0 is not an"):
-        check(parsed.network, parsed.model.graph)
+        parsed.check()
 
 
 def test_another_output_is_named(tiny: Path) -> None:
@@ -275,22 +273,15 @@ def test_another_output_is_named(tiny: Path) -> None:
     tensor = parsed.network.get_layer(0).get_output(0)
     parsed.network.mark_output(tensor)
     with pytest.raises(EngineError, match=rf"at {tensor.name}: it is new"):
-        check(parsed.network, parsed.model.graph)
+        parsed.check()
 
 
 def test_a_collective_over_other_ranks_is_named(tmp_path: Path) -> None:
-    path = engines(graphs_of(tmp_path, 2))[-1] / "model.onnx"
-    model = ir.load(path)
-    use("tensorrt_rtx")
-    to_16_bits(model.graph, ir.DataType.FLOAT16)
-    log, _ = make_log()
-    builder = trt.Builder(log)
-    network = parse(builder, log, model, path)
-    assert check(network, model.graph) == []
-    node = next(node for node in model.graph if node.op_type == "DistCollective")
-    node.attributes.add(ir.AttrInt64("nb_rank", 4))
+    parsed = Parsed(engines(graphs_of(tmp_path, 2))[-1], dtype=ir.DataType.FLOAT16)
+    assert parsed.check() == []
+    parsed.node("DistCollective").attributes.add(ir.AttrInt64("nb_rank", 4))
     with pytest.raises(EngineError, match=r"\(DistCollective\): it is over 2 ranks, not 4"):
-        check(network, model.graph)
+        parsed.check()
 
 
 def with_lengths(node: ir.Node) -> None:
@@ -317,7 +308,7 @@ def without_a_mask(node: ir.Node) -> None:
 def test_what_the_parser_reads_over_is_refused(
     tiny: Path, change: Callable[[ir.Node], None], says: str
 ) -> None:
-    graph = ir.load(tiny / "target" / "model.onnx").graph
+    graph = ir.load(tiny / "model.onnx").graph
     change(next(node for node in graph if node.op_type == "Attention"))
     with pytest.raises(EngineError, match=rf"at node_Attention_\d+ \(Attention\): .*{says}"):
         check_form(graph)
@@ -363,28 +354,6 @@ def test_every_family_and_drafter_format(family: str, form: str, tmp_path: Path)
     plan = read_info(directory, "tensorrt").plan
     assert plan is not None
     assert plan.taken_apart == ()
-
-
-@pytest.mark.filterwarnings("ignore:.*no-ops in TensorRT-RTX:DeprecationWarning")
-def test_timings_are_kept_from_one_build_to_the_next(
-    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over the API that both libraries have; what TensorRT-RTX keeps there is empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plan = read_info(plans_of(demo, "bf16", 1) / "engines" / "target", "tensorrt").plan
-    assert plan is not None
-    file = timing_cache(plan)
-    assert file.is_relative_to(tmp_path / "cache")
-    use("tensorrt_rtx")
-    log, messages = make_log()
-    builder = trt.Builder(log)
-    config = builder.create_builder_config()
-    load_timings(config, file)
-    save_timings(config, file)
-    assert not messages
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
-    assert file.stat().st_size > 0
-    load_timings(config, file)  # a cache that cannot be read (here: without a GPU) stops nothing
 
 
 def test_types_against_the_library_itself(tmp_path: Path) -> None:

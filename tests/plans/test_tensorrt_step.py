@@ -13,21 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stand_in_tensorrt
-from builds import config_of, quiet
 from built_pairs import BuildPair, BuiltPair
 from exact import run_all, scheduler_of
-from pairs import make_pair
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
-from dflash_trt.build.pipeline import build
-from dflash_trt.config import TensorRT, variants
+from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import PrefixCache, Request, Scheduler, check_lossless, in_process
+from dflash_trt.decoding import PrefixCache, Request, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.cuda import engine as cuda
 from dflash_trt.engines.cuda import kernels
 from dflash_trt.engines.info import read_info, write_info
-from dflash_trt.engines.load import load_engine, load_engines
+from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import CPU
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import library as library_module
@@ -208,28 +205,3 @@ def test_a_build_says_what_it_misses(
     monkeypatch.setattr(plan_module, "compute_capabilities", list)
     with pytest.raises(EngineError, match=says):
         capabilities(TensorRT.model_validate({"kind": "tensorrt", "library": library}))
-
-
-def test_plain_decoding_has_a_plan_of_the_target_alone(gpu: None, tmp_path: Path) -> None:
-    """`speculation.method: none`: no features come out of it, and its text is the graph's."""
-    make_pair(tmp_path)
-    config = variants(config_of(tmp_path))["none"]
-    engines = build(config, tmp_path / "out", quiet).directory / "engines"
-    texts = []
-    for kind in ("onnxruntime", "tensorrt"):
-        if kind == "tensorrt":
-            make_plan(engines / "target", CHUNK)
-        target, drafter = load_engines(engines)
-        assert (target.info.kind, target.info.feature_size, drafter) == (kind, 0, None)
-        scheduler = Scheduler(
-            in_process(target, None),
-            slots=2,
-            max_seq_len=target.info.max_seq_len,
-            prefill_chunk=16,
-            policy=Fixed(0),
-        )
-        sequences = [scheduler.submit(Request([*range(1, n)], 20)) for n in (8, 30, 12)]
-        while scheduler.busy:
-            scheduler.step()
-        texts.append([each.tokens for each in sequences])
-    assert texts[0] == texts[1]

@@ -8,7 +8,6 @@ in docs/serving.md ("Differences from other servers").
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -249,27 +248,3 @@ def test_a_stream_adds_up_to_the_whole(api: httpx.Client, fields: Json) -> None:
         found = [each for c in choices if c["logprobs"] for each in c["logprobs"]["content"]]
         for one, other in zip(found, whole["logprobs"]["content"], strict=True):
             assert one == {**other, "logprob": pytest.approx(other["logprob"], abs=1e-3)}
-
-
-def test_a_stream_of_responses_adds_up_to_the_whole(api: httpx.Client) -> None:
-    whole = post(api, "responses", {"input": HI}).json()
-    answer = post(api, "responses", {"input": HI, "stream": True})
-    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
-    text = whole["output"][0]["content"][0]["text"]
-    assert "".join(e["delta"] for e in told if e["type"] == "response.output_text.delta") == text
-    assert told[-1]["response"]["output"][0]["content"][0]["text"] == text
-    assert told[-1]["response"]["usage"] == {**whole["usage"], **cached(told[-1])}
-
-
-def cached(event: Json) -> Json:
-    """The same prompt again has tokens that are kept."""
-    return {"input_tokens_details": event["response"]["usage"]["input_tokens_details"]}
-
-
-def test_the_models(api: httpx.Client, tmp_path: Path) -> None:
-    found = api.get("models").json()
-    [model] = found["data"]
-    assert (found["object"], model["object"]) == ("list", "model")
-    assert api.get(f"models/{model['id']}").json() == model
-    missing = api.get("models/none")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

@@ -22,11 +22,11 @@ import pytest
 import strategies
 from hypothesis import given, seed, settings
 from live import serve_ports, serving
-from load import WAIT, metric, tensors
+from load import WAIT, metric
 from pycode import demo_config, prompt_ids, prompt_texts
 from roads import RefusedError, Roads
 from tokenizers import Tokenizer
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config.build import Speculation
@@ -177,25 +177,6 @@ def goes_idle(ports: Ports) -> None:
         time.sleep(0.2)
 
 
-def as_many_fit_as_should(ports: Ports) -> None:
-    """SLOTS + MAX_QUEUE sequences, and not one more: sent on one stream, so that their order is."""
-    asked = []
-    for number, choices in enumerate((SLOTS, MAX_QUEUE, 1)):
-        request = service_pb2.ModelInferRequest(model_name="dflash", id=str(number))
-        values = {"text_input": "def main():", "max_tokens": 200, "ignore_eos": True, "n": choices}
-        for tensor in tensors(values):
-            request.inputs.append(tensor._get_tensor())
-            request.raw_input_contents.append(tensor._get_content())
-        asked.append(request)
-    with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        came = list(stub.ModelStreamInfer(iter(asked), timeout=WAIT))
-    errors = [each.error_message for each in came if each.error_message]
-    assert len(errors) == 1
-    assert "queue is full" in errors[0]
-    assert {each.infer_response.id for each in came if not each.error_message} == {"0", "1"}
-
-
 def resident(built: Path) -> int:
     """Bytes of memory that the processes of a build's models hold."""
     pages = 0
@@ -234,7 +215,6 @@ def test_it_answers_as_before(mode: str, tmp_path: Path) -> None:
     with soaked(tmp_path, mode) as (built, ports, said):
         Soak(built, ports, said).run(kill="draft" if mode == "ensemble" else "dflash")
         goes_idle(ports)
-        as_many_fit_as_should(ports)
         held = []
         for _ in range(3):
             soak = Soak(built, ports, said)

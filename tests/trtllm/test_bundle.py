@@ -7,10 +7,8 @@ down what they were given, `trtllm-llmapi-launch` splits words as the published 
 """
 
 import errno
-import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -29,7 +27,7 @@ from pairs import make_pair
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_target
-from dflash_trt.config import BuildConfig, Source
+from dflash_trt.config import BuildConfig
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
@@ -72,24 +70,6 @@ def test_the_arguments_name_what_lies_beside_them(pair: Path) -> None:
     assert stored["speculative_config"]["decoding_type"] == "DFlash"
     assert Path(args["model"]).samefile(engine(moved) / "target")
     assert (Path(args["speculative_config"]["speculative_model"]) / "config.json").is_file()
-
-
-def test_engine_json_says_for_what_it_was_made(original: Path) -> None:
-    info = read_info(engine(original / "built"))
-    assert (info.kind, info.version, info.machine) == ("tensorrt_llm", "1.4.0rc1", "dgx-b300")
-    assert (info.gpu, info.sm, info.gpus, info.nodes) == ("B300", 103, 4, 1)
-    script = (engine(original / "built") / "env.sh").read_text()
-    for name, value in info.environment.items():
-        assert f"export {name}={value}\n" in script
-
-
-def test_what_is_believed_of_the_drafter_goes_with_it(pair: Path) -> None:
-    (pair / "drafter").rename(pair / "gpt-oss-20b-DFlash")
-    drafter = Source(path=pair / "gpt-oss-20b-DFlash")
-    build(config(pair).model_copy(update={"drafter": drafter}), pair / "built", quiet)
-    info = read_info(engine(pair / "built"))
-    assert info.lowest == 2.78
-    assert "TensorRT-LLM's accuracy references" in info.lowest_by
 
 
 @pytest.mark.models
@@ -185,11 +165,6 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
     assert not (pair / "new").exists()
 
 
-def test_only_a_target_with_an_id_is_left_on_the_hub(pair: Path) -> None:
-    with pytest.raises(ConfigError, match=r"models-as-checked: .* the target a directory"):
-        build(config(pair, checkpoints="hub"), pair / "new", quiet)
-
-
 @pytest.mark.parametrize("kernel", [True, False])
 def test_files_are_copied_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: bool
@@ -203,42 +178,6 @@ def test_files_are_copied_whole(
     (tmp_path / "a").write_bytes(data)
     copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == data
-
-
-BUILD_AND_WEIGH = """
-import resource, sys
-from pathlib import Path
-from dflash_trt.build.pipeline import build
-from dflash_trt.config import BuildConfig
-import dflash_trt.build.tensorrt_llm, dflash_trt.tensorrt_llm.bundle
-pair = Path(sys.argv[1])
-paths = {role: {"path": pair / role} for role in ("target", "drafter")}
-engine = {"kind": "tensorrt_llm", "gpus": 4}
-config = BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
-build(config, pair / "warm", lambda *_: None)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-(pair / "large.safetensors").rename(pair / "target" / "model.safetensors")
-build(config, pair / "large", lambda *_: None)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.models
-def test_memory_does_not_grow_with_the_checkpoint(pair: Path) -> None:
-    size, large = 400 << 20, pair / "large.safetensors"
-    small = (pair / "target" / "model.safetensors").read_bytes()
-    length = struct.unpack("<Q", small[:8])[0]
-    header = json.loads(small[8 : 8 + length])
-    end = len(small) - 8 - length
-    header["extra"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
-    text = json.dumps(header).encode()
-    large.write_bytes(struct.pack("<Q", len(text)) + text + small[8 + length :])
-    os.truncate(large, large.stat().st_size + size)
-    done = program(sys.executable, "-c", BUILD_AND_WEIGH, pair)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) << 10 < 150 << 20  # kB, on Linux
-    copied = engine(pair / "large") / "target" / "model.safetensors"
-    assert copied.stat().st_size > size
 
 
 # --- launch scripts -------------------------------------------------------------------------------

@@ -2,18 +2,13 @@
 
 import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import yaml
 from builds import assert_only, config_of, edit, quiet
 from families import DRAFTER, FAMILIES
@@ -171,21 +166,6 @@ CASES = [
 ]
 
 
-def by_compressed_tensors(stored: dict[str, Any], name: str) -> Any:
-    """It divides by a global scale where ModelOpt multiplies: equal but for the last bit."""
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: PLC0415
-    from compressed_tensors.quantization import preset_name_to_scheme  # noqa: PLC0415
-    from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: PLC0415
-
-    codes, scale, factor = stored[name], stored[f"{name}_scale"], stored.get(f"{name}_scale_2")
-    args = preset_name_to_scheme("FP8" if factor is None else "NVFP4", ["Linear"]).weights
-    if factor is None:
-        return dequantize(codes, scale, args=args, dtype=torch.float32)
-    codes = unpack_fp4_from_uint8(codes, codes.shape[0], codes.shape[1] * 2, dtype=torch.float32)
-    scale = scale.float()
-    return dequantize(codes, scale, args=args, dtype=torch.float32, global_scale=1 / factor)
-
-
 @pytest.mark.models
 @pytest.mark.parametrize(("family", "method"), CASES)
 def test_a_target_is_written_as_modelopt_writes_and_reads_it(
@@ -210,15 +190,13 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
     for name, tensor in found.items():
         assert tensor.dtype == expected[name].dtype, name
         assert tensor.float().equal(expected[name].float()), name
-    weights, plain = (
-        Weights(output, read_json(output / "config.json")),
-        load_file(whole / "plain.safetensors"),
-    )
-    assert {name for name in weights.names if weights.dtype(name) == "F32"} == plain.keys()
-    assert plain
-    for name, tensor in plain.items():
-        assert (weights.read(name) == tensor.numpy()).all(), name
-        assert by_compressed_tensors(found, name).allclose(tensor, rtol=1e-6, atol=0), name
+    written, plain = read_json(output / "config.json"), load_file(whole / "plain.safetensors")
+    older = {name: value for name, value in written.items() if name != "quantization_config"}
+    for weights in (Weights(output, written), Weights(output, older)):  # hf_quant_config.json alone
+        assert {name for name in weights.names if weights.dtype(name) == "F32"} == plain.keys()
+        assert plain
+        for name, tensor in plain.items():
+            assert (weights.read(name) == tensor.numpy()).all(), name
     assert not any("embed" in name or "lm_head" in name or "norm" in name for name in plain)
     said = [json.loads((each / "hf_quant_config.json").read_text()) for each in (output, whole)]
     assert said[0] == said[1]
@@ -272,23 +250,13 @@ def test_a_killed_build_leaves_no_process_and_nothing_half_written(
     file.write_text(yaml.safe_dump(asked.model_dump(mode="json", exclude_unset=True)))
     output = pair / "built"
     command = [sys.executable, "-m", "dflash_trt", "build", str(file), "--output", str(output)]
-    choose = random.Random(0)
-    for step in (b"quantizing", b"quantizing", b"building engines", b"prompts", b"copying"):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        for line in process.stderr:  # ends: the build does
-            if step in line:
-                break
+        next(line for line in process.stderr if b"quantizing" in line)
         workers = children(process.pid)
-        time.sleep(choose.uniform(0, 3) if step == b"quantizing" else 0)
         process.kill()
-        process.wait()
-        process.stderr.close()
-        if output.exists():  # a machine may be quicker than the kill: then it is whole
-            assert not differences(output, read_manifest(output), "full", quiet)
-            shutil.rmtree(output)
-        wait_until(lambda workers=workers: not any(map(_alive, workers)))
-        assert workers or step != b"quantizing"
+    assert workers
+    wait_until(lambda: not any(map(_alive, workers)))
     assert build(asked, output, quiet).built
     assert_only(pair, "built")
 

@@ -21,7 +21,6 @@ from llm_build import STANDINS
 from dflash_trt.checkpoints import (
     TENSORRT_LLM_CHECKS,
     Pair,
-    engine_kinds,
     open_drafter,
     open_target,
 )
@@ -140,26 +139,6 @@ def test_each_check_fires_on_its_fault_and_not_beside_it(deploy: Deploy, check: 
     assert checked(deploy, good)[check].result == "passed"
 
 
-def test_what_only_some_of_a_check_minds(deploy: Deploy) -> None:
-    stated = {"mask_token_id": 200000, "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}}
-    setup = Setup(args=spec(mask_token_id=None), drafter=stated)
-    found = checked(deploy, setup)["taps-and-mask-as-stated"]
-    assert (found.result, "mask_token_id is None" in found.found) == ("error", True)
-    assert (
-        checked(deploy, Setup(args=spec(mask_token_id=None)))["taps-and-mask-as-stated"].result
-        == "passed"
-    )
-    short = {"max_position_embeddings": 32768}
-    found = checked(deploy, Setup(args={"max_seq_len": 65536}, drafter=short))["positions"]
-    assert (found.result, "the drafter 32768" in found.found) == ("warning", True)
-    assert checked(deploy, Setup(drafter=short))["positions"].result == "passed"
-
-
-def test_a_schedule_with_none_covers_no_more_than_one_that_ends(deploy: Deploy) -> None:
-    found = checked(deploy, Setup(args=spec(draft_len_schedule={32: 9, 64: 0})))
-    assert found["schedule-covers-batch"].found.startswith("speculation ends above a batch of 32")
-
-
 @pytest.mark.parametrize("case", TABLES["refused"], ids=lambda case: str(case["args"]))
 def test_wrong_arguments_are_refused_by_name(deploy: Deploy, case: Fields) -> None:
     found = checked(deploy, Setup(args=case["args"]))["refused"]
@@ -200,14 +179,6 @@ def test_the_schema_is_one_and_has_what_the_stand_in_has() -> None:
                 standin["check"]({name: {key: 1, "nonsense": 1}})
 
 
-def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
-    given = {"torch_compile_config": {}, "kv_cache_config": {}}
-    args = chosen(deploy, Setup(args=given)).to_dict()
-    assert args["torch_compile_config"] == {}
-    assert args["kv_cache_config"]["enable_block_reuse"] is False
-    assert given == {"torch_compile_config": {}, "kv_cache_config": {}}
-
-
 def test_every_check_has_a_case() -> None:
     names = [check.name for check in ALL_CHECKS]
     assert len(names) == len(set(names))
@@ -246,7 +217,7 @@ def at(values: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
-def test_what_is_written_is_taken_and_can_be_overridden(deploy: Deploy, method: str) -> None:
+def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
     """Over every preset and objective; it reads back as the same arguments."""
     of = {"speculation": {"method": method}}
     config, pair = deploy(Setup(config=of))
@@ -261,31 +232,6 @@ def test_what_is_written_is_taken_and_can_be_overridden(deploy: Deploy, method: 
             errors = [f for f in check_args(made, pair, preset, args) if f.result == "error"]
             if method == "dflash":
                 assert errors == []
-    for name in flat(chosen(deploy, Setup(config=of)).to_dict()):
-        value = at(schema_defaults(method), name)
-        given: Fields = {}
-        *sections, last = name.split(".")
-        inner = given
-        for part in sections:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-        if name not in ("model", "speculative_config.decoding_type"):
-            kept = chosen(deploy, Setup(args=given, config=of)).to_dict()
-            assert at(kept, name) == (value or at(schema_defaults(method), name)), name
-
-
-def schema_defaults(method: str) -> Fields:
-    kinds = {"dflash": "DFlash", "eagle3": "Eagle3", "ngram": "NGram"}
-    own = {"speculative_config": {"decoding_type": kinds[method]}} if method in kinds else {}
-    return LlmArgs({"attention_dp_config": {}, "model": "target", **own}).complete
-
-
-def flat(values: Fields, above: str = "") -> list[str]:
-    found = []
-    for name, value in values.items():
-        inner = flat(value, f"{above}{name}.") if isinstance(value, dict) else []
-        found += inner or [f"{above}{name}"]
-    return found
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
@@ -320,33 +266,9 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     )
 
 
-def test_the_target_is_a_folder_or_a_hub_id(deploy: Deploy) -> None:
-    assert chosen(deploy, Setup()).to_dict()["model"] == "target"
-    args = chosen(deploy, CASES["models-as-checked"][1])
-    assert (args.model, args.revision) == ("a/b", "c")
-    assert args.speculative_config.speculative_model == "drafter"
-
-
 def test_more_gpus_than_there_are(deploy: Deploy) -> None:
     with pytest.raises(ConfigError, match=re.escape("engine.gpus is 16, but dgx-b300 has 8")):
         chosen(deploy, Setup(engine={"gpus": 16}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"max_position_embeddings": -1}, "max_seq_len would be -1"),
-        ({"block_size": 0}, "speculative_config.max_draft_len would be -1"),
-    ],
-)
-def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        chosen(deploy, Setup(drafter=changes))
-
-
-@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads"])
-def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
-    assert "tensor_parallel_size" not in chosen(deploy, Setup(drafter={field: -4})).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -371,13 +293,6 @@ def test_the_environment(deploy: Deploy) -> None:
     args = {"telemetry_config": {"disabled": False}}  # reporting is allowed
     config, pair = deploy(Setup(engine={"gpus": 1}, args=args))
     assert env_vars(config, pair, b300) == {"TRTLLM_ENABLE_PDL": "1"}
-
-
-def test_the_kinds_say_the_same(deploy: Deploy) -> None:
-    for check in ("hidden-states-captured", "drafter-layout", "drafter-method", "taps-ascending"):
-        _, pair = deploy(CASES[check][0])
-        (kind,) = (k for k in engine_kinds(pair, []) if k["kind"] == "tensorrt_llm")
-        assert not kind["fits"]
 
 
 def rendered() -> str:

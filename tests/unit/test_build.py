@@ -1,7 +1,6 @@
 """`build`: what it writes, that it repeats, that it is atomic, and what it refuses."""
 
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -251,9 +250,3 @@ def test_a_wrong_pair_writes_nothing(pair: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         build(config_of(pair), pair / "a" / "new", quiet)
     assert_only(pair, "built")
-
-
-def test_the_manifest_is_readable_json(original: Path) -> None:
-    text = (original / "built" / "manifest.json").read_text()
-    assert text.endswith("}\n")
-    assert text == json.dumps(json.loads(text), indent=2) + "\n"

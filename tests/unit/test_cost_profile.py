@@ -10,13 +10,6 @@ from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.decoding.speculation.costs import BUDGET, MAX_BUDGET, measure
 from dflash_trt.engines.load import load_engine
 
-TABLE = CostProfile(
-    contexts=[64, 1088],
-    rows=[1, 4],
-    widths=[1, 2, 8],
-    verify_seconds=[[[1.0, 2.0, 5.0], [4.0, 8.0, 20.0]], [[3.0, 4.0, 7.0], [6.0, 10.0, 22.0]]],
-    draft_seconds=[[1.0, 2.0], [3.0, 4.0]],
-)
 HOP = 0.25e-3
 
 
@@ -56,42 +49,8 @@ class Machine:
             slow * draft,
         )
 
-    def measure(self, slots: int = 8, max_seq_len: int = 1024, block_size: int = 8) -> CostProfile:
-        return measure(self, block_size, slots, max_seq_len, clock=lambda: self.now)
-
-
-# --- reading off ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("n", "width", "context", "seconds"),
-    [
-        (1, 1, 64, 1.0),
-        (4, 8, 1088, 22.0),
-        (1, 5, 64, 3.5),
-        (2, 1, 64, 2.0),
-        (1, 1, 576, 2.0),
-        (2, 5, 64, 3.5 + (14 - 3.5) / 3),
-        (1, 10, 64, 6.0),  # beyond the last width, rows and context
-        (7, 1, 64, 7.0),
-        (1, 1, 2112, 5.0),
-        (1, 1, 0, 1.0),  # before the first context
-        (1, 1, 100, 1.0),  # of the same bucket as 64
-    ],
-)
-def test_between_what_was_measured(n: int, width: int, context: int, seconds: float) -> None:
-    for _ in range(2):  # computed, and remembered
-        assert TABLE.verify(n, width, context) == pytest.approx(seconds)
-
-
-def test_drafts_between_what_was_measured() -> None:
-    found = [TABLE.draft(*at) for at in ((1, 64), (4, 1088), (2, 64), (4, 576), (7, 64))]
-    assert found == pytest.approx([1, 4, 4 / 3, 3, 3])
-
-
-def test_a_table_of_one_kind_of_round() -> None:
-    one = CostProfile([0], [1], [1], [[[2.0]]], [[1.0]])
-    assert (one.verify(3, 5, 700), one.draft(3, 700)) == (2.0, 1.0)
+    def measure(self) -> CostProfile:
+        return measure(self, 8, 8, 1024, clock=lambda: self.now)
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -133,42 +92,6 @@ def test_it_ends_in_time(scale: float) -> None:
     assert machine.now <= BUDGET * (1 if scale <= 1 else MAX_BUDGET)
     if scale >= 200:
         assert len(found.widths) < 8
-
-
-def test_where_a_step_takes_seconds_few_are_made() -> None:
-    machine = Machine(1000.0)
-    found = machine.measure()
-    assert (found.contexts, found.rows, found.widths) == ([64], [1, 8], [1, 16])
-    assert machine.rounds < 20
-
-
-def test_a_wider_step_is_never_quicker() -> None:
-    class Odd(Machine):
-        def verify(self, n: int, width: int, context: int) -> float:
-            return super().verify(n, width, context) * (0.5 if width == 4 else 1.0)
-
-    found = Odd().measure()
-    table = np.array(found.verify_seconds)
-    for axis in range(3):
-        assert (np.diff(table, axis=axis) >= 0).all()
-    # the slow ones are not made slower by more than the quick ones are by
-    assert found.verify(1, 2, 64) < Machine().verify(1, 2, 64) + HOP
-
-
-@pytest.mark.parametrize(
-    ("slots", "max_seq_len", "block_size", "rows", "widest", "contexts"),
-    [
-        (1, 4096, 8, [1], 16, [64, 4064]),
-        (6, 160, 8, [1, 2, 4, 6], 16, [64]),
-        (2, 9, 8, [1, 2], 9, [0]),
-        (4, 1024, 20, [1, 2, 4], 20, [64, 984]),
-    ],
-)
-def test_the_grid_fits_the_engine(
-    slots: int, max_seq_len: int, block_size: int, rows: list[int], widest: int, contexts: list[int]
-) -> None:
-    found = Machine().measure(slots, max_seq_len, block_size)
-    assert (found.rows, found.widths[-1], found.contexts) == (rows, widest, contexts)
 
 
 def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:

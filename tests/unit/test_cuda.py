@@ -6,7 +6,6 @@ Graphs of every family pass `check_graph` in `op_profile.assert_in_profile`; the
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_engines, build_pair, config_of, contents
+from builds import build_engines, build_pair, contents
 from families import pair_of
 from pairs import make_pair
 
@@ -23,7 +22,7 @@ from dflash_trt.engines.cuda.kernels import check_graph, check_placement
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, KIND, load_session
-from dflash_trt.errors import ConfigError, EngineError
+from dflash_trt.errors import EngineError
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,6 @@ def test_what_weights_alone_go_into_needs_no_kernel(tmp_path: Path) -> None:
     nodes = onnx.load(path, load_external_data=False).graph.node
     assert any(node.op_type == "Split" and len(node.input) == 1 for node in nodes)
     check_graph(path)
-
-
-def test_it_is_in_full_precision(built: Path) -> None:
-    with pytest.raises((ConfigError, ValueError), match="runs in the checkpoint's precision"):
-        config_of(built, engine={"kind": "onnxruntime", "device": "cuda", "quantize": "int4"})
 
 
 @pytest.mark.parametrize("change", ["op", "type"])
@@ -141,17 +135,3 @@ def test_what_is_missing_is_said(
         monkeypatch.setattr(engine, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match=says):
         load_engine(tmp_path / "target")
-
-
-def test_the_gpu_tests_say_that_there_is_none(tmp_path: Path) -> None:
-    for program in ("make", "sh"):
-        (tmp_path / program).symlink_to(str(shutil.which(program)))
-    done = subprocess.run(
-        ["make", "test-gpu"],
-        cwd=Path(__file__).parents[2],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0
-    assert "make test-gpu needs an NVIDIA GPU with its driver, and here is none" in done.stderr

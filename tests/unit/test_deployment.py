@@ -47,9 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plans": {"kind": "tensorrt", "library": "tensorrt_rtx"},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
     "one-gpu": {"hardware": "hgx-h200", "gpus": 1},
-    "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
 }
-SEVERAL = "two-nodes"
 OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
 
 
@@ -142,8 +140,7 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
         assert users == ["10001:10001"]
         return
     assert users == ["10001"]
-    version = CASES[case].get("version", "1.4.0rc1")
-    assert f"nvcr.io/nvidia/tensorrt-llm/release:{version}\n" in text
+    assert "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1\n" in text
 
 
 @pytest.mark.models
@@ -219,10 +216,14 @@ def test_the_yaml_has_no_fault(deploy: Path) -> None:
         assert [str(problem) for problem in linter.run(file.read_text(), LINT)] == []
 
 
+def test_several_machines_have_no_manifests(tmp_path: Path) -> None:
+    """They are started by Slurm or MPI."""
+    write(tmp_path, made(hardware="gb300-nvl72-slice", checkpoints="hub"))
+    assert (tmp_path / "deploy" / "Dockerfile").is_file()
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
 def test_the_manifests_are_kubernetes_own(deploy: Path, case: str) -> None:
-    if case == SEVERAL:
-        assert not list(deploy.rglob("*.yaml"))
-        return
     kinds, core = base(deploy), {"Deployment", "Service"}
     assert kinds.keys() == core | (set() if case in OURS else {"PersistentVolumeClaim"})
     for resource in kinds.values():
@@ -235,8 +236,6 @@ def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_scales_it(deploy: Path, case: str) -> None:
-    if case == SEVERAL:
-        return
     (scaler,) = resources(deploy / "kubernetes" / "hpa.yaml").values()
     check(scaler)
     target = scaler["spec"]["scaleTargetRef"]
@@ -248,8 +247,6 @@ def test_what_scales_it(deploy: Path, case: str) -> None:
 
 
 def test_kserves_runtime_and_service_fit_each_other(deploy: Path, case: str) -> None:
-    if case == SEVERAL:
-        return
     kinds = resources(deploy / "kserve.yaml")
     for resource in kinds.values():
         check(resource)
@@ -264,8 +261,6 @@ def test_kserves_runtime_and_service_fit_each_other(deploy: Path, case: str) -> 
 
 
 def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
-    if case == SEVERAL:
-        return
     spec = base(deploy)["Deployment"]["spec"]["template"]["spec"]
     if case in OURS:
         assert_writes_nothing_but_tmp(spec, {"cpu": 0, "plans": 1}[case])
@@ -311,8 +306,6 @@ def assert_writes_nothing_but_tmp(spec: dict[str, Any], gpus: int) -> None:
 
 
 def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
-    if case == SEVERAL:
-        return
     kinds = base(deploy)
     template = kinds["Deployment"]["spec"]["template"]
     assert kinds["Service"]["spec"]["selector"] == template["metadata"]["labels"]
@@ -324,16 +317,6 @@ def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
             assert container[probe]["httpGet"]["port"] == "http"
         else:
             assert container[probe]["exec"]["command"] == ["deploy/probe.sh"]
-
-
-def test_it_repeats(tmp_path: Path) -> None:
-    config = made(checkpoints="hub")
-    texts = []
-    for name in ("one", "two"):
-        write(tmp_path / name, config)
-        files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
-        texts.append([file.read_bytes() for file in files])
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

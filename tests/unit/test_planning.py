@@ -2,15 +2,12 @@
 
 import json
 import math
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 import yaml
 from commands import run
 from hub import Repository, running_hub
@@ -18,24 +15,16 @@ from huggingface_hub import constants
 
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import (
-    PLAIN,
-    PRESETS,
     Constants,
-    Deployment,
-    Layer,
     Layout,
     Method,
-    Runtime,
     arena_slot,
     drafter_size,
-    eagle,
     published_models,
-    round_time,
     target_size,
 )
 from dflash_trt.planning.capacity import cache, weights
-from dflash_trt.planning.model_size import FP8, MXFP4, NVFP4
-from dflash_trt.planning.rounds import draft_rate, experts_read
+from dflash_trt.planning.rounds import draft_rate
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -49,7 +38,6 @@ DRAFTERS = {
 EIGHT = Layout(8)
 ONE = Layout()
 SPREAD = Layout(8, attention_dp=True, experts_parallel=True)
-REPEATED = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 LATENT = {
     "num_hidden_layers": 4,
     "n_routed_experts": 32,
@@ -57,32 +45,6 @@ LATENT = {
     "hidden_size": 1024,
     "tie_word_embeddings": False,
 }
-# real sizes, but where depth would only cost time
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt-oss-120b": ("GptOss", {}),
-    "Llama-3.1-8B": ("Llama", {**REPEATED, "intermediate_size": 14336, "vocab_size": 128256}),
-    "Qwen3-8B": ("Qwen3", {**REPEATED, "head_dim": 128, "intermediate_size": 12288}),
-    "Qwen3-Coder-30B": ("Qwen3Moe", {"num_hidden_layers": 4, "moe_intermediate_size": 768}),
-    "Qwen3-Coder-Next": ("Qwen3Next", {"num_hidden_layers": 4}),
-    "Gemma-3": ("Gemma3Text", {"num_hidden_layers": 6}),
-    "DeepSeek-V3": ("DeepseekV3", LATENT),
-}
-
-
-def flat(config: transformers.PretrainedConfig) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return values
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_those_of_transformers(name: str) -> None:
-    family, fields = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**fields)
-    cls = {"Gemma3Text": "Gemma3"}.get(family, family)
-    with torch.device("meta"):
-        model = getattr(transformers, f"{cls}ForCausalLM")(config)
-    count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("bias"))
-    assert target_size(flat(config)).parameters == pytest.approx(count, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -131,58 +93,6 @@ def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     assert arena_slot(oss_drafter, 8, 131072 + 10) == slot / 8
 
 
-def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
-    machine, context, block = PRESETS["dgx-b300"], 32768, 10
-    gpu = machine.gpu
-    fits = {
-        paged: Deployment(machine, 8, oss, oss_drafter, block, paged=paged).fit(EIGHT, context)
-        for paged in (True, False)
-    }
-    free = gpu.memory_bytes - weights(oss, EIGHT) - weights(oss_drafter, EIGHT) - (4 << 30)
-    kv = 18 * 2 * 64 * 2 * (context + block + 128)
-    assert fits[True].sequences == int(0.85 * free / (kv + 16384 // 8 * context))
-    dense = fits[False]
-    slot = 16384 // 8 * (context + block)
-    # both parts hold them, and one more would be too many for one of the two
-    fraction = dense.free_gpu_memory_fraction
-    pool, arena = fraction * free, 0.7 * (1 - fraction) * free
-    assert dense.sequences * kv <= pool * 1.001
-    assert (dense.sequences + 1) * slot <= arena * 1.001
-    assert (dense.sequences + 1) * kv > pool or (dense.sequences + 2) * slot > arena
-
-
-def test_drafters_have_their_published_sizes() -> None:
-    sizes = {"z-lab/Qwen3-8B-DFlash-b16": 1.05, "z-lab/Qwen3-4B-DFlash-b16": 0.54,
-             "z-lab/Qwen3.5-9B-DFlash": 1.29, "z-lab/Qwen3.5-27B-DFlash": 2.13}  # fmt: skip
-    for name, billions in sizes.items():
-        of = name.removeprefix("z-lab/").partition("-DFlash")[0]
-        drafter = calibrate.drafting(name, of, 4.0).drafter
-        assert drafter is not None
-        assert drafter.parameters / 1e9 == pytest.approx(billions, abs=0.006)
-
-
-def quantized(**quantization: Any) -> Layer:
-    values = {**TARGETS["Qwen3-Coder-30B-A3B-Instruct"]}
-    return target_size({**values, "quantization_config": quantization}).layers[5]
-
-
-def test_formats_of_published_checkpoints() -> None:
-    layer = quantized(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
-    assert (layer.attention_format.name, layer.expert_format) == ("bf16", MXFP4)
-    layer = quantized(quant_method="fp8", weight_block_size=[128, 128],
-                      modules_to_not_convert=["lm_head", "model.layers.5.mlp.gate"])  # fmt: skip
-    assert (layer.attention_format, layer.expert_format) == (FP8, FP8)
-    layer = quantized(quant_method="modelopt", quant_algo="NVFP4",
-                      ignore=["lm_head", "model.language_model.layers.5.self_attn*"])  # fmt: skip
-    assert (layer.attention_format.name, layer.expert_format) == ("bf16", NVFP4)
-    weights4 = {"num_bits": 4, "type": "int", "group_size": 32}
-    layer = quantized(quant_method="compressed-tensors", format="pack-quantized",
-                      config_groups={"group_0": {"weights": weights4}},
-                      ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
-    assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)
-    assert quantized(quant_method="awq").expert_format.name == "bf16"
-
-
 WRONG = (None, 0, -1, 1, "x", [], {}, [1], ["x"], {"a": 1}, 1.5, 1e300, True, 10**30)
 
 
@@ -224,15 +134,6 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
     assert refused > 50
 
 
-def test_experts_touched_are_what_chance_touches(oss: Any) -> None:
-    layer, random_ = oss.layers[0], random.Random(0)
-    drawn = [len({e for _ in range(40) for e in random_.sample(range(128), 4)}) for _ in range(200)]
-    assert experts_read(layer, 40, ONE) == pytest.approx(sum(drawn) / len(drawn), rel=0.01)
-    assert experts_read(layer, 40, EIGHT) == experts_read(layer, 40, ONE) / 8
-    # one token's four experts are on some GPU as a whole
-    assert experts_read(layer, 1, Layout(8, experts_parallel=True)) >= 1
-
-
 def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
     """gpt-oss-120b-DFlash, GSM8K: 5.3, 4.3 and 3.3 with 9, 5 and 3 drafts."""
     whole = Method("DFlash", 9, 5.3)
@@ -243,45 +144,6 @@ def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
     drafter = calibrate.drafting("z-lab/gpt-oss-120b-DFlash", "gpt-oss-120b", 5.3)
     assert drafter.shortened(3).block == drafter.block == 10
     assert draft_rate(1.0, 5) == pytest.approx(0, abs=1e-6)
-
-
-def test_rounds_follow_what_limits_them(oss: Any) -> None:
-    constants = Constants.fitted()
-    gpu = PRESETS["dgx-b300"].gpu
-
-    def step(layout: Layout = EIGHT, rows: int = 8, context: int = 1000) -> Any:
-        return round_time(oss, PLAIN, Runtime(gpu, layout, constants), rows, context)
-
-    assert step().weights == pytest.approx(step(ONE).weights / 8)
-    assert step(ONE).communication == 0 < step().communication
-    assert step(context=4000).cache > 1.9 * step(context=1000).cache
-    assert step(rows=16).arithmetic == pytest.approx(2 * step(rows=8).arithmetic)
-    # every GPU has its own eighth of the sequences, and all of attention's weights
-    assert step(SPREAD).weights > step().weights
-    assert step(SPREAD, rows=8).cache == pytest.approx(step(ONE, rows=1).cache)
-    # 4 of 128 experts and everything else once, at the bandwidth that is reached
-    read = oss.weight_bytes - oss.head * 2 - 36 * 124 * 3 * 2880 * 2880 * (4.25 / 8)
-    assert step(ONE, rows=1).weights == pytest.approx(read / (8e12 * constants.bandwidth))
-    chain = round_time(oss, eagle(oss, 2.9), Runtime(gpu, EIGHT, constants), 8, 1000)
-    assert chain.host == constants.host["tensorrt_llm"]
-    assert chain.seconds > step().seconds
-
-
-@pytest.fixture(scope="module")
-def deployment(oss: Any, oss_drafter: Any) -> Deployment:
-    return Deployment(PRESETS["dgx-b300"], 8, oss, oss_drafter, 10)
-
-
-def test_a_curve_has_what_fits(deployment: Deployment) -> None:
-    points = [*deployment.speed(PLAIN, 4096, Constants.fitted())]
-    layouts = {str(layout): layout for layout in deployment.layouts()}
-    assert [point.concurrency for point in points] == [2**i for i in range(len(points))]
-    for point in points:
-        rate = point.tokens_per_user * point.concurrency / 8
-        assert point.tokens_per_gpu == pytest.approx(rate, rel=0.01)
-        layout = layouts[point.layout]
-        room = deployment.fit(layout, 4096).sequences * 8 // layout.gpus
-        assert point.concurrency <= room
 
 
 def test_the_constants_are_the_fitted_ones() -> None:

@@ -98,15 +98,6 @@ def test_the_bill_of_materials_is_valid_and_complete(original: Path) -> None:
     assert BOM in manifest["files"]
 
 
-@pytest.mark.parametrize("card", ["", "---\n", "---\n[\n---\n", "---\n- 1\n---\n", "\udcff"])
-def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card: str) -> None:
-    pair = Path(shutil.copytree(original, tmp_path / "pair"))
-    (pair / "target" / "README.md").write_bytes(card.encode(errors="surrogateescape"))
-    build(config_of(pair), pair / "again", quiet)
-    target, _ = json.loads((pair / "again" / BOM).read_text())["components"]
-    assert "licenses" not in target
-
-
 @pytest.mark.models
 def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
     texts, moved = [], tmp_path / "elsewhere" / "build"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.build.settings import Settings, max_draft_tokens
+from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
@@ -133,22 +133,6 @@ def test_sampling_defaults_are_those_that_vllm_takes(
     assert json.loads(found["sampling"].string_value) == expected
 
 
-@pytest.mark.parametrize(
-    ("policy", "block_size", "tensorrt_llm", "expected"),
-    [
-        ("adaptive", 8, False, 15),
-        ("adaptive", 24, False, 23),
-        ("adaptive", 8, True, 7),
-        ("fixed", 8, False, 7),
-    ],
-)
-def test_max_draft_tokens_of_a_round(
-    policy: str, block_size: int, tensorrt_llm: bool, expected: int
-) -> None:
-    speculation = Speculation.model_validate({"policy": policy})
-    assert max_draft_tokens(speculation, block_size, tensorrt_llm) == expected
-
-
 def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:
     repository = _write(tmp_path, serving={"mode": "in_process"})
     assert {path.name for path in repository.iterdir()} == {"dflash", "dflash_infer"}
@@ -184,11 +168,3 @@ def test_the_ensemble_wires_equal_types() -> None:
     for t in ensemble.output:
         assert types[t.name] == (t.data_type, tuple(t.dims))
     assert "features" not in _names(ensemble.output)
-
-
-def test_both_public_models_have_the_same_tensors() -> None:
-    dflash, infer = (
-        read_config(templates() / model / "config.pbtxt") for model in ("dflash", "dflash_infer")
-    )
-    assert dflash.input == infer.input
-    assert dflash.output == infer.output

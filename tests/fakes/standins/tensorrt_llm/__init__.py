@@ -9,19 +9,18 @@ that is not there, a value of another type.
   (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig and
   Eagle3DecodingConfig of 1.4.0rc1; of DraftTargetDecodingConfig and NGramDecodingConfig what the
   base class and llm_args.py have
-- methods of `LLM`: tests/unittest/api_stability/references_committed/llm.yaml@e00a186 and
-  references/llm.yaml@ea35fd6; `conversation_params`, `trace_headers`, `priority` and what
-  `generate_async` does as in tensorrt_llm/llmapi/llm.py of 2026
+- methods of `LLM` that we call: tests/unittest/api_stability/references_committed/llm.yaml@e00a186
+  and references/llm.yaml@ea35fd6; what `generate_async` does as in tensorrt_llm/llmapi/llm.py of
+  2026
 - `SamplingParams`: .../references_committed/sampling_params.yaml@3ba4754,
   references/sampling_params.yaml@bc531ce, checked as tensorrt_llm/sampling_params.py@a98a906 does
 - `RequestOutput`, `CompletionOutput`: .../references{,_committed}/request_output.yaml@2a9abd9 and
   completion_output.yaml@0249976, @0c6a62a; how they grow: tensorrt_llm/executor/result.py@a678b91,
-  where `decoding_iter` and `avg_decoded_tokens_per_iter` are too
+  where `avg_decoded_tokens_per_iter` is too
 - `GuidedDecodingParams`: tensorrt_llm/sampling_params.py@000a01d
 - `cached_tokens` of a result: pull request 7637, read by ai-dynamo/dynamo (pull request 13567, with
   1.3.0rc23); `cache_salt`: pull requests 7106 and 13793
-- what a request with a drafter may not ask: `SpecSampler.validate_request` (pull requests 17955 and
-  18401)
+- penalties with a drafter: `SpecSampler.validate_request` (pull requests 17955 and 18401)
 
 A head of EAGLE-3 is not run: in its place, as for NGram, tokens are proposed that followed the same
 ones earlier in the text. What is accepted is the stand-in's own there.

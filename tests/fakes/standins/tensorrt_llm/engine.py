@@ -1,6 +1,5 @@
 """The engine's thread: our scheduler over ONNX engines made of the two checkpoints."""
 
-import os
 import queue
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from dflash_trt.errors import RequestError as OurRequestError
 from tensorrt_llm.errors import EngineDeadError, RequestError
-from tensorrt_llm.results import Logprob, RequestOutput, Response
+from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
 
 BLOCK = 32  # tokens, of the KV cache
@@ -77,10 +76,6 @@ class Engine:
     def submit(
         self, output: RequestOutput, params: SamplingParams, streaming: bool, salt: str | None
     ) -> None:
-        marker = os.environ.get("STANDIN_DIES")
-        if marker and Path(marker).exists():
-            Path(marker).unlink()
-            self.dead = EngineDeadError("the engine is dead")
         if self.dead is not None:
             raise self.dead
         self._inbox.put((output, params, streaming, salt))
@@ -198,10 +193,6 @@ class Engine:
                 sequence.drafted,
                 sequence.accepted,
                 cached=self._cached[request_id],
-                logprobs=[
-                    dict(zip(ids, map(Logprob, values), strict=True))
-                    for ids, values in zip(sequence.logprob_ids, sequence.logprobs, strict=True)
-                ][max(told, 0) :],
             )
         )
         self._told[request_id] = len(sequence.tokens)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from tensorrt_llm.sampling_params import SamplingParams
 
 
@@ -26,29 +24,11 @@ class RequestPerfMetrics:
 
 
 @dataclass(slots=True)
-class Logprob:
-    """As of tensorrt_llm/executor/result.py: values of `TokenLogprobs`, dicts by token id."""
-
-    logprob: float
-    rank: int | None = None
-
-
-@dataclass(slots=True)
 class CompletionOutput:
     index: int
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    logprobs: list[Any] = field(default_factory=list)
-    prompt_logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    generation_logits: Any = None
-    additional_context_outputs: Any = None
-    additional_generation_outputs: Any = None
-    disaggregated_params: Any = None
     request_perf_metrics: RequestPerfMetrics | None = None
-    _last_text_len: int = field(default=0, init=False, repr=False)
     _last_token_ids_len: int = field(default=0, init=False, repr=False)
 
     @property
@@ -56,16 +36,8 @@ class CompletionOutput:
         return len(self.token_ids)
 
     @property
-    def text_diff(self) -> str:
-        return self.text[self._last_text_len :]
-
-    @property
     def token_ids_diff(self) -> list[int]:
         return self.token_ids[self._last_token_ids_len :]
-
-    @property
-    def logprobs_diff(self) -> list[Any]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -80,39 +52,30 @@ class Response:
     accepted: int = 0
     error: Exception | None = None
     cached: int = 0  # of the prompt's tokens
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # with `token_ids`
 
 
 class RequestOutput:
     """Grows with each response that is taken from it, by iterating or `result`."""
 
     __slots__ = (
-        *("_abort", "_aborted", "_done", "_loop", "_params", "_queue", "_tokenizer"),
-        *("avg_decoded_tokens_per_iter", "cached_tokens", "context_logits", "decoding_iter"),
-        *("outputs", "prompt", "prompt_token_ids", "request_id"),
+        *("_abort", "_done", "_loop", "_params", "_queue", "avg_decoded_tokens_per_iter"),
+        *("cached_tokens", "outputs", "prompt_token_ids", "request_id"),
     )
 
     def __init__(
         self,
         request_id: int,
-        prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        tokenizer: Tokenizer | None,
         abort: Callable[[int], None],
     ) -> None:
         self.request_id = request_id
-        self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.outputs = [CompletionOutput(0)]
-        self.context_logits = None
-        self.decoding_iter = 0
         self.cached_tokens = 0
         self.avg_decoded_tokens_per_iter: float | None = None
         self._params = params
-        self._tokenizer = tokenizer
         self._abort = abort
-        self._aborted = False
         self._done = False
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -126,23 +89,11 @@ class RequestOutput:
 
     def abort(self) -> None:
         self._abort(self.request_id)
-        self._aborted = True
-
-    def aborted(self) -> bool:
-        return self._aborted
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         while not self._done:
             self._handle(self._queue.get(timeout=timeout))
         return self
-
-    async def aresult(self) -> RequestOutput:
-        async for _ in self:
-            pass
-        return self
-
-    def __await__(self) -> Any:
-        return self.aresult().__await__()
 
     def __aiter__(self) -> RequestOutput:
         return self
@@ -168,21 +119,14 @@ class RequestOutput:
             self._done = True
             raise response.error
         [output] = self.outputs
-        self.decoding_iter = response.iterations
         self.cached_tokens = response.cached
         self.avg_decoded_tokens_per_iter = response.average
         output._last_token_ids_len = output.length
         output.token_ids.extend(response.token_ids)
-        output.logprobs.extend(response.logprobs)
         output.finish_reason = response.finish_reason
         self._done = response.finish_reason is not None
         if self._done and self._params.return_perf_metrics:
             rate = response.accepted / response.drafted if response.drafted else 0.0
             output.request_perf_metrics = RequestPerfMetrics(
                 SpeculativeDecoding(rate, response.accepted, response.drafted)
-            )
-        if self._params.detokenize and self._tokenizer is not None:
-            output._last_text_len = len(output.text)
-            output.text = self._tokenizer.decode(
-                output.token_ids, skip_special_tokens=self._params.skip_special_tokens
             )

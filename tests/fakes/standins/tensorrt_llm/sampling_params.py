@@ -7,8 +7,6 @@ from typing import Any, get_args, get_type_hints
 from dflash_trt.decoding import Grammar
 from dflash_trt.decoding import SamplingParams as OurParams
 
-Stop = str | list[str] | None
-
 
 @dataclass(slots=True, kw_only=True)
 class GuidedDecodingParams:
@@ -48,61 +46,28 @@ class GuidedDecodingParams:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """All parameters, of which those that only other backends or features know stay `Any`."""
+    """The parameters that we give. Others, which it has too, are refused here by their name."""
 
-    n: int = 1
-    best_of: int | None = None
-    use_beam_search: bool = False
-    beam_search_diversity_rate: float | None = None
-    early_stopping: int | None = None
     max_tokens: int = 32
-    min_tokens: int | None = None
     end_id: int | None = None
-    pad_id: int | None = None
     seed: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    top_p_decay: float | None = None
-    top_p_min: float | None = None
-    top_p_reset_ids: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    length_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    beam_width_array: list[int] | None = None
-    stop: Stop = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    bad: Stop = None
-    bad_token_ids: list[int] | None = None
-    logits_processor: Any = None
-    apply_batched_logits_processor: bool = False
     guided_decoding: GuidedDecodingParams | None = None
-    embedding_bias: Any = None
-    lookahead_config: Any = None
     ignore_eos: bool = False
     detokenize: bool = True
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_context_logits: bool = False
-    return_generation_logits: bool = False
-    exclude_input_from_output: bool = True
-    return_encoder_output: bool = False
     return_perf_metrics: bool = False
-    additional_model_outputs: list[str] | None = None
 
     def __post_init__(self) -> None:
         hints = get_type_hints(SamplingParams)
         for each in fields(self):
             _check_type(each.name, getattr(self, each.name), hints[each.name])
-        self.best_of = self.best_of or self.n
         if self.guided_decoding is not None:
             self.guided_decoding._validate()
         if self.top_p is not None and not 0 <= self.top_p <= 1:
@@ -111,10 +76,6 @@ class SamplingParams:
             raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
         if self.temperature is not None and self.temperature < 0:
             raise ValueError(f"require temperature >= 0, got temperature={self.temperature}")
-        if self.best_of < self.n:
-            raise ValueError(f"best_of ({self.best_of}) cannot be less than n ({self.n})")
-        if self.best_of > 1 and self._greedy:
-            raise ValueError("Greedy decoding in the LLM API does not allow multiple returns.")
 
     @property
     def _greedy(self) -> bool:
@@ -132,21 +93,10 @@ class SamplingParams:
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed or 0,
-            logprobs=self.logprobs,
         )
 
     def _refused_with_a_drafter(self, enable_penalty: bool) -> str | None:
         """What the one-model speculative sampler says to a request that it cannot do."""
-        for name in ("return_context_logits", "prompt_logprobs", "return_generation_logits"):
-            if getattr(self, name):
-                return f"{name} is not supported with speculative decoding"
-        if self.logprobs is not None:
-            return "logprobs are not supported with speculative decoding"
-        for name in ("min_p", "min_tokens", "bad", "bad_token_ids", "no_repeat_ngram_size"):
-            if getattr(self, name):
-                return f"{name} is not supported with one-model speculative decoding"
-        if self.embedding_bias is not None or self.top_p_decay is not None:
-            return "embedding_bias and top_p_decay are not supported with speculative decoding"
         changed = self.repetition_penalty not in (None, 1.0)
         if (changed or self.presence_penalty or self.frequency_penalty) and not enable_penalty:
             return "penalties require 'enable_penalty: true' in the speculative decoding config"
