@@ -45,7 +45,8 @@ def read_selector(values: Config) -> Selector:
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
     """Return the selector's tensors; codebooks are stored without `.weight`.
 
-    Codebooks have a row per token of the target.
+    Codebooks have a row per token of the target, even if the head has fewer (which speculators
+    0.9.0 does not write).
     """
     codebook = (vocab_size, selector.rank)
     return {
@@ -180,8 +181,6 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     causal = not config.flag("sliding_window_non_causal", second)
     fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
     if second:
-        if draft_vocab != vocab:
-            raise config.refuse("a selector stands over a reduced vocabulary")
         values = inner.under(config)
         selector = read_selector(values)
         convolution = read_convolution(values)
