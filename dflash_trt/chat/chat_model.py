@@ -140,11 +140,11 @@ class ChatModel:
         answer: JSON schema of a text allowed instead of calls.
         """
         dialect = self.dialect
-        if prompt.tools and not (dialect.format and dialect.format.calls):
+        if prompt.tools and dialect.format is None:
             what = "tool_choice" if answer is None else "the form of an answer beside tools"
             raise RequestError(
                 f"{what} cannot be enforced: this model's chat template writes calls in a form "
-                "that has no grammar here",
+                "that is not known here",
                 "Leave it out.",
             )
         return grammar(

@@ -61,8 +61,6 @@ TOOLS = parse_tools(DEFINITIONS)
 THINK = REASONING_TAGS[0]
 WORDS = ["Paris", "ü 東京 🙂", 'he said "no"', "a\\b\\", "{[}", "<tool_call", "1\n2", "", " x "]
 every = pytest.mark.parametrize("format", FORMATS, ids=[each.sign.strip() for each in FORMATS])
-ENFORCED = [each for each in FORMATS if each.calls]
-enforced = pytest.mark.parametrize("format", ENFORCED, ids=[e.sign.strip() for e in ENFORCED])
 
 Outcome = tuple[str, str, list[tuple[str, str]]]  # thought, said, calls with their arguments
 
@@ -350,7 +348,7 @@ FUNCTIONS = [{"name": "f", "parameters": PARAMETERS}, {"name": "g"}]
 SMALL = parse_tools([{"type": "function", "function": each} for each in FUNCTIONS])
 
 
-@enforced
+@every
 @pytest.mark.parametrize("special", [True, False])
 def test_a_grammar_admits_what_templates_write(
     format: Format, special: bool, write: Callable[..., str]
@@ -363,6 +361,8 @@ def test_a_grammar_admits_what_templates_write(
             text += json.dumps(arguments, ensure_ascii=False)
         text = text.strip().replace(', "id": "call00000"}', "}")
         fits = not content and ', "id":' not in text and "e+" not in text
+        if format.name == "gemma4":
+            fits = fits and "None" not in text and "near:" not in text  # the template sorts keys
         if format.name == "qwen3_coder":
             fits = fits and "True" not in text and "False" not in text  # Python's words
         assert calls.admits(text) or not fits, text
@@ -370,7 +370,7 @@ def test_a_grammar_admits_what_templates_write(
         assert not calls.admits(f"Well, {text}")
 
 
-@enforced
+@every
 @pytest.mark.parametrize("special", [True, False])
 def test_what_a_grammar_admits_is_read(format: Format, special: bool) -> None:
     schemas = {tool.name: tool.schema for tool in SMALL}
@@ -387,7 +387,7 @@ def test_what_a_grammar_admits_is_read(format: Format, special: bool) -> None:
     assert ended > 10
 
 
-@enforced
+@every
 def test_a_grammar_wants_one_call_of_the_tool_named(
     format: Format, write: Callable[..., str]
 ) -> None:
@@ -416,7 +416,7 @@ def test_a_grammar_lets_the_model_think_first(special: bool) -> None:
     assert not opened.admits(call)
 
 
-@enforced
+@every
 @pytest.mark.parametrize("special", [True, False])
 def test_an_answer_is_calls_or_what_was_asked_of_it(
     format: Format, special: bool, write: Callable[..., str]
@@ -435,19 +435,23 @@ def test_an_answer_is_calls_or_what_was_asked_of_it(
     assert not alone.admits(text)
 
 
-def test_beside_an_answer_arguments_that_cannot_be_enforced_are_free() -> None:
-    [format] = [each for each in FORMATS if each.name == "qwen3_coder"]
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
+def test_beside_an_answer_arguments_that_cannot_be_enforced_are_free(name: str) -> None:
+    [format] = [each for each in FORMATS if each.name == name]
     parameters = {"properties": {"a": {"type": "string", "pattern": "x+"}}}
     tools = parse_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     either = Grammar(format, tools, special=False, answer={"const": "yes"})
     assert either.admits('"yes"')
     assert either.admits(
-        "<tool_call>\n<function=f>\n<parameter=a>\ny\n</parameter>\n</function>\n</tool_call>"
+        '<|tool_call>call:f{a:<|"|>y<|"|>}<tool_call|>'
+        if name == "gemma4"
+        else "<tool_call>\n<function=f>\n<parameter=a>\ny\n</parameter>\n</function>\n</tool_call>"
     )
 
 
-def test_what_a_format_cannot_enforce_is_refused() -> None:
-    [format] = [each for each in FORMATS if each.name == "qwen3_coder"]
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
+def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
+    [format] = [each for each in FORMATS if each.name == name]
     for schema, said in (
         ({"a": {"type": "string", "pattern": "x+"}}, "pattern"),
         ({"a": 3}, "not valid|cannot be enforced"),

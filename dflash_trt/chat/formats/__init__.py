@@ -19,7 +19,7 @@ class Format:
     sign: str  # occurs in every call of this format
     markers: tuple[str, ...]  # required in the text, special tokens or not
     read: Callable[[Reader, Sequence[Tool]], Steps[None]]
-    calls: Callable[..., str] | None  # (lark, tools, parallel=..): grammar of calls, if any
+    calls: Callable[..., str]  # (lark, tools, parallel=..): grammar of calls
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, harmony.read, harmony.
 FORMATS = (
     Format("qwen3_coder", qwen_coder.SIGN, qwen_coder.MARKERS, qwen_coder.read, qwen_coder.calls),
     HERMES,
-    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, None),
+    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, gemma.calls),
     Format("mistral", mistral.ID, mistral.MARKERS, mistral.read, mistral.calls_with_id),
     Format("mistral", mistral.ARGUMENTS, mistral.MARKERS, mistral.read, mistral.calls),
     Format("mistral", mistral.OPEN, mistral.MARKERS, mistral.read, mistral.list_calls),
@@ -110,8 +110,7 @@ def grammar(
     """
     lark = Lark(added)
     try:
-        enforced = format.calls if format and tools else None
-        start = enforced(lark, tools, parallel=parallel) if enforced else ""
+        start = format.calls(lark, tools, parallel=parallel) if format and tools else ""
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise RequestError(
             f"tools: a schema of {', '.join(tool.name for tool in tools)[:200]} is not valid "

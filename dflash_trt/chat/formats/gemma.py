@@ -1,20 +1,31 @@
 """Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>`.
 
-Earlier models have no tools. Arguments are converted to JSON as they arrive. No grammar enforces
-them: a JSON Schema of values that are not JSON would have to be written anew.
+Earlier models have no tools. Arguments are converted to JSON as they arrive.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
+from dflash_trt.chat.formats.lark import Lark, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.errors import RequestError
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 DEEPEST = 64
 MARKERS = (OPEN, CLOSE, QUOTE)
 WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}  # Python's too
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+# of a grammar
+PLAIN = {
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "boolean": '("true" | "false")',
+    "null": '"null"',
+}
+KINDS = (*PLAIN, "string", "array", "object")
+KEY = "/[A-Za-z_][A-Za-z0-9_-]*/"
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
@@ -77,3 +88,114 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
             yield from reader.space()
         yield from _value(reader, depth + 1)
     reader.argue(brackets[1])
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    each = []
+    for tool in tools:
+        value = _Values(lark, tool).value(tool.schema)
+        each.append(f"{lark.text(f'call:{tool.name}')} {value}")
+    one = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(each)}) {lark.marker(CLOSE)}")
+    return f"{one}+" if parallel else one
+
+
+class _Values:
+    """Grammar rules for one tool's values, from its JSON Schema."""
+
+    def __init__(self, lark: Lark, tool: Tool) -> None:
+        self._lark, self._tool = lark, tool
+        self._named: dict[str, str] = {}  # rules by `$ref`
+        self._any = ""
+
+    def value(self, schema: Any) -> str:
+        if schema is True or schema == {}:
+            return self._anything()
+        if not isinstance(schema, dict):
+            raise self._wrong("a schema that is no object")
+        if "$ref" in schema:
+            return self._reference(schema["$ref"])
+        for name in ("anyOf", "oneOf"):
+            if name in schema:
+                self._only(schema, name)
+                return f"({' | '.join(map(self.value, schema[name]))})"
+        if "enum" in schema or "const" in schema:
+            self._only(schema, "enum", "const", "type")
+            values = schema.get("enum", [schema.get("const")])
+            return f"({' | '.join(map(self._constant, values))})"
+        kinds = schema.get("type", KINDS)
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        return f"({' | '.join(self._kind(kind, schema) for kind in kinds)})"
+
+    def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        if kind == "string":
+            self._only(schema, "type")
+            return f"{self._lark.marker(QUOTE)} {self._lark.up_to(QUOTE)}"
+        if kind == "array":
+            self._only(schema, "type", "items")
+            item = self._lark.rule("item", self.value(schema.get("items", True)))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if kind == "object":
+            return self._object(schema)
+        if kind not in PLAIN:
+            raise self._wrong(f"the type {kind!r}")
+        self._only(schema, "type")
+        return PLAIN[kind]
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        """Return the rule of an object: its named properties in the schema's order, or any."""
+        self._only(schema, "type", "properties", "required", "additionalProperties")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not properties:
+            closed = schema.get("additionalProperties", True) is False
+            return '"{}"' if closed else self._anything_in_braces()
+        first, rest = "", ""  # the remaining properties: with none written before, and with one
+        for key, each in reversed(properties.items()):
+            one = self._lark.rule("property", f"{self._lark.text(key + ':')} {self.value(each)}")
+            needed = key in required
+            first = self._lark.rule("first", _either(f"{one} {rest}", first, needed))
+            rest = self._lark.rule("rest", _either(f'"," {one} {rest}', rest, needed))
+        return f'"{{" {first} "}}"'
+
+    def _reference(self, name: Any) -> str:
+        if name not in self._named:
+            _, _, place = str(name).partition("#/")
+            group, _, key = place.partition("/")
+            if group not in ("$defs", "definitions") or key not in self._tool.schema.get(group, {}):
+                raise self._wrong(f"the $ref {name!r}")
+            rule = self._named[name] = self._lark.rule("named", "")
+            self._lark.define(rule, self.value(self._tool.schema[group][key]))
+        return self._named[name]
+
+    def _constant(self, value: Any) -> str:
+        lark = self._lark
+        if isinstance(value, str):
+            return f"{lark.marker(QUOTE)} {lark.text(value)} {lark.marker(QUOTE)}"
+        if isinstance(value, dict | list):
+            raise self._wrong("an enum of objects or lists")
+        return lark.text(as_json(value))
+
+    def _anything(self) -> str:
+        if not self._any:
+            self._any = self._lark.rule("any", "")
+            self._lark.define(self._any, " | ".join(self._kind(kind, {}) for kind in KINDS))
+        return self._any
+
+    def _anything_in_braces(self) -> str:
+        one = self._lark.rule("property", f'{KEY} ":" {self._anything()}')
+        return f'"{{" ({one} ("," {one})*)? "}}"'
+
+    def _only(self, schema: Mapping[str, Any], *known: str) -> None:
+        refuse_others(schema, set(known), self._tool.name)
+
+    def _wrong(self, what: str) -> RequestError:
+        return RequestError(
+            f"tools: {what} in the schema of {self._tool.name} cannot be enforced in the form that "
+            "this model writes calls in",
+            "Leave it out, or let tool_choice be auto.",
+        )
+
+
+def _either(body: str, skipped: str, needed: bool) -> str:
+    if needed:
+        return body
+    return f"{body} | {skipped}" if skipped else f"({body})?"

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_trt.chat.formats.definitions import Tool
+from dflash_trt.errors import RequestError
 
 # as Python's templates write JSON: fixed text is drafted for free
+SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 ANYTHING = r"/(.|\n)*/"
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -26,6 +28,10 @@ class Lark:
         name = f"{name}_{len(self._rules)}"
         self._rules[name] = f"{options}: {body}"
         return name
+
+    def define(self, rule: str, body: str) -> None:
+        """Set the body of a rule that was named earlier."""
+        self._rules[rule] = f": {body}"
 
     def text(self, text: str) -> str:
         return json.dumps(text)
@@ -63,3 +69,13 @@ def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
     rest = f"{comma} {lark.text(json.dumps(key))} {colon}"
     each = [f"{lark.text(json.dumps(tool.name))} {rest} {lark.json(tool.schema)}" for tool in tools]
     return f"""{start} {name} {colon} ({" | ".join(each)}) "}}\""""
+
+
+def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
+    """Raise RequestError for schema keywords that a format's values cannot enforce."""
+    if others := sorted(schema.keys() - known - SAY_NOTHING):
+        raise RequestError(
+            f"tools: {others[0][:64]!r} in the schema of {place[:128]} cannot be enforced in the "
+            "form that this model writes calls in",
+            "Leave it out, or let tool_choice be auto.",
+        )

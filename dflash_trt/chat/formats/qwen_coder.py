@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
-from dflash_trt.chat.formats.lark import Lark
+from dflash_trt.chat.formats.lark import Lark, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
-from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -18,7 +17,6 @@ FUNCTION, END = "<function=", "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
 KEY, END_VALUE = "<parameter=", "</parameter>"
 MARKERS = (OPEN, CLOSE)
-SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
 
@@ -137,12 +135,7 @@ def _parameter(lark: Lark, tool: Tool, key: str) -> str:
     elif values := schema.get("enum", [schema["const"]] if "const" in schema else []):
         value = f"({' | '.join(lark.text(each + end) for each in values)})"
     else:
-        if others := sorted(schema.keys() - {"type"} - SAY_NOTHING):
-            raise RequestError(
-                f"tools: {others[0][:64]!r} in the schema of {key[:64]} of {tool.name} cannot be "
-                "enforced in the form that this model writes calls in",
-                "Leave it out, or let tool_choice be auto.",
-            )
+        refuse_others(schema, {"type"}, f"{key} of {tool.name}")
         value = lark.up_to(END_VALUE)
     rule = lark.rule("parameter", f'{lark.text(start)} {value} "\\n"')
     return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"
