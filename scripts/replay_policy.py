@@ -46,7 +46,7 @@ from dflash_trt.decoding.speculation import policy as estimator
 from dflash_trt.decoding.speculation import policy as policies
 from dflash_trt.decoding.speculation.policy import Gate
 from dflash_trt.engines.info import EngineInfo
-from dflash_trt.engines.load import load_engine
+from dflash_trt.engines.step import load_engine
 
 CANDIDATES = 8
 

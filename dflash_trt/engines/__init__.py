@@ -9,5 +9,14 @@ from dflash_trt.engines.info import (
     read_info,
     write_info,
 )
-from dflash_trt.engines.load import engine_kind, load_engine, load_engines, read_infos, roles
-from dflash_trt.engines.step import FIRST_BLOCK, NOTHING, Engine, Step
+from dflash_trt.engines.step import (
+    FIRST_BLOCK,
+    NOTHING,
+    Engine,
+    Step,
+    engine_kind,
+    load_engine,
+    load_engines,
+    read_infos,
+    roles,
+)

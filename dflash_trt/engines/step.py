@@ -1,14 +1,18 @@
-"""The interface of engines, and the tensors of a step."""
+"""The interface of engines, the tensors of a step, and loading an engine of any kind."""
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, read_info
+from dflash_trt.errors import EngineError
+from dflash_trt.files import read_json
 
 NOTHING = -1  # instead of a slot: see `Engine.move_row`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
@@ -177,3 +181,54 @@ class LoadedEngine(ABC):
             self._room[name] = room, buffer
             self._steps.clear()  # they reference the old buffer
         return buffer
+
+
+MODULES = {  # modules with an `Engine` class
+    "onnxruntime": "dflash_trt.engines.onnxruntime",
+    "tensorrt": "dflash_trt.engines.tensorrt.engine",
+}
+ON_CUDA = "dflash_trt.engines.cuda.engine"  # for graphs on a GPU
+
+
+def engine_kind(directory: Path) -> str:
+    """Return the kind in `engine.json`; EngineError if it is invalid or cannot run here."""
+    path = directory / ENGINE_FILE
+    try:
+        kind = read_json(path)["kind"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise EngineError(
+            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
+        ) from error
+    if not isinstance(kind, str) or kind not in MODULES:
+        raise EngineError(f"{path} describes a {kind!r} engine", f"Known: {', '.join(MODULES)}")
+    return kind
+
+
+def load_engine(directory: Path, alone: bool = False) -> Engine:
+    """Load a target or a drafter; EngineError if that fails.
+
+    alone: one engine per process, taking turns with another process on the same cores.
+    """
+    kind = engine_kind(directory)
+    on_cuda = read_info(directory, kind).device == "cuda"
+    module = importlib.import_module(ON_CUDA if on_cuda else MODULES[kind])
+    turns = {"alone": True} if alone and kind == "onnxruntime" and not on_cuda else {}
+    engine: Engine = module.Engine(directory, **turns)
+    return engine
+
+
+def roles(engines: Path) -> list[Path]:
+    """Return the directories of the target's engine and, if any, the drafter's."""
+    drafter = engines / "drafter"
+    return [engines / "target", *([drafter] if drafter.is_dir() else [])]
+
+
+def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
+    """Load the target and the drafter, if any."""
+    target, *others = map(load_engine, roles(engines))
+    return target, others[0] if others else None
+
+
+def read_infos(engines: Path) -> list[EngineInfo]:
+    """Read the target's and the drafter's `engine.json`, if any."""
+    return [read_info(each, engine_kind(each)) for each in roles(engines)]

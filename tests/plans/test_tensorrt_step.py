@@ -24,8 +24,8 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.cuda import engine as cuda
 from dflash_trt.engines.cuda import kernels
 from dflash_trt.engines.info import read_info, write_info
-from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import CPU
+from dflash_trt.engines.step import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import library as library_module
 from dflash_trt.engines.tensorrt import plan as plan_module

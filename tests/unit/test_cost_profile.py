@@ -8,7 +8,7 @@ from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.decoding.speculation.costs import BUDGET, MAX_BUDGET, measure
-from dflash_trt.engines.load import load_engine
+from dflash_trt.engines.step import load_engine
 
 HOP = 0.25e-3
 

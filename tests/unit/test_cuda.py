@@ -20,8 +20,8 @@ from pairs import make_pair
 from dflash_trt.engines.cuda import PROVIDER, engine
 from dflash_trt.engines.cuda.kernels import check_graph, check_placement
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, KIND, load_session
+from dflash_trt.engines.step import load_engine
 from dflash_trt.errors import EngineError
 
 

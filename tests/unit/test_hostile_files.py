@@ -22,7 +22,7 @@ from dflash_trt.checkpoints import (
 from dflash_trt.config import load_config
 from dflash_trt.config.build import Speculation
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines.step import engine_kind
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
 from dflash_trt.prompts import read_prompts
 
