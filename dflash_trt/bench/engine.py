@@ -1,7 +1,7 @@
 """`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -32,25 +32,15 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # by task
     max_tokens: int
-    methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
-    draft_tokens: tuple[int | None, ...] = (None,)  # for methods not in `DRAFTS`
-    batches: tuple[int, ...] = (1,)
-    temperatures: tuple[float, ...] = (0.0,)
-    repeats: int = 5
-    seed: int = 0
+    methods: Sequence[str]
+    draft_tokens: Sequence[int | None]  # for methods not in `DRAFTS`
+    batches: Sequence[int]
+    temperatures: Sequence[float]
+    repeats: int
 
 
-def run_engine(
-    directory: Path,
-    plan: Plan,
-    threads: int | None,
-    options: Mapping[str, Any],
-    progress: Progress,
-) -> Run:
-    """Measure `plan` on a built directory; an interrupt keeps the results so far.
-
-    threads: of this process's pool, which its first engine sizes; None: as when serving.
-    """
+def run_engine(directory: Path, plan: Plan, options: Mapping[str, Any], progress: Progress) -> Run:
+    """Measure `plan` on a built directory, with as many threads as it serves with."""
     from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
 
     manifest = read_manifest(directory)
@@ -59,28 +49,19 @@ def run_engine(
             f"{directory} has no drafter, beside which methods are compared",
             "Build it with speculation.method dflash, or run `dflash-trt bench matrix`",
         )
-    threads = threads or read_infos(directory / "engines")[0].cpu_threads
-    use_one_pool(threads)
-    cells, complete = list[Cell](), True
-    try:
-        measure_engine(directory / "engines", threads, plan, progress, cells.append)
-    except KeyboardInterrupt:
-        complete = False
+    use_one_pool(threads := read_infos(directory / "engines")[0].cpu_threads)
     return Run(
         name=manifest["name"],
         target=_describe(manifest["target"]),
         drafter=_describe(manifest["drafter"]),
-        options=options,
-        cells=cells,
+        options={**options, "threads": threads},
+        cells=list(measure_engine(directory / "engines", plan, progress)),
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        complete=complete,
     )
 
 
-def measure_engine(
-    engines: Path, threads: int, plan: Plan, progress: Progress, take: Callable[[Cell], object]
-) -> None:
-    """Call `take` with a cell for each setting; cells of a group come together.
+def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Cell]:
+    """Yield a cell for each setting; cells of a group come together.
 
     `engines` holds `target/` and `drafter/`. If the cache rows suffice for all methods at once,
     methods alternate after a few rounds (`passes.run_in_turns`), otherwise after whole passes, so
@@ -97,7 +78,7 @@ def measure_engine(
     passes = 0
     for (task, prompts), batch, temperature in groups:
         requests = [
-            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=plan.seed + i))
+            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=i))
             for i, prompt in enumerate(prompts)
         ]
         decoders = [
@@ -107,7 +88,6 @@ def measure_engine(
                     method=method,
                     draft_tokens=drafts,
                     batch=batch,
-                    threads=threads,
                     temperature=temperature,
                 ),
                 *(target, drafter, profile),
@@ -131,12 +111,14 @@ def measure_engine(
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
         plain = next((each for each in decoders if each.cell.method == "plain"), None)
         for decoder in decoders:
-            take(_finished(decoder, plain))
+            yield _finished(decoder, plain)
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
     """Raise RequestError for a setting that these engines do not support."""
     info, longest = target.info, drafter.info.block_size - 1
+    if unknown := [*{*plan.methods} - {*METHODS}]:
+        raise RequestError(f"there is no method {unknown[0]}", f"Take {', '.join(METHODS)}")
     if max(plan.batches) > info.slots:
         raise RequestError(
             f"--batch {max(plan.batches)} is more than the engines' {info.slots} slots",

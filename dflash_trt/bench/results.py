@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.machine import machine, versions
 
-GROUP = ("task", "batch", "threads", "temperature")
+GROUP = ("task", "batch", "temperature")
 
 
 def kept(committed: Sequence[int]) -> list[float]:
@@ -33,8 +32,6 @@ class Sample:
     prefill: float = 0.0
     full_seconds: float = 0.0  # in rounds with all streams; `full_tokens` are their tokens
     full_tokens: int = 0
-    # rounds of single sequences by what was verified, as in metrics
-    choices: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,6 @@ class Cell:
     method: str  # of `engine.METHODS`
     draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
-    threads: int
     temperature: float
     samples: list[Sample] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
@@ -66,7 +62,7 @@ class Cell:
         drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
         parts = [self.task, self.method]
         parts += [f"{drafts} drafts"] * (self.method != "plain")
-        parts += [f"batch {self.batch}", f"{self.threads} thread{'s' * (self.threads != 1)}"]
+        parts.append(f"batch {self.batch}")
         parts += [f"temperature {self.temperature:g}"] * bool(self.temperature)
         return ", ".join(parts)
 
@@ -83,8 +79,6 @@ class Run:
     peak_memory: int  # bytes resident, of the whole process
     machine: Mapping[str, Any] = field(default_factory=machine)
     versions: Mapping[str, str] = field(default_factory=versions)
-    complete: bool = True  # False: interrupted
-    format: int = 2
 
 
 def rates(cell: Cell) -> list[float]:
@@ -103,17 +97,9 @@ def speedups(cell: Cell, plain: Cell) -> list[float]:
     return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
 
 
-def phases(cell: Cell) -> dict[str, float]:
-    """Return median milliseconds of a round (a step of the whole batch) by phase."""
-    names = ("verify", "draft", "scheduler")
-    return {
-        name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
-        for name in names
-    }
-
-
-def verified(cell: Cell) -> dict[str, float]:
-    """Return fractions of single sequences' rounds by what was verified (`VERIFIED`)."""
-    counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
-    total = max(sum(counts), 1)
-    return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}
+def phases(cell: Cell) -> list[float]:
+    """Return median milliseconds of a step of the whole batch: target, drafter, scheduler."""
+    return [
+        median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
+        for name in ("verify", "draft", "scheduler")
+    ]

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -82,43 +81,24 @@ def _checks(checks: list[dict[str, Any]]) -> Iterator[Styled]:
 
 
 def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
-    # values missing in a config are None, shown as "?"
-    known = {name: "?" if value is None else value for name, value in about.items()}
     yield [(role, "bold"), (f"  {about['architecture'] or 'unknown'}  {about['directory']}", "")]
     if about["refused"]:
         yield _result("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
-    kinds = f" ({', '.join(about['layers'])})" if about["layers"] else ""
-    yield _field("family", f"{known['family']}, {known['num_hidden_layers']} layers{kinds}")
-    yield _field(
-        "sizes",
-        "hidden size {hidden_size}, {num_attention_heads} heads, vocabulary {vocab_size}, "
-        "{max_position_embeddings} positions".format_map(known),
-    )
-    if "taps" in about:
-        taps = ", ".join(map(str, about["taps"])) if about["taps"] else "?"
-        yield _field(
-            "drafting",
-            "{format} format, block of {block_size}, mask token {mask_token_id}, taps {at} of "
-            "{num_target_layers} layers".format_map({**known, "at": taps}),
-        )
-    if weights := about["weights"]:
-        dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in weights["tensors"].items())
-        yield _field("weights", f"{weights['files']} files, {decimal(weights['bytes'])}: {dtypes}")
-    if about["parameters"]:
-        memory = ", ".join(f"{name} {decimal(n)}" for name, n in about["memory_bytes"].items())
-        yield _field("parameters", f"{about['parameters']:,}: {memory}")
-    if cached := about["kv_bytes_per_token"]:
-        yield _field(
-            "KV per token", ", ".join(f"{name} {decimal(n)}" for name, n in cached.items())
-        )
+    for name, value in about.items():
+        if value is not None and name not in ("architecture", "directory", "refused"):
+            yield [(f"  {name:<26}{_short(value)}", "")]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(entry)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _result(result: str, text: str) -> Styled:
     return [("  ", ""), (f"{result:<14}", COLORS.get(result, "")), (text, "")]
-
-
-def _field(name: str, text: str) -> Styled:
-    return [(f"  {name:<14}{text}", "")]
 
 
 def _printable(text: str) -> str:
