@@ -138,14 +138,9 @@ def verify(
 
 def doctor(
     directory: Built,
-    generate: Annotated[
-        bool | None,
-        typer.Option(
-            "--generate/--no-generate",
-            help="Whether to load the model and decode. Default: if no other check fails.",
-        ),
-    ] = None,
-    check: Check = None,
+    no_generate: Annotated[
+        bool, typer.Option("--no-generate", help="Do not load the model and decode.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Check that this machine can run a build; exit 1 if it cannot."""
@@ -153,7 +148,7 @@ def doctor(
     from dflash_trt.doctor import examine
 
     found = []
-    for finding in examine(directory, generate, check):
+    for finding in examine(directory, generate=not no_generate):
         found.append(asdict(finding))
         if not json_:
             show_checks(found[-1:])

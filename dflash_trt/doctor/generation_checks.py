@@ -14,14 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from dflash_trt.build.acceptance_probe import PROMPTS, chat_prompts
-from dflash_trt.chat import as_chat, has_channels, load_encoding
-from dflash_trt.checkpoints import load_tokenizer
+from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints.findings import Found, NotKnown, check
-from dflash_trt.decoding import Grammar
 from dflash_trt.doctor.machine_checks import Patient
-from dflash_trt.errors import RequestError
 from dflash_trt.files import read_as
-from dflash_trt.serving.front import guide
 from dflash_trt.tensorrt_llm import BundleInfo, first_generation
 from dflash_trt.tensorrt_llm.first_generation import TOKENS, Case, Generated, Measured
 
@@ -34,7 +30,6 @@ COLLAPSED = (
     "on and kv_cache_config.enable_block_reuse off"
 )
 ONE, LONG_PROMPT = "one at a time", "long prompt"
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 CITIES = ("Lyon", "Osaka", "Quito", "Tromso")
 
 
@@ -121,13 +116,7 @@ def _cases(patient: Patient) -> Iterator[Case]:
     many = [encode(as_chat(text))[-most:] for text in texts]
     yield Case(f"{at_once} at once", many, at_once)
     asked = [as_chat(f"Give name and country of {city} as JSON.") for city in CITIES]
-    as_json = [encode(each)[-most:] for each in asked]
-    if backend := args.get("guided_decoding_backend"):
-        grammar = Grammar("json_schema", json.dumps(SCHEMA))
-        with suppress(RequestError):  # the backend cannot wait for a channel
-            rule = guide(grammar, backend, channels=has_channels(load_tokenizer(folder)))
-            yield Case("guided JSON", as_json, guide=rule)
-    yield Case("JSON", as_json)
+    yield Case("JSON", [encode(each)[-most:] for each in asked])
     lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, LONG // 8)]
     each = len(encode("\n".join(lines))) / len(lines)
     kept = lines[: max(int(min(most, LONG) * 0.9 / each), 1)]
