@@ -1,11 +1,9 @@
 """`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
-import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
 from dflash_trt.bench.results import Cell, Run, kept
@@ -39,7 +37,7 @@ class Plan:
     repeats: int
 
 
-def run_engine(directory: Path, plan: Plan, options: Mapping[str, Any], progress: Progress) -> Run:
+def run_engine(directory: Path, plan: Plan, progress: Progress) -> Run:
     """Measure `plan` on a built directory, with as many threads as it serves with."""
     from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
 
@@ -52,11 +50,13 @@ def run_engine(directory: Path, plan: Plan, options: Mapping[str, Any], progress
     use_one_pool(threads := read_infos(directory / "engines")[0].cpu_threads)
     return Run(
         name=manifest["name"],
-        target=_describe(manifest["target"]),
-        drafter=_describe(manifest["drafter"]),
-        options={**options, "threads": threads},
+        options={
+            "max tokens": plan.max_tokens,
+            "prompts": sum(map(len, plan.tasks.values())),
+            "repeats": plan.repeats,
+            "threads": threads,
+        },
         cells=list(measure_engine(directory / "engines", plan, progress)),
-        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
@@ -154,12 +154,3 @@ def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
         for own, its in zip(ours, theirs, strict=True)
     ]
     return replace(decoder.cell, kept=kept(committed), identical=(sum(same), len(same)))
-
-
-def _describe(spec: Mapping[str, Any]) -> str:
-    """Describe a model briefly, from its spec in a manifest."""
-    kind = spec.get("model_type") or f"DFlash drafter, block {spec['block_size']}"
-    return (
-        f"{kind}: {len(spec['layers'])} layers, hidden size {spec['hidden_size']}, "
-        f"vocabulary {spec['vocab_size']}"
-    )

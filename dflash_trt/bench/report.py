@@ -25,17 +25,14 @@ class Table:
 
 def engine_report(run: Run) -> str:
     """Return the report: speed, acceptance, time of a round by phase, and the machine."""
-    options = {name.replace("_", " "): value for name, value in run.options.items()}
     machine = run.machine
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
     about = [
         f"# {run.name}: engine benchmark",
-        f"Target: {run.target}. Drafter: {run.drafter}.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; load {load}.",
         f"Versions: {', '.join(f'{name} {value}' for name, value in run.versions.items())}.",
-        f"Options: {', '.join(f'{name} {value}' for name, value in options.items())}. "
-        f"Peak memory {run.peak_memory / 2**20:.0f} MiB.",
+        f"Options: {', '.join(f'{name} {value}' for name, value in run.options.items())}.",
         "Median of the passes, in brackets the smallest and the largest. A speedup compares each "
         "pass with the pass of plain decoding beside it.",
         str(_speed_table(run)),

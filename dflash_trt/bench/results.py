@@ -72,11 +72,8 @@ class Run:
     """A run of `bench engine` on a built directory."""
 
     name: str
-    target: str
-    drafter: str
-    options: Mapping[str, Any]
+    options: Mapping[str, int]
     cells: list[Cell]
-    peak_memory: int  # bytes resident, of the whole process
     machine: Mapping[str, Any] = field(default_factory=machine)
     versions: Mapping[str, str] = field(default_factory=versions)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Built, Config, Json, reporting, writing
+from dflash_trt.cli.output import Built, Config, Json, reporting
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -40,11 +40,6 @@ def engine(
     from dflash_trt.bench import Plan, engine_report, load_task, run_engine
     from dflash_trt.build import read_manifest
 
-    options = {  # that cells do not record
-        "max_tokens": str(max_tokens),
-        "prompt_count": str(prompt_count),
-        "repeats": str(repeats),
-    }
     manifest = read_manifest(directory)
     tasks = {
         label: load_task(
@@ -66,10 +61,9 @@ def engine(
         repeats=repeats,
     )
     with reporting() as progress:
-        run = run_engine(directory, plan, options, partial(progress, "passes"))
+        run = run_engine(directory, plan, partial(progress, "passes"))
     if output is not None:
-        with writing(output, "--output"):
-            output.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
     print(json.dumps(asdict(run)) if json_ else engine_report(run))
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
@@ -108,7 +102,7 @@ def matrix(
         requests=requests,
         max_tokens=max_tokens,
     )
-    with writing(output, "--output"), reporting() as progress:
+    with reporting() as progress:
         loads = run_matrix(plan, output, progress)
     print(matrix_table(loads))
     if failed := sum(load.error is not None for load in loads):

@@ -85,6 +85,9 @@ def main() -> int:
             print_json(error={"problem": error.problem, "fix": error.fix})
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         if os.environ.get("DFLASH_TRT_DEBUG"):
             traceback.print_exc()

@@ -1,11 +1,13 @@
-"""Text reports of `inspect`, `check` and `doctor`, colored on a terminal."""
+"""Text reports of `inspect` and `doctor`, colored on a terminal."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from dflash_trt.cli.output import printable
 
 Styled = list[tuple[str, str]]  # texts of a line with styles
 
@@ -45,16 +47,10 @@ def show_checks(checks: list[dict[str, Any]]) -> None:
     _print(_checks(checks))
 
 
-def show_differences(found: Mapping[str, list[str]]) -> None:
-    """Print `manifest.Differences` in the form of `asdict`, one file a line."""
-    _print([(f"{kind}: {name}", "")] for kind, names in found.items() for name in names)
-
-
 def _print(lines: Iterable[Styled]) -> None:
     console = text_console()
     for line in lines:
-        # a downloaded file may hold anything, even escape sequences
-        console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
+        console.print(Text.assemble(*((printable(text), style) for text, style in line)))
 
 
 def _lines(report: dict[str, Any]) -> Iterator[Styled]:
@@ -99,7 +95,3 @@ def _short(value: Any) -> str:
 
 def _result(result: str, text: str) -> Styled:
     return [("  ", ""), (f"{result:<14}", COLORS.get(result, "")), (text, "")]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
