@@ -30,7 +30,7 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # by task
     max_tokens: int
-    methods: Sequence[str]
+    methods: Sequence[str]  # besides plain decoding
     draft_tokens: Sequence[int | None]  # for methods not in `DRAFTS`
     batches: Sequence[int]
     temperatures: Sequence[float]
@@ -92,7 +92,7 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
                 ),
                 *(target, drafter, profile),
             )
-            for method in plan.methods
+            for method in dict.fromkeys(["plain", *plan.methods])
             for drafts in DRAFTS.get(method, plan.draft_tokens)
         ]
         together = len(decoders) * batch <= target.info.slots
@@ -109,9 +109,8 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
                 run_in_turns([Pass(decoder, requests, batch) for decoder in some])
                 passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
-        plain = next((each for each in decoders if each.cell.method == "plain"), None)
         for decoder in decoders:
-            yield _finished(decoder, plain)
+            yield _finished(decoder, decoders[0])
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
@@ -143,11 +142,9 @@ def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile |
     return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
 
 
-def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
+def _finished(decoder: Decoder, plain: Decoder) -> Cell:
     """Return the cell with acceptance by position, and the number of texts equal to plain ones."""
     committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
-    if plain is None:
-        return replace(decoder.cell, kept=kept(committed))
     same = [
         own.tokens == its.tokens
         for ours, theirs in zip(decoder.passes, plain.passes, strict=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dflash_trt.bench.results import Run, phases, plain_of, rates, speedups
+from dflash_trt.bench.results import Run, phases, rates, speedups
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,17 @@ def engine_report(run: Run) -> str:
 
 
 def _speed_table(run: Run) -> Table:
-    rows = []
-    for cell in run.cells:
-        plain = plain_of(run, cell) if cell.method != "plain" else None
-        same = cell.identical if plain is not None else None
-        rows.append(
-            {
-                "setting": str(cell),
-                "tokens/s": _spread(rates(cell), ".0f"),
-                "speedup": _spread(speedups(cell, plain), ".2f") if plain is not None else "",
-                "tau": f"{cell.tau:.2f}" if cell.method != "plain" else "",
-                "round, ms": " + ".join(f"{time:.2f}" for time in phases(cell)),
-                "same texts": "{} of {}".format(*same) if same else "",
-            }
-        )
+    rows = [
+        {
+            "setting": str(cell),
+            "tokens/s": _spread(rates(cell), ".0f"),
+            "speedup": _spread(speedups(run, cell), ".2f"),
+            "tau": f"{cell.tau:.2f}",
+            "round, ms": " + ".join(f"{time:.2f}" for time in phases(cell)),
+            "same texts": "{} of {}".format(*cell.identical),
+        }
+        for cell in run.cells
+    ]
     note = (
         "Tokens per second of the whole batch, prompts included. Round: median milliseconds of "
         "target, drafter, and scheduler. Same texts: equal to plain decoding's."

@@ -7,8 +7,6 @@ from typing import Any
 
 from dflash_trt.machine import machine, versions
 
-GROUP = ("task", "batch", "temperature")
-
 
 def kept(committed: Sequence[int]) -> list[float]:
     """Return fractions of rounds that kept draft 1, 2, ..; committed: tokens of each round."""
@@ -45,18 +43,12 @@ class Cell:
     temperature: float
     samples: list[Sample] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
-    # texts equal to plain decoding's, and all; None: sampled, so they differ
-    identical: tuple[int, int] | None = None
+    identical: tuple[int, int] = (0, 0)  # texts equal to plain decoding's, and all
 
     @property
     def tau(self) -> float:
         """Tokens committed per round."""
         return 1 + sum(self.kept)
-
-    @property
-    def group(self) -> tuple[Any, ...]:
-        """Key of cells that ran in turns, whose samples pair up."""
-        return tuple(getattr(self, name) for name in GROUP)
 
     def __str__(self) -> str:
         drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
@@ -83,15 +75,11 @@ def rates(cell: Cell) -> list[float]:
     return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
-def plain_of(run: Run, cell: Cell) -> Cell | None:
-    """Return the plain decoding cell that ran in turns with `cell`."""
-    found = (each for each in run.cells if each.method == "plain" and each.group == cell.group)
-    return next(found, None)
-
-
-def speedups(cell: Cell, plain: Cell) -> list[float]:
+def speedups(run: Run, cell: Cell) -> list[float]:
     """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
-    return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
+    setting = cell.task, cell.batch, cell.temperature
+    plain = next(x for x in run.cells if (x.task, x.batch, x.temperature) == setting)
+    return [own / its for own, its in zip(rates(cell), rates(plain), strict=True)]
 
 
 def phases(cell: Cell) -> list[float]:

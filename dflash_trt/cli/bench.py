@@ -23,8 +23,9 @@ def engine(
         typer.Option(help="pycode, or a file of JSON lines. Repeatable, as the next four."),
     ] = ["pycode"],
     methods: Annotated[
-        list[str], typer.Option(help="plain, dflash, adaptive, adaptive-no-lookup or lookup.")
-    ] = ["plain", "dflash"],
+        list[str],
+        typer.Option(help="Besides plain: dflash, adaptive, adaptive-no-lookup or lookup."),
+    ] = ["dflash"],
     draft_tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="Default: a whole block.")
     ] = None,
@@ -65,7 +66,7 @@ def engine(
     if output is not None:
         output.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
     print(json.dumps(asdict(run)) if json_ else engine_report(run))
-    if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
+    if any(cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
         raise typer.Exit(1)
 

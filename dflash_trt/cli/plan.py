@@ -4,15 +4,14 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
-from dflash_trt.cli.show import text_console, text_table
+from dflash_trt.cli.show import short, text_console
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Machine
@@ -110,11 +109,9 @@ def make_plan(
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
-        "memory": [asdict(layout) for layout in deployment.memory(CONTEXTS)],
+        "memory": [*deployment.memory(CONTEXTS)],
         "speed": [
-            asdict(point)
-            for method in methods
-            for point in deployment.speed(method, context, constants)
+            point for method in methods for point in deployment.speed(method, context, constants)
         ],
         "errors": planning.fit_errors(),
     }
@@ -169,34 +166,21 @@ def show_plan(plan: Mapping[str, Any]) -> None:
 
 
 def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
-    machine, assumed, built = plan["machine"], plan["assumed"], plan["built"]
+    machine = plan["machine"]
     yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
-    for role in ("target", "drafter"):
-        model = plan[role]
-        experts = f", {model['experts']} experts" if model["experts"] else ""
-        yield (
-            f"  {role:<8} {model['name']}: {model['parameters'] / 1e9:.2f} B parameters in "
-            f"{' and '.join(model['formats'])}, {model['weight_bytes'] / GIB:.1f} GiB, "
-            f"{model['layers']} layers{experts}"
-        )
-    yield (
-        f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
-        f"{assumed['attention_backend']}, blocks of {assumed['block']}"
-    )
-    for method, name in (("DFlash", "acceptance"), ("EAGLE-3", "eagle_acceptance")):
-        yield f"  {method:<8} acceptance length {assumed[name]:.2f} ({assumed[f'{name}_from']})"
-    if built:
-        schedule = built["draft_len_schedule"]
-        yield (
-            f"  build    {built['layout']}, {built['max_batch_size']} sequences of "
-            f"{built['max_seq_len']} tokens"
-            + (f", drafts by sequences {schedule}" if schedule else "")
-        )
+    for part in ("target", "drafter", "assumed", "built"):
+        for name, value in (plan[part] or {}).items():
+            yield f"  {part:<9}{name:<24}{short(value)}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    headers = [Column(name, justify="right", no_wrap=True) for name in columns]
+    return Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def _memory_table(plan: Mapping[str, Any]) -> Table:
     contexts = [f"{context // 1024}k" for context in plan["memory"][0]["sequences"]]
-    table = text_table(
+    table = _table(
         "Memory of a GPU in GiB, and sequences on all of them by length",
         *("layout", "target", "drafter", "left", "KV of a token, KiB", *contexts),
     )
@@ -210,7 +194,7 @@ def _memory_table(plan: Mapping[str, Any]) -> Table:
 
 
 def _speed_table(plan: Mapping[str, Any]) -> Table:
-    table = text_table(
+    table = _table(
         f"tokens/s, sequences of {plan['assumed']['context']} tokens, best layout of each method",
         *("sequences", "method", "user", "GPU", "over plain", "drafts", "round, ms", "layout"),
     )

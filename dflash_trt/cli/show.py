@@ -1,10 +1,9 @@
 """Text reports of `inspect` and `doctor`, colored on a terminal."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dflash_trt.cli.output import printable
@@ -26,15 +25,6 @@ def text_console(width: int = 0) -> Console:
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, width)
     return console
-
-
-def text_table(title: str, *columns: str) -> Table:
-    """Return a table without lines; all columns except "layout" hold numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        justify: Literal["left", "right"] = "left" if name.strip() == "layout" else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
-    return table
 
 
 def show(report: dict[str, Any]) -> None:
@@ -82,12 +72,13 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
         yield _result("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
     for name, value in about.items():
         if value is not None and name not in ("architecture", "directory", "refused"):
-            yield [(f"  {name:<26}{_short(value)}", "")]
+            yield [(f"  {name:<26}{short(value)}", "")]
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a JSON value on one line."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(entry)}" for name, entry in value.items())
+        return ", ".join(f"{name} {short(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return f"{value:,}" if type(value) is int else str(value)

@@ -30,7 +30,6 @@ COLLAPSED = (
     "on and kv_cache_config.enable_block_reuse off"
 )
 ONE, LONG_PROMPT = "one at a time", "long prompt"
-CITIES = ("Lyon", "Osaka", "Quito", "Tromso")
 
 
 @check("error")
@@ -47,7 +46,7 @@ def generation(patient: Patient) -> Found:
 
 @check("error")
 def acceptance(patient: Patient) -> Found:
-    """Check acceptance of parallel, JSON and long prompts, where features or masks may fail."""
+    """Check acceptance of parallel and long prompts, where features or masks may fail."""
     return judged(_drafted(patient)[1:], patient.info)
 
 
@@ -104,7 +103,7 @@ def _drafted(patient: Patient) -> list[Measured]:
 
 
 def _cases(patient: Patient) -> Iterator[Case]:
-    """Yield prompts one at a time, then many at once, then of each kind."""
+    """Yield prompts one at a time, then many at once, then a long one."""
     folder, args = patient.directory / "tokenizer", patient.args
     encode, most = load_encoding(folder), int(args.get("max_seq_len") or 1024) - TOKENS
     if not args.get("enable_chunked_prefill"):
@@ -115,8 +114,6 @@ def _cases(patient: Patient) -> Iterator[Case]:
     texts = [f"Request {i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TEXTS + 1)]
     many = [encode(as_chat(text))[-most:] for text in texts]
     yield Case(f"{at_once} at once", many, at_once)
-    asked = [as_chat(f"Give name and country of {city} as JSON.") for city in CITIES]
-    yield Case("JSON", [encode(each)[-most:] for each in asked])
     lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, LONG // 8)]
     each = len(encode("\n".join(lines))) / len(lines)
     kept = lines[: max(int(min(most, LONG) * 0.9 / each), 1)]

@@ -206,12 +206,6 @@ def test_another_release_judges_itself(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed", "machine")
-def test_a_path_with_a_space_is_an_error(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "my build"))
-    assert bad(copy) == {"triton": "error"}
-
-
-@pytest.mark.usefixtures("installed", "machine")
 def test_little_shared_memory_is_an_error(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
     monkeypatch.setattr("os.statvfs", lambda path: docker)
@@ -255,8 +249,7 @@ def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
     found = {each.name: each for each in examine(build_dir, generate=True)}
     told = found["acceptance"].found
     assert re.match(r"tokens a round: 8 at once \d\.\d\d", told)
-    for name in ("JSON", "long prompt"):
-        assert re.search(rf"\b{name} \d\.\d\d", told), told
+    assert re.search(r"\blong prompt \d\.\d\d", told), told
     assert found["generation"].result == found["greedy-texts"].result == "passed"
     assert found["greedy-texts"].found == "64 of 64 greedy texts are plain decoding's"
 

@@ -12,15 +12,19 @@ import yaml
 from commands import run
 from hub import Repository, running_hub
 from huggingface_hub import constants
+from pydantic import TypeAdapter, ValidationError
 
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (
+    PRESETS,
     Constants,
     Layout,
+    Machine,
     Method,
     arena_slot,
     drafter_size,
     expected_eagle,
+    machine,
     published_data,
     published_models,
     target_size,
@@ -95,6 +99,17 @@ def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     assert arena_slot(oss_drafter, 8, 131072 + 10) == slot / 8
 
 
+OWN = """
+name: lab
+gpus: 4
+gpu:
+  name: H100 NVL
+  sm: 90
+  memory_bytes: 100_000_000_000
+  bandwidth: 3.9e+12
+  flops: {bf16: 8.0e+14, fp8: 1.6e+15}
+  link_bandwidth: 3.0e+11
+"""
 WRONG = (None, 0, -1, 1, "x", [], {}, [1], ["x"], {"a": 1}, 1.5, 1e300, True, 10**30)
 
 
@@ -183,6 +198,24 @@ def test_figures_that_were_not_fitted_are_met_as_said() -> None:
     within = sum(each <= written["nine_of_ten"] * 1.01 for each in off)
     assert within / len(off) == pytest.approx(0.9, abs=0.02)
     assert off[len(off) // 2] == pytest.approx(written["median"], rel=0.05)
+
+
+def test_presets_are_known_by_name() -> None:
+    assert machine("dgx-b300") is PRESETS["dgx-b300"]
+    assert machine("gb300-nvl72-slice").domain == 8
+    with pytest.raises(ConfigError, match=r"'dgx-a100'.*dgx-b300, dgx-b200"):
+        machine("dgx-a100")
+
+
+def test_an_own_machine_is_a_mapping() -> None:
+    own = TypeAdapter(str | Machine).validate_python(yaml.safe_load(OWN))
+    assert machine(own) is own
+    assert (own.domain, own.gpu.sm, own.gpu.flops.fp8) == (4, 90, 1.6e15)
+
+
+def test_an_own_machine_has_no_other_fields() -> None:
+    with pytest.raises(ValidationError, match="watts"):
+        TypeAdapter(Machine).validate_python(yaml.safe_load(OWN) | {"watts": 700})
 
 
 # the command
