@@ -3,8 +3,8 @@
 Everything here loads the runtime's modules: import it only where it is used.
 """
 
-from dflash_trt.bench.engine import METHODS, Plan, measure_engine, run_engine
+from dflash_trt.bench.engine import METHODS, Plan, run_engine
 from dflash_trt.bench.matrix import Load, Matrix, matrix_table, run_matrix
 from dflash_trt.bench.prompts import load_asked, load_task
-from dflash_trt.bench.report import Table, engine_report, measured_on
-from dflash_trt.bench.results import Cell, Run, Sample, plain_of, rates, speedups, verified
+from dflash_trt.bench.report import engine_report
+from dflash_trt.bench.results import Run

@@ -1,11 +1,9 @@
 """`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
-import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
 from dflash_trt.bench.results import Cell, Run, kept
@@ -32,25 +30,15 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # by task
     max_tokens: int
-    methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
-    draft_tokens: tuple[int | None, ...] = (None,)  # for methods not in `DRAFTS`
-    batches: tuple[int, ...] = (1,)
-    temperatures: tuple[float, ...] = (0.0,)
-    repeats: int = 5
-    seed: int = 0
+    methods: Sequence[str]  # besides plain decoding
+    draft_tokens: Sequence[int | None]  # for methods not in `DRAFTS`
+    batches: Sequence[int]
+    temperatures: Sequence[float]
+    repeats: int
 
 
-def run_engine(
-    directory: Path,
-    plan: Plan,
-    threads: int | None,
-    options: Mapping[str, Any],
-    progress: Progress,
-) -> Run:
-    """Measure `plan` on a built directory; an interrupt keeps the results so far.
-
-    threads: of this process's pool, which its first engine sizes; None: as when serving.
-    """
+def run_engine(directory: Path, plan: Plan, progress: Progress) -> Run:
+    """Measure `plan` on a built directory, with as many threads as it serves with."""
     from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
 
     manifest = read_manifest(directory)
@@ -59,28 +47,21 @@ def run_engine(
             f"{directory} has no drafter, beside which methods are compared",
             "Build it with speculation.method dflash, or run `dflash-trt bench matrix`",
         )
-    threads = threads or read_infos(directory / "engines")[0].cpu_threads
-    use_one_pool(threads)
-    cells, complete = list[Cell](), True
-    try:
-        measure_engine(directory / "engines", threads, plan, progress, cells.append)
-    except KeyboardInterrupt:
-        complete = False
+    use_one_pool(threads := read_infos(directory / "engines")[0].cpu_threads)
     return Run(
         name=manifest["name"],
-        target=_describe(manifest["target"]),
-        drafter=_describe(manifest["drafter"]),
-        options=options,
-        cells=cells,
-        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        complete=complete,
+        options={
+            "max tokens": plan.max_tokens,
+            "prompts": sum(map(len, plan.tasks.values())),
+            "repeats": plan.repeats,
+            "threads": threads,
+        },
+        cells=list(measure_engine(directory / "engines", plan, progress)),
     )
 
 
-def measure_engine(
-    engines: Path, threads: int, plan: Plan, progress: Progress, take: Callable[[Cell], object]
-) -> None:
-    """Call `take` with a cell for each setting; cells of a group come together.
+def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Cell]:
+    """Yield a cell for each setting; cells of a group come together.
 
     `engines` holds `target/` and `drafter/`. If the cache rows suffice for all methods at once,
     methods alternate after a few rounds (`passes.run_in_turns`), otherwise after whole passes, so
@@ -97,7 +78,7 @@ def measure_engine(
     passes = 0
     for (task, prompts), batch, temperature in groups:
         requests = [
-            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=plan.seed + i))
+            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=i))
             for i, prompt in enumerate(prompts)
         ]
         decoders = [
@@ -107,12 +88,11 @@ def measure_engine(
                     method=method,
                     draft_tokens=drafts,
                     batch=batch,
-                    threads=threads,
                     temperature=temperature,
                 ),
                 *(target, drafter, profile),
             )
-            for method in plan.methods
+            for method in dict.fromkeys(["plain", *plan.methods])
             for drafts in DRAFTS.get(method, plan.draft_tokens)
         ]
         together = len(decoders) * batch <= target.info.slots
@@ -129,14 +109,15 @@ def measure_engine(
                 run_in_turns([Pass(decoder, requests, batch) for decoder in some])
                 passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
-        plain = next((each for each in decoders if each.cell.method == "plain"), None)
         for decoder in decoders:
-            take(_finished(decoder, plain))
+            yield _finished(decoder, decoders[0])
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
     """Raise RequestError for a setting that these engines do not support."""
     info, longest = target.info, drafter.info.block_size - 1
+    if unknown := [*{*plan.methods} - {*METHODS}]:
+        raise RequestError(f"there is no method {unknown[0]}", f"Take {', '.join(METHODS)}")
     if max(plan.batches) > info.slots:
         raise RequestError(
             f"--batch {max(plan.batches)} is more than the engines' {info.slots} slots",
@@ -161,23 +142,12 @@ def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile |
     return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
 
 
-def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
+def _finished(decoder: Decoder, plain: Decoder) -> Cell:
     """Return the cell with acceptance by position, and the number of texts equal to plain ones."""
     committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
-    if plain is None:
-        return replace(decoder.cell, kept=kept(committed))
     same = [
         own.tokens == its.tokens
         for ours, theirs in zip(decoder.passes, plain.passes, strict=True)
         for own, its in zip(ours, theirs, strict=True)
     ]
     return replace(decoder.cell, kept=kept(committed), identical=(sum(same), len(same)))
-
-
-def _describe(spec: Mapping[str, Any]) -> str:
-    """Describe a model briefly, from its spec in a manifest."""
-    kind = spec.get("model_type") or f"DFlash drafter, block {spec['block_size']}"
-    return (
-        f"{kind}: {len(spec['layers'])} layers, hidden size {spec['hidden_size']}, "
-        f"vocabulary {spec['vocab_size']}"
-    )

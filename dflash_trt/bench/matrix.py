@@ -65,8 +65,8 @@ class Matrix:
     """Settings to measure: every combination of the lists."""
 
     config: BuildConfig
-    methods: tuple[str, ...]
-    users: tuple[int, ...]  # concurrent
+    methods: Sequence[str]
+    users: Sequence[int]  # concurrent
     prompts: Mapping[str, Sequence[Prompt]]  # by name; texts, or messages
     requests: int  # per load, at least twice its users
     max_tokens: int
@@ -110,12 +110,11 @@ class Matrix:
 
 def run_matrix(
     matrix: Matrix, directory: Path, report: Callable[[str, int, int], None]
-) -> tuple[list[Load], bool]:
-    """Measure the loads missing in `directory`; return all, and whether they are complete.
+) -> list[Load]:
+    """Measure the loads missing in `directory`; return all.
 
     `matrix.json` and `matrix.png` are updated after each load. A failed load has its reason, and is
-    retried next time. An interrupt keeps the results so far. Raises RequestError without AIPerf or
-    matplotlib, OSError for `directory`.
+    retried next time. Raises RequestError without AIPerf or matplotlib, OSError for `directory`.
     """
     if shutil.which("aiperf") is None:
         raise RequestError(
@@ -139,22 +138,19 @@ def run_matrix(
         replace_text(directory / "matrix.json", text + "\n")
         _draw(matrix.config.name, done(), directory / "matrix.png")
 
-    try:
-        for method in matrix.methods:
-            left = []
-            for load in (load for load in wanted if load.method == method):
-                try:
-                    take(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
-                except (OSError, ValueError):
-                    left.append(load)
+    for method in matrix.methods:
+        left = []
+        for load in (load for load in wanted if load.method == method):
             try:
-                _measure_method(matrix, left, directory, report, take)
-            except DflashError as error:
-                for load in left:
-                    take(replace(load, error=str(error)))
-    except KeyboardInterrupt:
-        pass
-    return done(), len(found) == len(wanted)
+                take(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
+            except (OSError, ValueError):
+                left.append(load)
+        try:
+            _measure_method(matrix, left, directory, report, take)
+        except DflashError as error:
+            for load in left:
+                take(replace(load, error=str(error)))
+    return done()
 
 
 def _measure_method(

@@ -81,8 +81,6 @@ class Pass:
         sample.verify += report.verify
         sample.draft += report.draft
         sample.scheduler += took - report.verify - report.draft
-        for choice in report.choices:
-            sample.choices[choice] = sample.choices.get(choice, 0) + 1
         committed = sum(sequence.committed_per_round[-1] for sequence in stepped)
         sample.tokens += committed
         if len(stepped) == self._streams:

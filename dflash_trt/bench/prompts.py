@@ -1,34 +1,25 @@
-"""Prompts of benchmarks: the demo's, random tokens, or a file."""
+"""Prompts of benchmarks: the demo's, or a file."""
 
 from pathlib import Path
-
-import numpy as np
 
 import dflash_trt
 from dflash_trt.chat import load_encoding
 from dflash_trt.errors import RequestError
 from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
 
-PYCODE, SYNTHETIC = "pycode", "synthetic:"
+PYCODE = "pycode"
 TEMPLATE_OPTIONS = {"enable_thinking": False}  # as in the paper's Table 1
 
 
 def load_task(
     name: str, tokenizer: Path, *, vocab_size: int, longest: int, count: int
 ) -> list[list[int]]:
-    """Return at most `count` prompts as token ids; RequestError for an unknown name.
+    """Return at most `count` prompts as token ids.
 
-    name: "pycode" (40 beginnings of Python files, held out from the demo pair's training),
-    "synthetic:LENGTH" (random tokens: for speed at a length, drafts are not accepted), or a file of
-    JSON lines, whose messages use the tokenizer's chat template, without thinking. tokenizer: its
-    directory. longest: token limit.
+    name: "pycode" (40 beginnings of Python files, held out from the demo pair's training), or a
+    file of JSON lines, whose messages use the tokenizer's chat template, without thinking.
+    tokenizer: its directory. longest: token limit.
     """
-    if name.startswith(SYNTHETIC):
-        length = name.removeprefix(SYNTHETIC)
-        if not length.isdigit() or not 1 <= int(length) <= longest:
-            raise RequestError(f"{name} is not synthetic:1 to synthetic:{longest}", "Correct it")
-        sampled = np.random.default_rng(0).integers(vocab_size, size=(count, int(length)))
-        return [list(map(int, prompt)) for prompt in sampled]
     encode = load_encoding(tokenizer, **TEMPLATE_OPTIONS)
     return read_prompts(_file(name), encode, vocab_size=vocab_size, longest=longest)[:count]
 

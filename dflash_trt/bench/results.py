@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.machine import machine, versions
-
-GROUP = ("task", "batch", "threads", "temperature")
 
 
 def kept(committed: Sequence[int]) -> list[float]:
@@ -33,8 +30,6 @@ class Sample:
     prefill: float = 0.0
     full_seconds: float = 0.0  # in rounds with all streams; `full_tokens` are their tokens
     full_tokens: int = 0
-    # rounds of single sequences by what was verified, as in metrics
-    choices: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,28 +40,21 @@ class Cell:
     method: str  # of `engine.METHODS`
     draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
-    threads: int
     temperature: float
     samples: list[Sample] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
-    # texts equal to plain decoding's, and all; None: sampled, so they differ
-    identical: tuple[int, int] | None = None
+    identical: tuple[int, int] = (0, 0)  # texts equal to plain decoding's, and all
 
     @property
     def tau(self) -> float:
         """Tokens committed per round."""
         return 1 + sum(self.kept)
 
-    @property
-    def group(self) -> tuple[Any, ...]:
-        """Key of cells that ran in turns, whose samples pair up."""
-        return tuple(getattr(self, name) for name in GROUP)
-
     def __str__(self) -> str:
         drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
         parts = [self.task, self.method]
         parts += [f"{drafts} drafts"] * (self.method != "plain")
-        parts += [f"batch {self.batch}", f"{self.threads} thread{'s' * (self.threads != 1)}"]
+        parts.append(f"batch {self.batch}")
         parts += [f"temperature {self.temperature:g}"] * bool(self.temperature)
         return ", ".join(parts)
 
@@ -76,15 +64,10 @@ class Run:
     """A run of `bench engine` on a built directory."""
 
     name: str
-    target: str
-    drafter: str
-    options: Mapping[str, Any]
+    options: Mapping[str, int]
     cells: list[Cell]
-    peak_memory: int  # bytes resident, of the whole process
     machine: Mapping[str, Any] = field(default_factory=machine)
     versions: Mapping[str, str] = field(default_factory=versions)
-    complete: bool = True  # False: interrupted
-    format: int = 2
 
 
 def rates(cell: Cell) -> list[float]:
@@ -92,28 +75,16 @@ def rates(cell: Cell) -> list[float]:
     return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
-def plain_of(run: Run, cell: Cell) -> Cell | None:
-    """Return the plain decoding cell that ran in turns with `cell`."""
-    found = (each for each in run.cells if each.method == "plain" and each.group == cell.group)
-    return next(found, None)
-
-
-def speedups(cell: Cell, plain: Cell) -> list[float]:
+def speedups(run: Run, cell: Cell) -> list[float]:
     """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
-    return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
+    setting = cell.task, cell.batch, cell.temperature
+    plain = next(x for x in run.cells if (x.task, x.batch, x.temperature) == setting)
+    return [own / its for own, its in zip(rates(cell), rates(plain), strict=True)]
 
 
-def phases(cell: Cell) -> dict[str, float]:
-    """Return median milliseconds of a round (a step of the whole batch) by phase."""
-    names = ("verify", "draft", "scheduler")
-    return {
-        name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
-        for name in names
-    }
-
-
-def verified(cell: Cell) -> dict[str, float]:
-    """Return fractions of single sequences' rounds by what was verified (`VERIFIED`)."""
-    counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
-    total = max(sum(counts), 1)
-    return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}
+def phases(cell: Cell) -> list[float]:
+    """Return median milliseconds of a step of the whole batch: target, drafter, scheduler."""
+    return [
+        median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
+        for name in ("verify", "draft", "scheduler")
+    ]

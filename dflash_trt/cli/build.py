@@ -5,12 +5,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from dflash_trt.cli.output import Built, Config, Json, print_json, reporting
-from dflash_trt.errors import RequestError
+from dflash_trt.cli.output import Built, Config, Json, print_json, printable, reporting
 
 
 def build(
@@ -79,9 +78,8 @@ def check(
     elif not found:
         print(f"{directory}: {len(files)} files as they were built")
     else:
-        from dflash_trt.cli.show import show_differences
-
-        show_differences(asdict(found))
+        lines = [f"{kind}: {name}" for kind, names in asdict(found).items() for name in names]
+        print("\n".join(map(printable, lines)))
     raise typer.Exit(1 if found else 0)
 
 
@@ -99,16 +97,13 @@ def sign(
 
 
 def export(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or dynamo.")],
+    engine: Literal["vllm", "sglang", "trtllm-serve", "dynamo"],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
     """Print a script that serves the same pair on another engine; for dynamo, a manifest."""
-    from dflash_trt.build.export import ENGINES
     from dflash_trt.build.export import export as run
     from dflash_trt.config import load_config
 
-    if engine not in ENGINES:
-        raise RequestError(f"no engine is called {engine!r}", f"Take {', '.join(ENGINES)}")
     with reporting() as report:
         text = run(load_config(config), engine, report)
     print(text, end="")

@@ -1,7 +1,6 @@
 """`dflash-trt plan`, `inspect`, `verify` and `doctor`: what a pair and a build are."""
 # ruff: noqa: PLC0415
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Built, Check, Config, Json, print_json, reporting, writing
+from dflash_trt.cli.output import Built, Check, Config, Json, print_json, reporting
 from dflash_trt.errors import RequestError
 
 
@@ -77,7 +76,6 @@ def verify(
     directory: Built,
     prompts: Annotated[Path, typer.Option(help='JSON lines with "text", "messages" or "ids".')],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode; EOS is ignored.")],
-    outputs: Annotated[Path | None, typer.Option(help="Write token ids as JSON lines.")] = None,
     check: Check = None,
     json_: Json = False,
 ) -> None:
@@ -112,11 +110,7 @@ def verify(
         )
     summary = asdict(found) | {"rounds": found.rounds}
     del summary["prompt_rounds"]
-    texts = summary.pop("outputs")
-    if outputs is not None:
-        with writing(outputs, "--outputs"):
-            lines = "".join(json.dumps({"ids": ids}) + "\n" for ids in texts)
-            outputs.write_text(lines, encoding="utf-8")
+    del summary["outputs"]
     if json_:
         print_json(**summary)
     else:
@@ -138,14 +132,9 @@ def verify(
 
 def doctor(
     directory: Built,
-    generate: Annotated[
-        bool | None,
-        typer.Option(
-            "--generate/--no-generate",
-            help="Whether to load the model and decode. Default: if no other check fails.",
-        ),
-    ] = None,
-    check: Check = None,
+    no_generate: Annotated[
+        bool, typer.Option("--no-generate", help="Do not load the model and decode.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Check that this machine can run a build; exit 1 if it cannot."""
@@ -153,7 +142,7 @@ def doctor(
     from dflash_trt.doctor import examine
 
     found = []
-    for finding in examine(directory, generate, check):
+    for finding in examine(directory, generate=not no_generate):
         found.append(asdict(finding))
         if not json_:
             show_checks(found[-1:])

@@ -4,10 +4,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from dflash_trt import __version__
 from dflash_trt.cli import bench, build, examine, serve
@@ -41,39 +40,20 @@ GROUPS: Mapping[
 }
 
 
-class Commands(TyperGroup):
-    """Commands whose help lists them by group, with whole sentences."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, commands in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(name, self._about(ctx, name)) for name in map(_name, commands)]
-                )
-
-    def _about(self, ctx: Any, name: str) -> str:
-        command = self.get_command(ctx, name)
-        assert command is not None
-        return (command.help or "").partition("\n\n")[0].replace("\n", " ")
-
-
-def _name(command: Callable[..., None] | str) -> str:
-    return command if isinstance(command, str) else command.__name__.replace("_", "-")
-
-
 app = typer.Typer(
-    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
-for command, example in (each for group in GROUPS.values() for each in group.items()):
-    epilog = f"Example: dflash-trt {_name(command)} {example}"
-    if isinstance(command, str):
-        app.add_typer(bench.app, name=command, epilog=epilog)
-    else:
-        app.command(epilog=epilog)(command)
+for group, commands in GROUPS.items():
+    for command, example in commands.items():
+        name = command if isinstance(command, str) else command.__name__.replace("_", "-")
+        epilog = f"Example: dflash-trt {name} {example}"
+        if isinstance(command, str):
+            app.add_typer(bench.app, name=name, epilog=epilog, rich_help_panel=group)
+        else:
+            app.command(name, epilog=epilog, rich_help_panel=group)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,6 +85,9 @@ def main() -> int:
             print_json(error={"problem": error.problem, "fix": error.fix})
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         if os.environ.get("DFLASH_TRT_DEBUG"):
             traceback.print_exc()

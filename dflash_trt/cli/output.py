@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dflash_trt.errors import RequestError
-
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 Built = Annotated[Path, typer.Argument(help="Directory that `build` wrote.")]
 Config = Annotated[Path, typer.Argument(help="Build config, YAML (see `schema`).")]
@@ -28,15 +26,9 @@ def print_json(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-@contextmanager
-def writing(path: Path, option: str) -> Iterator[None]:
-    """Turn an OSError inside into a RequestError that names `path` and the option."""
-    try:
-        yield
-    except OSError as error:
-        raise RequestError(
-            f"cannot write {path}: {error.strerror}", f"Give another {option}"
-        ) from error
+def printable(text: str) -> str:
+    """Return the text with escapes: a downloaded file may hold anything, even for a terminal."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 @contextmanager

@@ -4,23 +4,20 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
-from dflash_trt.cli.show import text_console, text_table
+from dflash_trt.cli.show import short, text_console
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Machine
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
-METHODS = ("plain", "EAGLE-3", "DFlash")
-OF_DFLASH = ("\nover plain", "\ndrafts", "\nround, ms")
 GIB, WIDTH = 1 << 30, 140
 
 
@@ -82,9 +79,6 @@ def make_plan(
     tau, source = planning.expected_acceptance(hubs[1], block - 1)
     if acceptance is not None:
         tau, source = acceptance, "given"
-    if tau > block:
-        fix = "Give the mean number of tokens that a round commits"
-        raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
     chain, chain_source = planning.expected_eagle(hubs[0])
     context = context or min(tensorrt_llm.CONTEXT, longest)
     methods = (
@@ -115,11 +109,9 @@ def make_plan(
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
-        "memory": [asdict(layout) for layout in deployment.memory(CONTEXTS)],
+        "memory": [*deployment.memory(CONTEXTS)],
         "speed": [
-            asdict(point)
-            for method in methods
-            for point in deployment.speed(method, context, constants)
+            point for method in methods for point in deployment.speed(method, context, constants)
         ],
         "errors": planning.fit_errors(),
     }
@@ -157,93 +149,68 @@ def _model(size: planning.ModelSize, name: str) -> dict[str, Any]:
 def show_plan(plan: Mapping[str, Any]) -> None:
     """Print a plan of `make_plan`."""
     console = text_console(WIDTH)
-    for part in ([*_heading(plan), ""], [_memory_table(plan), ""], [_speed_table(plan), ""]):
-        console.print(*part, sep="\n", markup=False)
-    console.print(*_remarks(plan), sep="\n", markup=False)
+    errors = [math.expm1(plan["errors"][name]) for name in ("median", "nine_of_ten")]
+    console.print(
+        *_heading(plan),
+        *("", _memory_table(plan), "", _speed_table(plan), ""),
+        f"These are estimates. Of {plan['errors']['checked']} published figures that the model was "
+        "not fitted to, half are off by less than {:.0%} and nine of ten by less than {:.0%} "
+        "(docs/speculation.md). Prefill is not in them.".format(*errors),
+        sep="\n",
+        markup=False,
+    )
+    if not plan["speed"]:
+        console.print(
+            "The weights do not fit: take more or larger GPUs, or a quantized checkpoint."
+        )
 
 
 def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
-    machine, assumed, built = plan["machine"], plan["assumed"], plan["built"]
+    machine = plan["machine"]
     yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
-    for role in ("target", "drafter"):
-        model = plan[role]
-        experts = f", {model['experts']} experts" if model["experts"] else ""
-        yield (
-            f"  {role:<8} {model['name']}: {model['parameters'] / 1e9:.2f} B parameters in "
-            f"{' and '.join(model['formats'])}, {model['weight_bytes'] / GIB:.1f} GiB, "
-            f"{model['layers']} layers{experts}"
-        )
-    yield (
-        f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
-        f"{assumed['attention_backend']}, blocks of {assumed['block']}"
-    )
-    for method, name in (("DFlash", "acceptance"), ("EAGLE-3", "eagle_acceptance")):
-        yield f"  {method:<8} acceptance length {assumed[name]:.2f} ({assumed[f'{name}_from']})"
-    if built:
-        schedule = built["draft_len_schedule"]
-        yield (
-            f"  build    {built['layout']}, {built['max_batch_size']} sequences of "
-            f"{built['max_seq_len']} tokens"
-            + (f", drafts by sequences {schedule}" if schedule else "")
-        )
+    for part in ("target", "drafter", "assumed", "built"):
+        for name, value in (plan[part] or {}).items():
+            yield f"  {part:<9}{name:<24}{short(value)}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    headers = [Column(name, justify="right", no_wrap=True) for name in columns]
+    return Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def _memory_table(plan: Mapping[str, Any]) -> Table:
-    contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
-    table = text_table(
-        "Memory of a GPU, and sequences on all of them by length",
-        *("layout", "target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts),
+    contexts = [f"{context // 1024}k" for context in plan["memory"][0]["sequences"]]
+    table = _table(
+        "Memory of a GPU in GiB, and sequences on all of them by length",
+        *("layout", "target", "drafter", "left", "KV of a token, KiB", *contexts),
     )
     for row in plan["memory"]:
-        name = row["layout"] if row["gpus"] == 1 else f"{row['instances']} x {row['layout']}"
+        name = f"{row['instances']} x {row['layout']}"
         sizes = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
         cells = [f"{size / GIB:.1f}" for size in sizes]
-        counts = [entry["sequences"] for entry in row["by_context"].values()]
-        fits = [f"{count:,}" if count else "-" for count in counts]
+        fits = [f"{count:,}" for count in row["sequences"].values()]
         table.add_row(name, *cells, f"{row['kv_bytes_per_token'] / 1024:.1f}", *fits)
     return table
 
 
 def _speed_table(plan: Mapping[str, Any]) -> Table:
-    columns = ["sequences"]
-    for name in METHODS:
-        columns += [f"{name}\nuser", "\nGPU", *(OF_DFLASH if name == "DFlash" else ()), "\nlayout"]
-    context = plan["assumed"]["context"]
-    title = f"tokens/s, sequences of {context} tokens, best layout of each"
-    table = text_table(title, *columns)
-    points = {(point["concurrency"], point["method"]): point for point in plan["speed"]}
-    for level in sorted({level for level, _ in points}):
-        cells = [f"{level:,}"]
-        for name in METHODS:
-            if (point := points.get((level, name))) is None:
-                cells += [""] * (6 if name == "DFlash" else 3)
-                continue
-            cells += [f"{point['tokens_per_user']:,.0f}", f"{point['tokens_per_gpu']:,.0f}"]
-            if name == "DFlash":
-                plain = points.get((level, "plain"))
-                ratio = plain and point["tokens_per_user"] / plain["tokens_per_user"]
-                cells += [f"{ratio:.2f}x" if ratio else "", str(point["draft_tokens"])]
-                cells.append(f"{1000 * sum(point['round'].values()):.2f}")
-            cells.append(point["layout"])
-        table.add_row(*cells)
-    return table
-
-
-def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
-    errors = plan["errors"]
-    median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
-    yield (
-        f"These are estimates. Of {errors['checked']} published figures that the model was not "
-        f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
-        f"{nine_of_ten:.0%} (docs/speculation.md). Prefill is not in them."
+    table = _table(
+        f"tokens/s, sequences of {plan['assumed']['context']} tokens, best layout of each method",
+        *("sequences", "method", "user", "GPU", "over plain", "drafts", "round, ms", "layout"),
     )
-    if plan["assumed"]["attention_backend"] != "TRTLLM":
-        entries = plan["memory"][-1]["by_context"].values()
-        fractions = [x["free_gpu_memory_fraction"] for x in entries if x["sequences"]]
-        if fractions:
-            yield (
-                "The drafter's context is a dense arena: these sequences fit with a "
-                f"free_gpu_memory_fraction of {min(fractions):.2f} to {max(fractions):.2f}."
-            )
-    if not plan["speed"]:
-        yield "The weights do not fit: take more GPUs, larger ones, or a quantized checkpoint."
+    plain = {
+        x["concurrency"]: x["tokens_per_user"] for x in plan["speed"] if x["method"] == "plain"
+    }
+    for point in sorted(plan["speed"], key=lambda point: point["concurrency"]):
+        user, beside = point["tokens_per_user"], plain.get(point["concurrency"])
+        table.add_row(
+            f"{point['concurrency']:,}",
+            point["method"],
+            f"{user:,.0f}",
+            f"{point['tokens_per_gpu']:,.0f}",
+            f"{user / beside:.2f}x" if beside else "",
+            str(point["draft_tokens"]),
+            f"{1000 * sum(point['round'].values()):.2f}",
+            point["layout"],
+        )
+    return table

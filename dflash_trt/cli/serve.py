@@ -124,7 +124,7 @@ def generate(
     with Client(
         url,
         tls=Tls(root_certificate=tls_ca) if tls_ca else None,
-        headers={KEY_HEADER: _key(key_file)} if key_file else None,
+        headers={KEY_HEADER: key_file.read_text("ascii", "ignore").strip()} if key_file else None,
     ) as client:
         for chunk in client.stream(
             [{"role": "user", "content": said}] if chat else said,
@@ -162,14 +162,3 @@ def _prompt(argument: str) -> str:
     if not text:
         raise RequestError("the prompt is empty", "Give at least one character")
     return text
-
-
-def _key(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {file}: {error.strerror}", "Give another --key-file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file} holds no key", "Give the server's key file") from error

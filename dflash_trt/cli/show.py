@@ -1,12 +1,12 @@
-"""Text reports of `inspect`, `check` and `doctor`, colored on a terminal."""
+"""Text reports of `inspect` and `doctor`, colored on a terminal."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
+
+from dflash_trt.cli.output import printable
 
 Styled = list[tuple[str, str]]  # texts of a line with styles
 
@@ -27,15 +27,6 @@ def text_console(width: int = 0) -> Console:
     return console
 
 
-def text_table(title: str, *columns: str) -> Table:
-    """Return a table without lines; all columns except "layout" hold numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        justify: Literal["left", "right"] = "left" if name.strip() == "layout" else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
-    return table
-
-
 def show(report: dict[str, Any]) -> None:
     """Print a report of `checkpoints.inspect`."""
     _print(_lines(report))
@@ -46,16 +37,10 @@ def show_checks(checks: list[dict[str, Any]]) -> None:
     _print(_checks(checks))
 
 
-def show_differences(found: Mapping[str, list[str]]) -> None:
-    """Print `manifest.Differences` in the form of `asdict`, one file a line."""
-    _print([(f"{kind}: {name}", "")] for kind, names in found.items() for name in names)
-
-
 def _print(lines: Iterable[Styled]) -> None:
     console = text_console()
     for line in lines:
-        # a downloaded file may hold anything, even escape sequences
-        console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
+        console.print(Text.assemble(*((printable(text), style) for text, style in line)))
 
 
 def _lines(report: dict[str, Any]) -> Iterator[Styled]:
@@ -82,44 +67,22 @@ def _checks(checks: list[dict[str, Any]]) -> Iterator[Styled]:
 
 
 def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
-    # values missing in a config are None, shown as "?"
-    known = {name: "?" if value is None else value for name, value in about.items()}
     yield [(role, "bold"), (f"  {about['architecture'] or 'unknown'}  {about['directory']}", "")]
     if about["refused"]:
         yield _result("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
-    kinds = f" ({', '.join(about['layers'])})" if about["layers"] else ""
-    yield _field("family", f"{known['family']}, {known['num_hidden_layers']} layers{kinds}")
-    yield _field(
-        "sizes",
-        "hidden size {hidden_size}, {num_attention_heads} heads, vocabulary {vocab_size}, "
-        "{max_position_embeddings} positions".format_map(known),
-    )
-    if "taps" in about:
-        taps = ", ".join(map(str, about["taps"])) if about["taps"] else "?"
-        yield _field(
-            "drafting",
-            "{format} format, block of {block_size}, mask token {mask_token_id}, taps {at} of "
-            "{num_target_layers} layers".format_map({**known, "at": taps}),
-        )
-    if weights := about["weights"]:
-        dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in weights["tensors"].items())
-        yield _field("weights", f"{weights['files']} files, {decimal(weights['bytes'])}: {dtypes}")
-    if about["parameters"]:
-        memory = ", ".join(f"{name} {decimal(n)}" for name, n in about["memory_bytes"].items())
-        yield _field("parameters", f"{about['parameters']:,}: {memory}")
-    if cached := about["kv_bytes_per_token"]:
-        yield _field(
-            "KV per token", ", ".join(f"{name} {decimal(n)}" for name, n in cached.items())
-        )
+    for name, value in about.items():
+        if value is not None and name not in ("architecture", "directory", "refused"):
+            yield [(f"  {name:<26}{short(value)}", "")]
+
+
+def short(value: Any) -> str:
+    """Return a JSON value on one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {short(entry)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _result(result: str, text: str) -> Styled:
     return [("  ", ""), (f"{result:<14}", COLORS.get(result, "")), (text, "")]
-
-
-def _field(name: str, text: str) -> Styled:
-    return [(f"  {name:<14}{text}", "")]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

@@ -14,14 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from dflash_trt.build.acceptance_probe import PROMPTS, chat_prompts
-from dflash_trt.chat import as_chat, has_channels, load_encoding
-from dflash_trt.checkpoints import load_tokenizer
+from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints.findings import Found, NotKnown, check
-from dflash_trt.decoding import Grammar
 from dflash_trt.doctor.machine_checks import Patient
-from dflash_trt.errors import RequestError
 from dflash_trt.files import read_as
-from dflash_trt.serving.front import guide
 from dflash_trt.tensorrt_llm import BundleInfo, first_generation
 from dflash_trt.tensorrt_llm.first_generation import TOKENS, Case, Generated, Measured
 
@@ -34,8 +30,6 @@ COLLAPSED = (
     "on and kv_cache_config.enable_block_reuse off"
 )
 ONE, LONG_PROMPT = "one at a time", "long prompt"
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-CITIES = ("Lyon", "Osaka", "Quito", "Tromso")
 
 
 @check("error")
@@ -52,7 +46,7 @@ def generation(patient: Patient) -> Found:
 
 @check("error")
 def acceptance(patient: Patient) -> Found:
-    """Check acceptance of parallel, JSON and long prompts, where features or masks may fail."""
+    """Check acceptance of parallel and long prompts, where features or masks may fail."""
     return judged(_drafted(patient)[1:], patient.info)
 
 
@@ -109,7 +103,7 @@ def _drafted(patient: Patient) -> list[Measured]:
 
 
 def _cases(patient: Patient) -> Iterator[Case]:
-    """Yield prompts one at a time, then many at once, then of each kind."""
+    """Yield prompts one at a time, then many at once, then a long one."""
     folder, args = patient.directory / "tokenizer", patient.args
     encode, most = load_encoding(folder), int(args.get("max_seq_len") or 1024) - TOKENS
     if not args.get("enable_chunked_prefill"):
@@ -120,14 +114,6 @@ def _cases(patient: Patient) -> Iterator[Case]:
     texts = [f"Request {i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TEXTS + 1)]
     many = [encode(as_chat(text))[-most:] for text in texts]
     yield Case(f"{at_once} at once", many, at_once)
-    asked = [as_chat(f"Give name and country of {city} as JSON.") for city in CITIES]
-    as_json = [encode(each)[-most:] for each in asked]
-    if backend := args.get("guided_decoding_backend"):
-        grammar = Grammar("json_schema", json.dumps(SCHEMA))
-        with suppress(RequestError):  # the backend cannot wait for a channel
-            rule = guide(grammar, backend, channels=has_channels(load_tokenizer(folder)))
-            yield Case("guided JSON", as_json, guide=rule)
-    yield Case("JSON", as_json)
     lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, LONG // 8)]
     each = len(encode("\n".join(lines))) / len(lines)
     kept = lines[: max(int(min(most, LONG) * 0.9 / each), 1)]

@@ -8,11 +8,12 @@ rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pull request 19466)
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dflash_trt.planning.hardware import Machine
 from dflash_trt.planning.model_size import ModelSize
-from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Step, fastest
+from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, fastest
 
 OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
 ARENA_SHARE = 0.7  # of the memory that the KV cache leaves
@@ -20,44 +21,6 @@ CONTEXT_BYTES = 2  # per number in the drafter's context, bf16
 POOL_FRACTION = 0.85  # free_gpu_memory_fraction if the pool holds everything
 STATE_BYTES = 2
 MAX_CONCURRENCY = 16384  # largest number of sequences considered
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Sequences of one length; bytes are of one sequence on one GPU."""
-
-    sequences: int
-    kv_bytes: int  # the target's cache and state
-    drafter_context_bytes: int
-    free_gpu_memory_fraction: float  # to set
-
-
-@dataclass(frozen=True)
-class LayoutMemory:
-    """Memory of one GPU of a layout, and sequences of the whole machine by length."""
-
-    layout: str
-    gpus: int
-    instances: int
-    target_bytes: int
-    drafter_bytes: int
-    free_bytes: int  # for caches
-    kv_bytes_per_token: int  # in the target's cache, layers without a window only
-    by_context: dict[int, Fit]
-
-
-@dataclass(frozen=True)
-class Point:
-    """A method at its best for a number of sequences on the whole machine."""
-
-    method: str
-    concurrency: int
-    layout: str
-    draft_tokens: int
-    acceptance: float
-    tokens_per_user: float  # tokens/s
-    tokens_per_gpu: float
-    round: Step
 
 
 @dataclass(frozen=True)
@@ -89,46 +52,47 @@ class Deployment:
         used = weights(self.target, layout) + weights(self.drafter, layout) + OVERHEAD
         return self.machine.gpu.memory_bytes - used
 
-    def fit(self, layout: Layout, context: int) -> Fit:
+    def fit(self, layout: Layout, context: int) -> int:
         """Return how many sequences one instance holds; 0 if weights do not fit."""
         free = self.free(layout)
         sequence = cache(self.target, layout, context + self.block, self.kv_bytes)
         if self.paged:
             slot = cache(self.drafter, layout, context, CONTEXT_BYTES)
-            fraction = POOL_FRACTION
-            count = int(free * fraction / (sequence + slot))
-        else:  # at this fraction pool and arena hold equally many sequences; one slot is padding
+            count = int(free * POOL_FRACTION / (sequence + slot))
+        else:  # pool and arena hold equally many sequences; one slot is padding
             slot = arena_slot(self.drafter, layout.split, context + self.block)
             count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
-            fraction = count * sequence / free if count > 0 else 0.0
-        sequences = max(count, 0) * (layout.gpus if layout.attention_dp else 1)
-        return Fit(sequences, round(sequence), round(slot), round(fraction, 3))
+        return max(count, 0) * (layout.gpus if layout.attention_dp else 1)
 
-    def memory(self, contexts: Sequence[int]) -> Iterator[LayoutMemory]:
-        """Yield each layout; one that splits whole experts weighs the same as one without."""
+    def memory(self, contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield each layout, with bytes on one GPU and sequences of the whole machine by length.
+
+        A layout that splits whole experts weighs the same as one without.
+        """
         for layout in self.layouts():
             if layout.experts_parallel and not layout.attention_dp:
                 continue
-            instances, fits = self.gpus // layout.gpus, {}
-            for context in contexts:
-                one = self.fit(layout, context)
-                fits[context] = replace(one, sequences=instances * one.sequences)
+            instances = self.gpus // layout.gpus
             windowless = sum(n * x.cached for x, n in self.target.kinds.items() if not x.window)
             heads = min((x.kv_heads for x in self.target.kinds if x.cached), default=1)
-            yield LayoutMemory(
-                layout=str(layout),
-                gpus=layout.gpus,
-                instances=instances,
-                target_bytes=round(weights(self.target, layout)),
-                drafter_bytes=round(weights(self.drafter, layout)),
-                free_bytes=round(self.free(layout)),
-                kv_bytes_per_token=round(windowless * self.kv_bytes / min(layout.split, heads)),
-                by_context=fits,
-            )
+            yield {
+                "layout": str(layout),
+                "gpus": layout.gpus,
+                "instances": instances,
+                "target_bytes": round(weights(self.target, layout)),
+                "drafter_bytes": round(weights(self.drafter, layout)),
+                "free_bytes": round(self.free(layout)),  # for caches
+                # in the target's cache, layers without a window only
+                "kv_bytes_per_token": round(windowless * self.kv_bytes / min(layout.split, heads)),
+                "sequences": {each: instances * self.fit(layout, each) for each in contexts},
+            }
 
-    def speed(self, method: Method, context: int, constants: Constants) -> Iterator[Point]:
-        """Yield the best layout and draft length for 1, 2, 4, .. sequences, while they fit."""
-        room = {layout: self.fit(layout, context).sequences for layout in self.layouts()}
+    def speed(self, method: Method, context: int, constants: Constants) -> Iterator[dict[str, Any]]:
+        """Yield the best layout and draft length for 1, 2, 4, .. sequences, while they fit.
+
+        Figures are tokens/s, and seconds of the parts of a round.
+        """
+        room = {layout: self.fit(layout, context) for layout in self.layouts()}
         concurrency = 1
         while concurrency <= MAX_CONCURRENCY:
             found = []
@@ -141,16 +105,16 @@ class Deployment:
             if not found:
                 return
             rate, layout, choice, step = max(found, key=lambda one: one[0])
-            yield Point(
-                method=choice.name,
-                concurrency=concurrency,
-                layout=str(layout),
-                draft_tokens=choice.draft_tokens,
-                acceptance=round(choice.acceptance, 3),
-                tokens_per_user=round(rate, 1),
-                tokens_per_gpu=round(rate * concurrency / self.gpus, 1),
-                round=step,
-            )
+            yield {
+                "method": choice.name,
+                "concurrency": concurrency,
+                "layout": str(layout),
+                "draft_tokens": choice.draft_tokens,
+                "acceptance": round(choice.acceptance, 3),
+                "tokens_per_user": round(rate, 1),
+                "tokens_per_gpu": round(rate * concurrency / self.gpus, 1),
+                "round": asdict(step),
+            }
             concurrency *= 2
 
 

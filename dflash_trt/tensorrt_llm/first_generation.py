@@ -8,7 +8,7 @@ CASES is a JSON file with a list of `Case`; RESULT is written with the fields of
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ STATS_TIMEOUT = 2.0  # seconds, as in upstream's tests
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts as token ids, `at_once` in parallel; guide: `GuidedDecodingParams` for all."""
+    """Prompts as token ids, `at_once` in parallel."""
 
     name: str
     prompts: Sequence[list[int]]
     at_once: int = 1
-    guide: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,7 @@ def _measured(llm: Any, case: Case) -> Measured:
 def _answers(llm: Any, case: Case) -> list[Any]:
     from tensorrt_llm import SamplingParams  # noqa: PLC0415
 
-    options: dict[str, Any] = {}
-    if case.guide is not None:
-        from tensorrt_llm.sampling_params import GuidedDecodingParams  # noqa: PLC0415
-
-        options["guided_decoding"] = GuidedDecodingParams(**case.guide)
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, **options)
-    found = []
+    sampling, found = SamplingParams(max_tokens=TOKENS, temperature=0.0), []
     for start in range(0, len(case.prompts), case.at_once):
         some = [*case.prompts[start : start + case.at_once]]
         found += [each.outputs[0] for each in llm.generate(some, sampling, use_tqdm=False)]

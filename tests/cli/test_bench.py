@@ -19,8 +19,8 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with run.json and report.md: every method, two batches, two temperatures."""
     folder = tmp_path_factory.mktemp("bench")
     done = run(
-        *("bench", "engine", built, "--methods", ",".join(METHODS)),
-        *("--draft-tokens", "7", "--batch", "1,3", "--temperature", "0,0.8"),
+        *("bench", "engine", built, *(f"--methods={method}" for method in METHODS)),
+        *("--draft-tokens=7", "--batch=1", "--batch=3", "--temperature=0", "--temperature=0.8"),
         *("--prompt-count", 3, "--max-tokens", TOKENS, "--repeats", 2),
         *("--output", folder / "run.json"),
     )
@@ -53,7 +53,6 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
             assert all(part >= 0 for part in parts)
             assert sum(parts) == pytest.approx(sample.seconds)
             assert 0 < sample.full_seconds <= sample.seconds - sample.prefill + 1e-9
-            assert sum(sample.choices.values()) == sample.rounds
 
 
 def test_the_report_holds_the_runs_figures(measured: Path) -> None:
@@ -72,8 +71,6 @@ def test_the_report_holds_the_runs_figures(measured: Path) -> None:
         (["--methods", "medusa"], "no method medusa"),
         (["--batch", "99"], "--batch 99 is more than the engines'"),
         (["--draft-tokens", "8"], "--draft-tokens 8 is not 1 to 7"),
-        (["--temperature", "nan"], "nan is too small"),
-        (["--prompts", "synthetic:x"], "not synthetic:1 to"),
         (["--prompts", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     ],
 )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.models
 
 CONFIG = PYCODE.parents[1] / "build_configs" / "pycode.yaml"
 AIPERF = Path(__file__).parents[1] / "fakes" / "aiperf.py"
-OPTIONS = ("--concurrency", "1,2", "--requests", "2", "--max-tokens", "8")
+OPTIONS = ("--concurrency=1", "--concurrency=2", "--requests", "2", "--max-tokens", "8")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: 
     long.write_text(json.dumps({"messages": [chat]}))
     output = tmp_path / "out"
     command = ("bench", "matrix", CONFIG, "--output", output, *OPTIONS)
-    code, out, err = run(*command, "--prompts", f"{long},{short}")
+    code, out, err = run(*command, "--prompts", long, "--prompts", short)
     assert code == 1
     assert "error: 4 loads failed" in err, out
     first = json.loads((output / "matrix.json").read_text())
@@ -75,7 +75,7 @@ def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: 
     assert len(aiperf.read_text().splitlines()) == 8
 
     long.write_text(json.dumps({"text": "def f(x):\n"}))
-    code, out, err = run(*command, "--prompts", f"{long},{short}")
+    code, out, err = run(*command, "--prompts", long, "--prompts", short)
     assert code == 0, err
     second = json.loads((output / "matrix.json").read_text())
     assert [load for load in second if load["prompts"] == "short.jsonl"] == [
@@ -105,8 +105,7 @@ def test_without_aiperf_it_says_how_to_get_it(
 def test_an_answer_that_is_missing_is_a_failed_load(aiperf: Path, tmp_path: Path) -> None:
     texts = ["def f(x):\n" * 5000, "def f"]
     matrix = matrix_of(demo_config(), users=(1,), prompts={"half": texts})
-    (load,), complete = run_matrix(matrix, tmp_path / "out", quiet)
-    assert complete
+    (load,) = run_matrix(matrix, tmp_path / "out", quiet)
     assert "not every request was answered" in str(load.error)
     assert "aiperf.log" in str(load.error)
 
@@ -115,12 +114,11 @@ def test_a_method_that_cannot_be_built_or_served_has_its_reason(
     aiperf: Path, tmp_path: Path
 ) -> None:
     config = config_of(PYCODE, engine={"kind": "tensorrt_llm", "gpus": 1})
-    loads, complete = run_matrix(matrix_of(config), tmp_path / "out", quiet)
-    assert complete
+    loads = run_matrix(matrix_of(config), tmp_path / "out", quiet)
     assert len(loads) == 2
     assert all("machine lacks TensorRT-LLM" in str(load.error) for load in loads)
     no_head = matrix_of(demo_config(), methods=("eagle3",))
-    loads, _ = run_matrix(no_head, tmp_path / "out", quiet)
+    loads = run_matrix(no_head, tmp_path / "out", quiet)
     assert all("has no method eagle3" in str(load.error) for load in loads)
 
 

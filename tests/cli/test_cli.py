@@ -187,9 +187,7 @@ def test_generate_sends_what_its_options_say(tmp_path: Path) -> None:
         [sent] = server.requests
         assert sent["text_input"] == "hi"
         assert "seed" not in sent, "the server's default"
-    assert_error(run("generate", "hi", "--key-file", tmp_path), 1, "cannot read", "--key-file")
-    key.write_bytes(b"\xff")
-    assert_error(run("generate", "hi", "--key-file", key), 1, "holds no key")
+    assert_error(run("generate", "hi", "--key-file", tmp_path), 1, str(tmp_path))
 
 
 def test_version_and_short_help() -> None:
@@ -207,10 +205,9 @@ def test_generate_reads_utf8_from_stdin_and_refuses_the_rest() -> None:
     assert_error(run("generate", ""), 1, "the prompt is empty")
 
 
-def test_verify_compares_dflash_with_the_target_alone(home: Path, tmp_path: Path) -> None:
-    outputs = tmp_path / "outputs.jsonl"
+def test_verify_compares_dflash_with_the_target_alone(home: Path) -> None:
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 12)
-    result = run(*arguments, "--json", "--outputs", outputs)
+    result = run(*arguments, "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert (found["identical"], found["total"], found["first_mismatch"]) == (2, 2, None)
@@ -220,8 +217,6 @@ def test_verify_compares_dflash_with_the_target_alone(home: Path, tmp_path: Path
     assert found["speedup"] == pytest.approx(
         found["dflash_tokens_per_s"] / found["plain_tokens_per_s"]
     )
-    lines = [json.loads(line)["ids"] for line in outputs.read_text().splitlines()]
-    assert [len(ids) for ids in lines] == [12, 12]
     assert "2/2 identical, one and 4 at a time" in run(*arguments).out
     long = run(*arguments[:-1], 5000)
     assert_error(long, 1, "at most 0 fit beside --max-tokens")

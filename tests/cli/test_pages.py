@@ -47,11 +47,11 @@ def test_help_lists_whole_sentences_by_group_and_each_command_has_an_example(
     monkeypatch.setenv("COLUMNS", "80")
     text = run("--help").out
     root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *GROUPS]
-    listed = re.findall(r"^  ([a-z-]+) ", text, re.MULTILINE)
+    assert re.findall(r"^╭─ (\w+) ─", text, re.MULTILINE) == ["Options", *GROUPS]
+    listed = re.findall(r"^│ ([a-z-]+) ", text, re.MULTILINE)
     assert sorted(name for name in listed if name in root) == sorted(root)
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "..." not in text.partition("Options:")[2]
+    assert "…" not in text
     for name, command in {**root, **root["bench"].commands}.items():
         example = command.epilog.removeprefix("Example: dflash-trt ").partition(" >")[0]
         assert name in example.split()[:2]

@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OUTPUT = ROOT / "build" / "gpu"
 BENCH = [
-    *("--methods", "plain,dflash,adaptive,adaptive-no-lookup", "--draft-tokens", "1,2,3,4,5,6,7"),
+    *(f"--methods={name}" for name in ("plain", "dflash", "adaptive", "adaptive-no-lookup")),
+    *(f"--draft-tokens={count}" for count in range(1, 8)),
     *("--repeats", "2", "--max-tokens", "64"),
 ]
 

@@ -181,7 +181,7 @@ def test_the_text_names_every_check_and_kind() -> None:
     for check in PAIR_CHECKS:
         assert check.name in out
     assert "\x1b" not in out  # plain, off a terminal
-    assert "3,641,536: float32 14.6 MB" in out
+    assert "float32 14,566,144" in out
     code, out, _ = run("inspect", DEMO / "target")
     assert code == 0
     assert "target-tensors" in out

@@ -123,7 +123,7 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     for role, size in sizes.items():
         assert found[role]["weight_bytes"] == pytest.approx(size, rel=0.02)
     assert found["machine"]["name"] == file.parent.name
-    assert any(layout["by_context"][32768]["sequences"] for layout in found["memory"])
+    assert any(layout["sequences"][32768] for layout in found["memory"])
     # what the package has of the two config.json says the same
     config, bare = load_config(file), tmp_path
     hubs = {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}
