@@ -37,9 +37,13 @@ def read_convolution(values: Config) -> Convolution:
     )
 
 
-def read_selector(values: Config) -> Selector:
-    """Read `selector_rank` and `selector_top_k` of z-lab's config."""
-    return Selector(rank=values.number("selector_rank"), top_k=values.number("selector_top_k"))
+def read_selector(values: Config, draft_vocab: int) -> Selector:
+    """Read `selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: head rows."""
+    top_k = values.number("selector_top_k")
+    if top_k > draft_vocab:
+        problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens"
+        raise values.wrong(problem, "Take the config.json that came with it")
+    return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
 
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
@@ -99,7 +103,7 @@ def zlab(config: Config) -> DrafterSpec:
         output_multiplier=values.real("output_multiplier", 1.0),
         final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
-        selector=read_selector(values) if second else None,
+        selector=read_selector(values, fields["vocab_size"]) if second else None,
     )
 
 
@@ -182,7 +186,7 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
     if second:
         values = inner.under(config)
-        selector = read_selector(values)
+        selector = read_selector(values, draft_vocab)
         convolution = read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     from_anchor = bool(config.flag("sample_from_anchor"))

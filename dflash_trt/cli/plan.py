@@ -79,6 +79,9 @@ def make_plan(
     tau, source = planning.expected_acceptance(hubs[1], block - 1)
     if acceptance is not None:
         tau, source = acceptance, "given"
+    if tau > block:
+        fix = "Give the mean number of tokens that a round commits"
+        raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
     chain, chain_source = planning.expected_eagle(hubs[0])
     context = context or min(tensorrt_llm.CONTEXT, longest)
     methods = (

@@ -134,7 +134,7 @@ def test_a_drafter_that_was_held_back_drafts_what_it_always_would(
     decode(scheduler_of(case.rounds, EveryToken(draft_tokens, 0), always, slots=1), case)
     fed, compared = 0, 0
     for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5), (4, 16)]):
-        policy = AtRandom(draft_tokens, seed, 0.03 if seed == 3 else 0.0)
+        policy = AtRandom(draft_tokens, seed, 0.1 if seed == 3 else 0.0)
         guesses = guesses_of(case, seed)
         decode(scheduler_of(case.rounds, policy, guesses, slots=slots, prefill_chunk=chunk), case)
         fed += policy.fed
