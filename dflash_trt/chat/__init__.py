@@ -10,4 +10,3 @@ from dflash_trt.chat.render import (
     load_chat_template,
     load_encoding,
 )
-from dflash_trt.chat.spelling import Spell, speller

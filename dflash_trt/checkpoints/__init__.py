@@ -3,6 +3,7 @@
 from dflash_trt.checkpoints.dequantize import MODELOPT_FILE
 from dflash_trt.checkpoints.directory import (
     MORE_TEMPLATES,
+    Spell,
     card_files,
     copy_tokenizer,
     load_tokenizer,
@@ -10,6 +11,7 @@ from dflash_trt.checkpoints.directory import (
     read_card,
     read_json,
     special_tokens,
+    speller,
     tokenizer_files,
 )
 from dflash_trt.checkpoints.drafter import (

@@ -15,7 +15,7 @@ from load import metric
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from dflash_trt.chat import speller
+from dflash_trt.checkpoints import speller
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 

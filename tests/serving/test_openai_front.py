@@ -22,7 +22,7 @@ from load import wait_until
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
 
-from dflash_trt.chat import speller
+from dflash_trt.checkpoints import speller
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security, Tls

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dflash_trt.chat import Answer, CallDelta, Spell
+from dflash_trt.chat import Answer, CallDelta
+from dflash_trt.checkpoints import Spell
 from dflash_trt.serving.client import Chunk, Summary
 
 Json = dict[str, Any]

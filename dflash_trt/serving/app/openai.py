@@ -20,13 +20,11 @@ from dflash_trt.chat import (
     Answer,
     ChatModel,
     Dialect,
-    Spell,
     chosen,
     load_chat_template,
     parse_tools,
-    speller,
 )
-from dflash_trt.checkpoints import load_tokenizer, sampling_defaults
+from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat import Spell, speller
+from dflash_trt.checkpoints import Spell, speller
 from dflash_trt.decoding import Draft, SequenceState
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.errors import panics_as_errors
