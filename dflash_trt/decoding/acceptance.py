@@ -1,7 +1,7 @@
 """Acceptance of drafts: keep those equal to the target's greedy or sampled token. Lossless."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ class _Row:
     drafts: Sequence[int]
     allowed: Bools | None  # by the grammar, `[D + 1, vocab]`; None: any token
     history: list[int]  # up to the anchor, if needed
-    accepted: int = field(default=0)
+    accepted: int = 0
 
 
 def _sample(rows: Sequence[_Row], logits: Float32) -> list[int]:
