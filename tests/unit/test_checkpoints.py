@@ -266,3 +266,11 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     (target / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         load_tokenizer(target)
+
+
+@pytest.mark.parametrize("name", ["pycode", "smollm2"])
+def test_the_examples_drafters_are_read(name: str) -> None:
+    """One is z-lab's format, one a DFlash 2 with a selector over a reduced vocabulary."""
+    drafter = load_drafter(Path(__file__).parents[2] / "examples" / name / "drafter")
+    assert drafter.spec.block_size == 8
+    assert (drafter.spec.selector is None) == (name == "pycode")
