@@ -67,7 +67,8 @@ def prepare(
 def _precision(engine: OnnxRuntime, target: Target) -> str | None:
     """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
     if engine.quantize is None and engine.device == "cpu":
-        return {4: "int4", 8: "int8"}.get(target.weights.stored_bits or 0)
+        stored = target.weights.stored_bits
+        return next((name for name, bits in BITS.items() if bits == stored), None)
     return engine.quantize
 
 

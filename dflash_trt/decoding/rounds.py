@@ -115,14 +115,13 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
     kept = accept(x, own, logits[:, before:])
     logprobs, ids = committed_logprobs(x, kept, logits)
-    accepted = [count for count, _ in (each or (-1, 0) for each in kept)]
+    committed = [each or (-1, 0) for each in kept]
+    accepted = [count for count, _ in committed]
     _clear_failed(engine, first_slot, accepted)
     older = [0] * n
     if held is not None:
         features, older = held.pass_on(x, accepted, features)
-    results = np.array(
-        [[*(each or (-1, 0)), count] for each, count in zip(kept, older, strict=True)]
-    )
+    results = np.array([[*each, count] for each, count in zip(committed, older, strict=True)])
     return VerifyOutput(results, features, logprobs, ids, time.perf_counter() - start)
 
 
