@@ -279,7 +279,7 @@ def main() -> None:
     sizes = {"vocab_size": info.vocab_size, "longest": longest - args.tokens, "count": 40}
     prompts = load_task(args.prompts, args.build / "tokenizer", **sizes)
     texts = record(run, info, prompts, args.tokens)
-    tables = args.costs or [measure(run, info.block_size, info.slots, longest)]
+    tables = args.costs or [measure(run, info)]
     columns = [compare(texts, info, costs, args.streams) for costs in tables]
     for name in columns[0]:
         print(f"{name:36}", *(f"{x[name]:8.3f}" for x in columns))

@@ -70,10 +70,9 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
     """
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
     check_plan(plan, target, drafter)
-    profile, info = None, target.info
+    profile = None
     if any(method in ADAPTIVE for method in plan.methods):
-        rounds = in_process(target, drafter)
-        profile = measure(rounds, info.block_size, info.slots, info.max_seq_len)
+        profile = measure(in_process(target, drafter), target.info)
     groups = list(product(plan.tasks.items(), plan.batches, plan.temperatures))
     passes = 0
     for (task, prompts), batch, temperature in groups:

@@ -70,8 +70,7 @@ def check_lossless(
     target, drafter = load_engines(engines)
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
-        info = target.info
-        costs = measure(rounds, info.block_size, info.slots, info.max_seq_len)
+        costs = measure(rounds, target.info)
     slots = target.info.slots
     dflash = _scheduler(target, slots, rounds, *strategy(speculation, target.info, costs))
     plain = _scheduler(target, 1, in_process(target, None), Fixed(0))

@@ -14,7 +14,6 @@ from dflash_trt.engines.step import (
     NOTHING,
     Engine,
     Step,
-    engine_kind,
     load_engine,
     load_engines,
     read_infos,

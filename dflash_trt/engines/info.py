@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dflash_trt.errors import EngineError
 from dflash_trt.files import EXACT, Size, read_as
@@ -42,7 +42,7 @@ class EngineInfo:
 
     __pydantic_config__: ClassVar = EXACT
 
-    kind: str
+    kind: Literal["onnxruntime", "tensorrt"]
     role: str  # "target" or "drafter"
     slots: Size
     max_seq_len: Size
@@ -100,17 +100,12 @@ def write_info(directory: Path, info: EngineInfo) -> None:
     (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 
 
-def read_info(directory: Path, kind: str) -> EngineInfo:
-    """Read `engine.json`; EngineError if missing, damaged or of another kind."""
+def read_info(directory: Path) -> EngineInfo:
+    """Read `engine.json`; EngineError if missing or damaged."""
     path = directory / ENGINE_FILE
     try:
-        info = read_as(path, EngineInfo)
+        return read_as(path, EngineInfo)
     except (OSError, ValueError) as error:
         raise EngineError(
             f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
         ) from error
-    if info.kind != kind:
-        raise EngineError(
-            f"{path} describes a {info.kind!r} engine", f"This loader runs {kind!r} engines only."
-        )
-    return info

@@ -13,7 +13,6 @@ from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
 from dflash_trt.errors import EngineError
 
-KIND = "onnxruntime"
 GRAPH_FILE = "model.onnx"
 SPIN = "500"  # microseconds
 BOUND_STEPS = 1024  # 16 sequences times 16 tokens times a few lengths: 0.2 ms to bind one
@@ -29,7 +28,7 @@ class Engine(LoadedEngine):
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
         """Load an engine directory; alone: see `load_engine`."""
-        info = read_info(directory, KIND)
+        info = read_info(directory)
         super().__init__(info, BOUND_STEPS)
         options = ort.SessionOptions()
         if alone:

@@ -10,9 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, read_info
-from dflash_trt.errors import EngineError
-from dflash_trt.files import read_json
+from dflash_trt.engines.info import EngineInfo, read_info
 
 NOTHING = -1  # instead of a slot: see `Engine.move_row`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
@@ -183,37 +181,16 @@ class LoadedEngine(ABC):
         return buffer
 
 
-MODULES = {  # modules with an `Engine` class
-    "onnxruntime": "dflash_trt.engines.onnxruntime",
-    "tensorrt": "dflash_trt.engines.tensorrt.engine",
-}
-ON_CUDA = "dflash_trt.engines.cuda.engine"  # for graphs on a GPU
-
-
-def engine_kind(directory: Path) -> str:
-    """Return the kind in `engine.json`; EngineError if it is invalid or cannot run here."""
-    path = directory / ENGINE_FILE
-    try:
-        kind = read_json(path)["kind"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise EngineError(
-            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
-        ) from error
-    if not isinstance(kind, str) or kind not in MODULES:
-        raise EngineError(f"{path} describes a {kind!r} engine", f"Known: {', '.join(MODULES)}")
-    return kind
-
-
 def load_engine(directory: Path, alone: bool = False) -> Engine:
     """Load a target or a drafter; EngineError if that fails.
 
     alone: one engine per process, taking turns with another process on the same cores.
     """
-    kind = engine_kind(directory)
-    on_cuda = read_info(directory, kind).device == "cuda"
-    module = importlib.import_module(ON_CUDA if on_cuda else MODULES[kind])
-    turns = {"alone": True} if alone and kind == "onnxruntime" and not on_cuda else {}
-    engine: Engine = module.Engine(directory, **turns)
+    info = read_info(directory)
+    on_cpu = info.kind == "onnxruntime" and info.device == "cpu"
+    module = "onnxruntime" if on_cpu else "tensorrt.engine" if info.plan else "cuda.engine"
+    loader = importlib.import_module(f"dflash_trt.engines.{module}")
+    engine: Engine = loader.Engine(directory, **({"alone": alone} if on_cpu else {}))
     return engine
 
 
@@ -231,4 +208,4 @@ def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
 
 def read_infos(engines: Path) -> list[EngineInfo]:
     """Read the target's and the drafter's `engine.json`, if any."""
-    return [read_info(each, engine_kind(each)) for each in roles(engines)]
+    return [read_info(each) for each in roles(engines)]

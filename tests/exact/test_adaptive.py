@@ -107,7 +107,7 @@ class EveryToken(AtRandom):
 
 def guesses_of(case: Case, seed: int) -> Guesses:
     texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
-    return Guesses(texts, read_info(case.built.target_engine, "onnxruntime"), seed)
+    return Guesses(texts, read_info(case.built.target_engine), seed)
 
 
 def filled(case: Case) -> Case:
@@ -154,7 +154,7 @@ def test_who_asks_for_no_drafting_has_none(long_case_of: CaseOf, adaptive: bool)
     """Alone and beside others, whose drafter goes on; and each token says who wrote it."""
     case = long_case_of("qwen3")
 
-    target = read_info(case.built.target_engine, "onnxruntime")
+    target = read_info(case.built.target_engine)
     adaptively = partial(strategy, Speculation(), target, COSTS["cheap"])
     greedy = [replace(request, drafting=False) for request in case.requests[::2]]
     for requests in (greedy, [*greedy, *case.requests[::2]]):

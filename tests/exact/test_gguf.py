@@ -203,7 +203,7 @@ def test_blocks_stay_as_they_are(
     tokens = [*range(3, 43)]
     with torch.inference_mode():
         expected = theirs(file)(torch.tensor([tokens])).logits[0].numpy()
-    options, info = ort.SessionOptions(), read_info(engines / "target", "onnxruntime")
+    options, info = ort.SessionOptions(), read_info(engines / "target")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     exact = logits_of(load_session(engines / "target", info, options), info, tokens)
     if kind == Kind.Q4_1:  # the head has 8 bits, 0.2 % off (`in_bytes`), and layers add to it

@@ -86,7 +86,7 @@ def assert_ranks_agree(
             for rank in range(ranks):
                 at = rank_directory(engines / role, rank)
                 assert_in_profile(at / "model.onnx", ranks)
-                info = read_info(at, "onnxruntime")
+                info = read_info(at)
                 assert (info.rank, info.ranks) == (rank, ranks)
         together = Ranks(engines / "target"), Ranks(engines / "drafter")
         for found, wanted in zip(outputs_of(*together, text), expected, strict=True):

@@ -15,7 +15,7 @@ from pairs import make_pair, teach
 from dflash_trt.build.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
+from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.files import LARGE
 from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
 
@@ -48,7 +48,7 @@ def test_every_quantized_product_runs_packed(
     path = target / "model.onnx"
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    load_session(target, read_info(target, KIND), options)
+    load_session(target, read_info(target), options)
     optimized = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
     before = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
     after = [node.op_type for node in optimized.graph.node]

@@ -24,7 +24,7 @@ import torch
 from dflash_trt.config import TensorRT
 from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.onnxruntime import use_one_pool
-from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
+from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import use
 from dflash_trt.engines.tensorrt.network import to_16_bits
 from dflash_trt.engines.tensorrt.plan import describe
@@ -36,7 +36,7 @@ TYPES = {"float16": np.float16, "float": np.float32, "int64": np.int64, "bool": 
 def make_plan(directory: Path, prefill_chunk: int) -> None:
     """What `build_plan` does, for this runtime."""
     use("tensorrt_rtx")
-    info, path = read_info(directory, "onnxruntime"), directory / "model.onnx"
+    info, path = read_info(directory), directory / "model.onnx"
     model = ir.load(path)
     to_16_bits(model.graph, ir.DataType.FLOAT16)
     engine = TensorRT(kind="tensorrt", library="tensorrt_rtx", dtype="fp16")
@@ -44,7 +44,7 @@ def make_plan(directory: Path, prefill_chunk: int) -> None:
     ir.external_data.load_to_model(model)
     model.metadata_props["plan"] = json.dumps(asdict(plan))
     (directory / PLAN_FILE).write_bytes(ir.to_proto(model).SerializeToString())
-    write_info(directory, replace(info, kind=KIND, plan=plan))
+    write_info(directory, replace(info, kind="tensorrt", plan=plan))
     for name in ("model.onnx", "model.onnx.data"):
         (directory / name).unlink()
 

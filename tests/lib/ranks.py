@@ -34,7 +34,7 @@ class Rank(LoadedEngine):
     """One rank's caches and the pieces of its graph; `Ranks` steps them."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(read_info(directory, "onnxruntime"), 0)
+        super().__init__(read_info(directory), 0)
         self.pieces = cut(directory / "model.onnx")
         self._make_caches()
 
@@ -57,7 +57,7 @@ class Ranks:
     visible_step, least_rows = 32, 1
 
     def __init__(self, directory: Path) -> None:
-        self.info = read_info(directory, "onnxruntime")
+        self.info = read_info(directory)
         self._ranks = [Rank(rank_directory(directory, i)) for i in range(self.info.ranks)]
 
     def step(

@@ -81,7 +81,7 @@ def test_the_demo_pair(demo: Demo, dtype: str, ranks: int, tmp_path: Path) -> No
     built, graphs = plans_of(demo, dtype, ranks), graphs_of(tmp_path, ranks)
     assert len(engines(built)) == 2 * ranks
     for ours, theirs in zip(engines(built), engines(graphs), strict=True):
-        info = read_info(ours, "tensorrt")
+        info = read_info(ours)
         plan, graph = info.plan, (theirs / "model.onnx").read_bytes()
         assert plan is not None
         assert plan.graph == sha256(graph).hexdigest()  # byte for byte what runs on the CPU
@@ -100,7 +100,7 @@ def test_the_demo_pair(demo: Demo, dtype: str, ranks: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(("dtype", "ranks"), BUILDS)
 def test_what_a_step_binds_is_what_the_plan_has(demo: Demo, dtype: str, ranks: int) -> None:
     for directory in engines(plans_of(demo, dtype, ranks)):
-        info = read_info(directory, "tensorrt")
+        info = read_info(directory)
         round_, most = info.most_verified, info.widest
         for profile, n, tokens in ((0, 1, 1), (0, 4, round_), (1, 1, most), (1, 4, round_ + 1)):
             assert_fits(info, profile, n, tokens, 1)
@@ -329,7 +329,7 @@ def test_heads_without_a_kernel_are_taken_apart_and_said(tmp_path: Path) -> None
     sizes = {"slots": 1, "max_seq_len": 32}
     build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
     build_plan(tmp_path / "engines" / "target", ENGINE, 16)
-    plan = read_info(tmp_path / "engines" / "target", "tensorrt").plan
+    plan = read_info(tmp_path / "engines" / "target").plan
     assert plan is not None
     assert len(plan.taken_apart) == 2
 
@@ -351,7 +351,7 @@ def test_every_family_and_drafter_format(family: str, form: str, tmp_path: Path)
     else:
         build_drafter(drafter, target, directory, options)
     build_plan(directory, ENGINE, 16)
-    plan = read_info(directory, "tensorrt").plan
+    plan = read_info(directory).plan
     assert plan is not None
     assert plan.taken_apart == ()
 

@@ -58,7 +58,7 @@ def engines(request: pytest.FixtureRequest, built: BuiltPair, tmp_path: Path) ->
     shutil.copytree(built.target_engine.parent, tmp_path / "engines")
     for role in ("target", "drafter"):
         directory = tmp_path / "engines" / role
-        write_info(directory, replace(read_info(directory, "onnxruntime"), device="cuda"))
+        write_info(directory, replace(read_info(directory), device="cuda"))
     return tmp_path / "engines"
 
 

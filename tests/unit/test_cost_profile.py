@@ -1,5 +1,8 @@
 """What rounds cost: measured on made-up and on real engines."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from built_pairs import BuildPair
@@ -50,7 +53,8 @@ class Machine:
         )
 
     def measure(self) -> CostProfile:
-        return measure(self, 8, 8, 1024, clock=lambda: self.now)
+        info: Any = SimpleNamespace(block_size=8, slots=8, max_seq_len=1024, most_verified=16)
+        return measure(self, info, clock=lambda: self.now)
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -97,8 +101,7 @@ def test_it_ends_in_time(scale: float) -> None:
 def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:
     pair = built_pair()
     target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
-    info = drafter.info
     run = in_process(target, drafter)
-    found = measure(run, info.block_size, info.slots, target.info.max_seq_len, 0.3)
+    found = measure(run, target.info, 0.3)
     assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
     assert np.min(found.verify_seconds) > 0 < np.min(found.draft_seconds)

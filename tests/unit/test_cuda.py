@@ -20,7 +20,7 @@ from pairs import make_pair
 from dflash_trt.engines.cuda import PROVIDER, engine
 from dflash_trt.engines.cuda.kernels import check_graph, check_placement
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.onnxruntime import GRAPH_FILE, KIND, load_session
+from dflash_trt.engines.onnxruntime import GRAPH_FILE, load_session
 from dflash_trt.engines.step import load_engine
 from dflash_trt.errors import EngineError
 
@@ -115,7 +115,7 @@ def test_only_sizes_are_computed_on_the_cpu(built: Path) -> None:
 
 def test_a_session_without_the_provider_is_refused(built: Path) -> None:
     directory = built / "cuda/engines/target"
-    session = load_session(directory, read_info(directory, KIND), ort.SessionOptions())
+    session = load_session(directory, read_info(directory), ort.SessionOptions())
     with pytest.raises(EngineError, match="cannot load its CUDA provider here"):
         check_placement(session, directory / GRAPH_FILE)
 

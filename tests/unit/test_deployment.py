@@ -77,7 +77,7 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         gpus = ("8.9", "12.0")
         plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=gpus)
         for role in ("target", "drafter"):
-            info = read_info(directory / "engines" / role, "onnxruntime")
+            info = read_info(directory / "engines" / role)
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
 
 

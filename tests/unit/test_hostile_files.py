@@ -22,7 +22,6 @@ from dflash_trt.checkpoints import (
 from dflash_trt.config import load_config
 from dflash_trt.config.build import Speculation
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import engine_kind
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
 from dflash_trt.prompts import read_prompts
 
@@ -49,11 +48,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "drafter": ("drafter/config.json", lambda pair: load_drafter(pair / "drafter")),
     "engine": (
         "built/engines/target/engine.json",
-        lambda pair: read_info(pair / "built/engines/target", "onnxruntime"),
-    ),
-    "kind": (
-        "built/engines/target/engine.json",
-        lambda pair: engine_kind(pair / "built/engines/target"),
+        lambda pair: read_info(pair / "built/engines/target"),
     ),
     "prompts": (
         "prompts",
@@ -89,7 +84,7 @@ def test_types_in_engine_json_are_checked(pair: Path, change: dict[str, Any]) ->
     file = pair / "built" / "engines" / "target" / "engine.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(EngineError, match=next(iter(change))):
-        read_info(file.parent, "onnxruntime")
+        read_info(file.parent)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,6 @@ def test_engines_take_the_cores_unless_told(
 ) -> None:
     """What is built is the same everywhere; the number is found where it runs."""
     monkeypatch.setattr(info, "usable_cores", lambda: 6)
-    built = info.read_info(built_pair().target_engine, "onnxruntime")
+    built = info.read_info(built_pair().target_engine)
     assert replace(built, threads=3).cpu_threads == 3
     assert replace(built, threads=None).cpu_threads == 6

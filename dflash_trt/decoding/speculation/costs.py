@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.messages import RunRound, verify_input
-from dflash_trt.engines import most_verified
+from dflash_trt.engines import EngineInfo
 
 NEAR = 256  # width of the context buckets, tokens
 REFRESH = 8  # rounds between recalculations
@@ -173,20 +173,19 @@ class CostProfile:
 
 def measure(
     run_round: RunRound,
-    block_size: int,
-    slots: int,
-    max_seq_len: int,
+    info: EngineInfo,
     budget_seconds: float = BUDGET,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostProfile:
-    """Time rounds on idle slots.
+    """Time rounds on idle slots of the target that `info` describes.
 
     Call while no sequence is active: it writes to slots 0 .. slots-1. Takes `budget_seconds`, up to
     MAX_BUDGET times as long with slow rounds; longer only if one step of all slots takes seconds.
     """
     start, max_seconds = clock(), MAX_BUDGET * budget_seconds
-    max_width = min(most_verified(block_size), max_seq_len)
-    long = max_seq_len - 2 * max_width  # leaves room for a round and its drafts
+    block_size, slots = info.block_size, info.slots
+    max_width = min(info.most_verified, info.max_seq_len)
+    long = info.max_seq_len - 2 * max_width  # leaves room for a round and its drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
 
     def visit(context: int, n: int, width: int) -> float:

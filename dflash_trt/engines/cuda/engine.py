@@ -17,7 +17,7 @@ from dflash_trt.engines.cuda import PROVIDER
 from dflash_trt.engines.cuda.kernels import INSTALL, check_placement
 from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.onnxruntime import BOUND_STEPS, GRAPH_FILE, KIND, load_session
+from dflash_trt.engines.onnxruntime import BOUND_STEPS, GRAPH_FILE, load_session
 from dflash_trt.engines.step import Step
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
@@ -32,7 +32,7 @@ class Engine(GpuEngine):
     visible_step = 256
 
     def __init__(self, directory: Path) -> None:
-        info = read_info(directory, KIND)
+        info = read_info(directory)
         check_machine()
         super().__init__(info, BOUND_STEPS)
         self._gpu = Gpu(0)

@@ -16,7 +16,7 @@ import torch
 from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.step import Step
-from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
+from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import check_machine, make_log, sizes, trt
 from dflash_trt.errors import EngineError
 
@@ -32,7 +32,7 @@ class Engine(GpuEngine):
     visible_step = 256
 
     def __init__(self, directory: Path) -> None:
-        info = read_info(directory, KIND)
+        info = read_info(directory)
         self._plan = check_machine(info)
         self._gpu = Gpu(0)
         super().__init__(info, BOUND_STEPS)

@@ -22,8 +22,7 @@ from dflash_trt.engines.info import (
     write_info,
 )
 from dflash_trt.engines.onnxruntime import GRAPH_FILE
-from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
-from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
+from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities, make_log, trt, use
 from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
 from dflash_trt.errors import EngineError
@@ -53,7 +52,7 @@ def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
     missing.
     """
     targets = capabilities(engine)
-    info, path = read_info(directory, SOURCE_KIND), directory / GRAPH_FILE
+    info, path = read_info(directory), directory / GRAPH_FILE
     model = ir.load(path)
     check_form(model.graph)
     to_16_bits(model.graph, DTYPES[engine.dtype])
@@ -82,7 +81,7 @@ def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
             )
     if timings is not None:
         save_timings(config, timings)
-    write_info(directory, replace(info, kind=KIND, plan=plan))
+    write_info(directory, replace(info, kind="tensorrt", plan=plan))
     path.unlink()
     (directory / WEIGHTS_FILE).unlink()
 

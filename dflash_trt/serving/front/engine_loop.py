@@ -20,7 +20,7 @@ from dflash_trt.decoding import (
     block_bytes,
 )
 from dflash_trt.decoding.speculation import CostProfile, measure, strategy
-from dflash_trt.engines import engine_kind, read_info, read_infos
+from dflash_trt.engines import read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, NON_FINITE, UNAVAILABLE, Deliver
@@ -50,7 +50,7 @@ class EngineLoop:
     ) -> None:
         """Set up; engines: the directory that holds both models' engines."""
         self._engines = engines
-        self._target = read_info(engines / "target", engine_kind(engines / "target"))
+        self._target = read_info(engines / "target")
         self._settings = settings
         vocab_size = self._target.vocab_size
         self._channels = has_channels(tokenizer)
@@ -192,9 +192,7 @@ class EngineLoop:
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
-                known = self._settings
-                sizes = known.block_size, known.slots, known.max_seq_len
-                self._costs = measure(self._run_round, *sizes)
+                self._costs = measure(self._run_round, self._target)
                 return
             except EngineGoneError:
                 time.sleep(WAIT_LOADED)

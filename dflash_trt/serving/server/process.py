@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import ENGINE_FILE, engine_kind, read_info, roles
+from dflash_trt.engines import ENGINE_FILE, read_info, roles
 from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
@@ -388,8 +388,7 @@ def find_repository(directory: Path) -> Path:
     repository = (directory / "model_repository").resolve()
     if (repository / "dflash" / "config.pbtxt").is_file():
         for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
-            kind = engine_kind(engine)  # report problems before Triton runs
-            info = read_info(engine, kind)
+            info = read_info(engine)  # report problems before Triton runs
             if info.plan is not None:
                 check_machine(info)
         return repository
