@@ -1,14 +1,16 @@
-"""Control of the request handler by `serve` over a Unix socket, with a JSON line each way."""
+"""Commands of `serve`: a JSON line each way over a Unix socket, for this user and root alone."""
 
 import json
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dflash_trt.serving.internal import RUNTIME, SOCKET, given
 
@@ -31,37 +33,42 @@ class Status(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """`serve`'s end of the socket at `path`."""
+    """Sends commands to the request handler, whose socket is at `path`."""
 
     path: Path
 
     def ask(self, command: Command) -> Status | None:
         """Return the state after the command; None without an answer in `TIMEOUT` seconds."""
-        with suppress(OSError, ValueError, TypeError), socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(TIMEOUT)
-            connection.connect(str(self.path))
-            connection.sendall(json.dumps(command).encode() + b"\n")
-            with connection.makefile("rb") as file:
-                return Status(**json.loads(file.readline()))
+        with suppress(OSError, ValueError, TypeError):
+            return Status(*ask(str(self.path), command, TIMEOUT))
         return None
 
 
-class ControlServer:
-    """The request handler's end; `answer` runs a command and returns the state after it."""
+def control_server(answer: Callable[[Command], Status]) -> "JsonServer":
+    """Take commands in the request handler's process; `answer` returns the state after one."""
+    path = Path(given(RUNTIME)) / SOCKET  # in a directory that only this user can enter
+    path.unlink(missing_ok=True)  # left by a process that was killed
+    return JsonServer(str(path), answer)
 
-    def __init__(self, answer: Callable[[Command], Status]) -> None:
+
+class JsonServer:
+    """Answers messages at an address of Unix sockets in its own thread, one after the other."""
+
+    def __init__(self, address: str, answer: Callable[[Any], Any]) -> None:
+        """Listen; OSError if the address is taken."""
         self._answer = answer
-        self._path = Path(given(RUNTIME)) / SOCKET  # in a directory that only this user can enter
         self._socket = socket.socket(socket.AF_UNIX)
-        self._path.unlink(missing_ok=True)  # left by a process that was killed
-        self._socket.bind(str(self._path))
+        self._socket.bind(address)
         self._socket.listen()
-        threading.Thread(target=self._run, name="control", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
 
-    def close(self) -> None:
+    def close(self, timeout: float = 0.0) -> None:
+        """Refuse new messages, and wait up to `timeout` seconds for a running answer."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._socket.close()
+        self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
@@ -73,7 +80,29 @@ class ControlServer:
                 time.sleep(0.05)  # too many open files
                 continue
             with closing(connection), suppress(OSError, ValueError):
+                _check_user(connection)
                 connection.settimeout(TIMEOUT)
                 with connection.makefile("rb") as file:
-                    status = self._answer(json.loads(file.readline()))
-                connection.sendall(json.dumps(status._asdict()).encode() + b"\n")
+                    answer = self._answer(json.loads(file.readline()))
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def ask(address: str, message: Any, timeout: float | None = None) -> Any:
+    """Return a `JsonServer`'s answer; OSError if none listens, ValueError if it ends before."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(address)
+        _check_user(connection)
+        connection.sendall(json.dumps(message).encode() + b"\n")
+        with connection.makefile("rb") as file:
+            return json.loads(file.readline())
+
+
+def _check_user(connection: socket.socket) -> None:
+    """Raise ConnectionError unless this user or root is at the other end."""
+    size = struct.calcsize("3i")  # process, user, group
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if user not in (0, os.geteuid()):
+        raise ConnectionError("another user is at the other end")

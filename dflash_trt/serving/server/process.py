@@ -45,14 +45,6 @@ KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
 SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
-
-# one token, through the whole path of a request
-PROBE = {
-    "inputs": [
-        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
-        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
-    ]
-}
 OK = 200
 HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
@@ -80,21 +72,12 @@ class Health:
 
     def probe(self, timeout: float) -> int | None:
         """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
-        return self.post("models/dflash_infer/infer", PROBE, timeout)
-
-    def post(self, path: str, body: object, timeout: float) -> int | None:
-        """Return the HTTP status; None without an answer in `timeout` seconds."""
-        return self._ask("POST", path, timeout, body)[0]
+        return self._infer("a", 1, timeout)[0]
 
     def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
         """Return the output tensors of a greedy request drafted in every round; None on failure."""
-        inputs = [
-            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
-            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
-            {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
-        ]
-        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self._client_key)}
-        status, answer = self._ask("POST", "models/dflash_infer/infer", timeout, body)
+        proof = client_parameters(PROOF, self._client_key)
+        status, answer = self._infer(text, max_tokens, timeout, proof)
         if status != OK:
             return None
         return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
@@ -113,6 +96,20 @@ class Health:
     def close(self) -> None:
         """Close the connections, which a stopping server would wait for."""
         self._client.close()
+
+    def _infer(
+        self, text: str, max_tokens: int, timeout: float, parameters: dict[str, str] | None = None
+    ) -> tuple[int | None, str]:
+        inputs = [
+            {"name": name, "shape": [1], "datatype": datatype, "data": [value]}
+            for name, datatype, value in (
+                ("text_input", "BYTES", text),
+                ("max_tokens", "INT32", max_tokens),
+                ("ignore_eos", "BOOL", True),
+            )
+        ]
+        body = {"inputs": inputs, "parameters": parameters or {}}
+        return self._ask("POST", "models/dflash_infer/infer", timeout, body)
 
     def _ask(
         self, method: str, url: str, timeout: float, body: object = None

@@ -3,24 +3,19 @@
 Triton loads the new `draft` beside the old one, which then ends. A drafter affects only speed, so
 it is measured in place, and the old one restored if it is worse. The command reaches the same
 user's `serve` through an abstract Unix socket named after the HTTP port, which disappears with the
-process. Each end checks the other's user.
+process.
 """
 
-import json
-import os
-import socket
-import struct
-import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.build import Depth, Manifest, read_manifest
 from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
+from dflash_trt.serving.front.control import JsonServer, ask
 from dflash_trt.serving.server.process import DRAFTER, Say, Server, find_repository
 
 # several kinds of text, because drafters differ by kind
@@ -35,7 +30,6 @@ TEXTS = (
 TOKENS = 32  # per text
 TIMEOUT = 120.0  # seconds per text
 PAUSE = 0.2  # seconds between attempts if the server does not answer
-CALL_TIME = 5.0  # seconds to make a call
 END_TIMEOUT = 5.0  # seconds to wait for a running update when `serve` stops
 DRAFTER_FILES = "engines/drafter/model."
 
@@ -49,37 +43,19 @@ class Updates:
         """Listen for calls; check, signer: as for `check_signed`."""
         self._server, self._say, self._check, self._signer = server, say, check, signer
         self._manifest = read_manifest(server.repository.parent)
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._calls: JsonServer | None = None
         with suppress(OSError):  # another user has the name: serve without updates
-            self._socket.bind(_name(http_port))
-            self._socket.listen()
-        self._thread.start()
+            self._calls = JsonServer(_name(http_port), lambda call: self._answer(*call))
 
     def close(self) -> None:
         """Refuse new calls and wait briefly for the running one."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        self._socket.close()
-        self._thread.join(END_TIMEOUT)
+        if self._calls is not None:
+            self._calls.close(END_TIMEOUT)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with closing(connection), suppress(OSError, ValueError):
-                if _is_ours(connection):
-                    connection.settimeout(CALL_TIME)
-                    with connection.makefile("rb") as file:
-                        build, least = json.loads(file.readline())
-                    connection.sendall(json.dumps(self._answer(Path(build), least)).encode())
-
-    def _answer(self, build: Path, least: float) -> list[str]:
+    def _answer(self, build: str, least: float) -> list[str]:
         """Return what was done, or a problem and its fix."""
         try:
-            done = self._update(build, least)
+            done = self._update(Path(build), least)
         except DflashError as error:
             self._say(f"update: failed, the old drafter serves on: {error}")
             return [error.problem, error.fix]
@@ -155,37 +131,21 @@ def update_drafter(http_port: int, build: Path, least: float) -> str:
 
     least: sufficient fraction of the running drafter's tokens per round. Raises ServerError.
     """
-    nobody = ServerError(
-        f"no `dflash-trt serve` of yours has HTTP port {http_port}", "Give its port: --http-port"
-    )
-    with closing(socket.socket(socket.AF_UNIX)) as connection:
-        try:
-            connection.connect(_name(http_port))
-        except OSError:
-            raise nobody from None
-        if not _is_ours(connection):
-            raise nobody
-        connection.sendall(json.dumps([str(build.resolve()), least]).encode() + b"\n")
-        with connection.makefile("rb") as file:
-            answer = file.read()
-    if not answer:
+    try:
+        done, *fix = ask(_name(http_port), [str(build.resolve()), least])
+    except OSError:
+        raise ServerError(
+            f"no `dflash-trt serve` of yours has HTTP port {http_port}",
+            "Give its port: --http-port",
+        ) from None
+    except ValueError:
         raise ServerError(
             "`serve` ended before the update", "Start it with the build it is to serve"
-        )
-    said, *fix = json.loads(answer)
+        ) from None
     if fix:
-        raise ServerError(said, *fix)
-    return str(said)
+        raise ServerError(done, *fix)
+    return str(done)
 
 
 def _name(http_port: int) -> str:
     return f"\0dflash-trt.{http_port}"
-
-
-def _is_ours(connection: socket.socket) -> Any:
-    """Return whether this user or root is at the other end."""
-    size = struct.calcsize("3i")  # process, user, group
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return user in (0, os.geteuid())

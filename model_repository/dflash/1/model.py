@@ -11,7 +11,7 @@ from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import llm
-from dflash_trt.serving.front.control import ControlServer
+from dflash_trt.serving.front.control import control_server
 from dflash_trt.serving.front.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import RequestHandler
@@ -57,7 +57,7 @@ class TritonPythonModel:
             decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
         )
-        self.control = ControlServer(self.handler.control)
+        self.control = control_server(self.handler.control)
 
     def execute(self, requests):
         for request in requests:
