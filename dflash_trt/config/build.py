@@ -108,7 +108,7 @@ class Serving(Section):
     max_per_client: Count | None = Field(
         default=None,
         description="limits the running and waiting sequences of one client; more are refused. "
-        "Unset: no limit, but the client with most yields to others when the queue is full",
+        "Unset: no limit",
     )
 
     sampling_defaults: Literal["model", "none"] = Field(

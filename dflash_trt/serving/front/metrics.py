@@ -84,7 +84,7 @@ def families(registry: CollectorRegistry, max_drafts: int, rounds: bool = True) 
         (Counter, REQUESTS, "requests", "Requests ended", ("finished_reason", REASONS)),
         (Gauge, ACTIVE, "requests", "Sequences that hold a slot"),
         (Gauge, WAITING, "requests", "Sequences that wait for a slot"),
-        (Gauge, KV_ROWS, "rows", "Slots in use"),
+        (Gauge, KV_ROWS, "rows", "KV cache rows in use, one per token of a sequence"),
         (Gauge, CACHE_BYTES, "bytes", "KV cache kept for prompts to come"),
     )
     made: dict[str, Any] = {}
@@ -192,7 +192,7 @@ class Metrics:
     ) -> None:
         """Set the gauges.
 
-        kv_rows: slots in use, None if unknown; kept: bytes of the prefix cache.
+        kv_rows: KV cache rows in use, None if unknown; kept: bytes of the prefix cache.
         """
         self._families[ACTIVE].set(active)
         self._families[WAITING].set(waiting)
