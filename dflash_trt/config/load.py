@@ -3,18 +3,18 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dflash_trt.config.build import BuildConfig, Speculation
-from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolute, methods_of
+from dflash_trt.config.build import DRAFTERLESS, BuildConfig, Method, Speculation, methods_of
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 MOST = 20  # complaints shown
+Complaint = tuple[int, str, str]  # line, problem, fix
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 
 
@@ -48,22 +48,12 @@ def load_config(path: Path) -> BuildConfig:
         )
     config = None
     try:
-        config = BuildConfig.model_validate(data)
+        config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
         complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
     if complaints or config is None:
         raise together(path, sorted(complaints))
-    folder = path.resolve().parent
-    sources: dict[str, Any] = {
-        "target": config.target.below(folder),
-        "drafter": config.drafter and config.drafter.below(folder),
-        "drafters": {method: x.below(folder) for method, x in config.drafters.items()},
-    }
-    engine = config.engine
-    if isinstance(engine, TensorRTLLM) and engine.calibration is not None:
-        file = absolute(folder, engine.calibration)
-        sources["engine"] = engine.model_copy(update={"calibration": file})
-    return variants(config.model_copy(update=sources))[config.speculation.method]
+    return variants(config)[config.speculation.method]
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
@@ -97,12 +87,6 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-class Complaint(NamedTuple):
-    line: int
-    problem: str
-    fix: str
-
-
 def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
     """Yield keys that YAML would silently override."""
     if not isinstance(node, yaml.MappingNode):
@@ -112,8 +96,7 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                problem = f"{path}:{line}: '{key.value}' is given twice"
-                yield Complaint(line, problem, "Keep one of the two")
+                yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
             seen.add(key.value)
         yield from repeated(path, value)
 
@@ -121,8 +104,8 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
 def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
     """Combine all complaints in one error."""
     if len(found) == 1:
-        return ConfigError(found[0].problem, found[0].fix)
-    lines = [f"{each.problem}. {each.fix}." for each in found[:MOST]]
+        return ConfigError(*found[0][1:])
+    lines = [str(ConfigError(problem, fix)) for _, problem, fix in found[:MOST]]
     more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
     return ConfigError(
         "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
@@ -149,7 +132,7 @@ def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     elif kind == "source":
         problem = f"{field}: {message}"
         fix = f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
-    return Complaint(line, f"{path}:{line}: {problem}", fix)
+    return line, f"{path}:{line}: {problem}", fix
 
 
 def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:
