@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dflash_trt.build.deployment import render, resource_name
-from dflash_trt.build.tensorrt_llm import summarize, warnings_of
+from dflash_trt.build.tensorrt_llm import summarize
 from dflash_trt.checkpoints import (
     Pair,
     Report,
@@ -27,7 +27,7 @@ from dflash_trt.checkpoints import (
     pair_findings,
 )
 from dflash_trt.checkpoints.drafter import DFLASH2
-from dflash_trt.checkpoints.findings import NotKnown
+from dflash_trt.checkpoints.findings import NotKnown, warnings_of
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning import Machine, machine

@@ -1,6 +1,5 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,9 @@ from dflash_trt.checkpoints import (
     pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.findings import Finding
+from dflash_trt.checkpoints.findings import warnings_of
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.errors import ConfigError, DflashError, PairError
+from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning import machine
 from dflash_trt.tensorrt_llm import (
     KIND,
@@ -92,17 +91,6 @@ def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> 
         config.serving.max_seq_len,
         config.speculation.method,
     )
-
-
-def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """Return the warnings and notes among findings; raises the first error."""
-    warnings = []
-    for check in checks:
-        if check.result == "error":
-            raise error(f"{check.name}: {check.found}", check.fix)
-        if check.result in ("warning", "note"):
-            warnings.append(check)
-    return warnings
 
 
 def _known(model: Model[Any]) -> dict[str, Any]:
