@@ -10,13 +10,13 @@ from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
+    CARD,
     Drafter,
     DrafterSpec,
     Located,
     Report,
     Target,
     TargetSpec,
-    card_files,
     check_pair,
     copy_tokenizer,
     drafter_shapes,
@@ -73,8 +73,9 @@ def _precision(engine: OnnxRuntime, target: Target) -> str | None:
 
 
 def _files(model: Target | Drafter) -> list[Path]:
+    card = model.directory / CARD
     files = [model.directory / "config.json", *model.weights.files]
-    return [*files, *card_files(model.directory)]
+    return [*files, card] if card.is_file() else files
 
 
 def _with_max_seq_len(

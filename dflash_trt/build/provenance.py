@@ -162,14 +162,14 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
 
 
 def _model(role: str, directory: Path, inputs: Manifest) -> Json:
-    hub, card = inputs["hub"].get(role, {}), read_card(directory)
+    hub, (license, datasets) = inputs["hub"].get(role, {}), read_card(directory)
     config = read_json(directory / "config.json")
     named = [("architectureFamily", config.get("model_type"))]
     named += [("modelArchitecture", name) for name in (config.get("architectures") or [])[:1]]
     parameters: Json = {"task": "text-generation"}
     parameters |= {key: value for key, value in named if isinstance(value, str)}
-    if card.datasets:
-        parameters["datasets"] = [{"type": "dataset", "name": name} for name in card.datasets]
+    if datasets:
+        parameters["datasets"] = [{"type": "dataset", "name": name} for name in datasets]
     component: Json = {
         "type": "machine-learning-model",
         "bom-ref": role,
@@ -180,8 +180,8 @@ def _model(role: str, directory: Path, inputs: Manifest) -> Json:
     if hub:
         component["version"] = hub["commit"]
         component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
-    if card.license:
-        component["licenses"] = [{"license": {"name": card.license}}]
+    if license:
+        component["licenses"] = [{"license": {"name": license}}]
     return component
 
 

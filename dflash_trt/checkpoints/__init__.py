@@ -2,9 +2,9 @@
 
 from dflash_trt.checkpoints.dequantize import MODELOPT_FILE
 from dflash_trt.checkpoints.directory import (
+    CARD,
     MORE_TEMPLATES,
     Spell,
-    card_files,
     copy_tokenizer,
     load_tokenizer,
     read_bytes,

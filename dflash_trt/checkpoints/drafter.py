@@ -27,7 +27,6 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 DFLASH2 = "DFlash2DraftModel"
-DFLASH2_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab: int) -> Selector:
@@ -46,28 +45,12 @@ def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab: int) -> Se
     return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
 
-def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
-    """Return the selector's tensors; codebooks are stored without `.weight`.
-
-    Codebooks have a row per token of the target, even if the head has fewer (which speculators
-    0.9.0 does not write).
-    """
-    codebook = (vocab_size, selector.rank)
-    return {
-        "candidate_selector.hidden_projection.weight": (selector.rank, hidden_size),
-        "candidate_selector.predecessor_codebook": codebook,
-        "candidate_selector.successor_codebook": codebook,
-    }
-
-
 # fields that change a drafter's computation, with their neutral values
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_swa_attention_sink_bias": (False,),
     "attention_value_scale": (1.0,),
     "logit_scale": (1.0,),
     "shift_label": (False,),
-    "selector_rank": (),
-    "conv_kernel_size": (),
 }
 
 
@@ -79,9 +62,9 @@ def zlab(config: Config) -> DrafterSpec:
     """
     values = config.under(config.section("dflash_config"))
     second = DFLASH2 in config["architectures"]
-    for name, neutral in NEUTRAL.items():
-        handled = second and name in DFLASH2_FIELDS
-        if not handled and values.get(name) is not None and values[name] not in neutral:
+    others = {} if second else {"selector_rank": (), "conv_kernel_size": ()}
+    for name, neutral in {**NEUTRAL, **others}.items():
+        if values.get(name) is not None and values[name] not in neutral:
             raise config.refuse(f"{name} is {values[name]!r}")
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(other) not in (None, config.get(name)):
@@ -326,7 +309,11 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
     if spec.selector is not None:
-        shapes |= selector_shapes(spec.selector, hidden, spec.vocab_size)
+        # stored without `.weight`, with a row per token of the target, even if the head has fewer
+        # (which speculators 0.9.0 does not write)
+        for name in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{name}_codebook"] = (spec.vocab_size, spec.selector.rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (spec.selector.rank, hidden)
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:

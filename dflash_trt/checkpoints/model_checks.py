@@ -49,12 +49,7 @@ def tokenizer_fits(pair: Pair) -> Found:
     )
 
 
-OF_THE_TARGET: list[Check[Any]] = [
-    target_tensors,
-    sampling_recommended,
-    tokenizer,
-    tokenizer_fits,
-]
+OF_THE_TARGET: list[Check[Any]] = [target_tensors, sampling_recommended, tokenizer, tokenizer_fits]
 
 
 def tensors_fit(

@@ -38,17 +38,9 @@ OF_EAGLE3: list[Check[Any]] = [head_vocabulary, head_tokens]
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
-    "GptOssFor",
-    "Llama",
-    "Mistral",
-    "Qwen3For",
-    "Qwen3MoeFor",
-    "Qwen3NextFor",
-    "Qwen3_5",
-    "Kimi",
-    "Laguna",
-    "MiniMaxM2",
-)
+    "GptOssFor", "Kimi", "Laguna", "Llama", "MiniMaxM2", "Mistral", "Qwen3For", "Qwen3MoeFor",
+    "Qwen3NextFor", "Qwen3_5",
+)  # fmt: skip
 ZLABS = "Use the drafter in z-lab's layout"
 
 

@@ -66,10 +66,15 @@ class Weights:
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
-        self.files, tensors = _open(directory, config or {})
-        self._tensors: dict[str, Stored | Quantized | Packed] = {**tensors}
+        self._tensors: dict[str, Stored | Quantized | Packed]
+        if (directory / LINK).is_file():
+            self.files, self._tensors = [directory / LINK], {**open_tensors(directory / LINK)}
+        else:
+            self.files, stored = open_files(directory)
+            self.files += [file for file in [directory / MODELOPT_FILE] if file.is_file()]
+            self._tensors = {**dequantized(stored, config or {}, directory)}
         self._shards: dict[str, Shard] = {}
-        for name, tensor in sorted(tensors.items()):
+        for name, tensor in sorted(self._tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
@@ -174,8 +179,8 @@ class Weights:
         return self._tensors[name]
 
 
-def read_index(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, beside the index; CheckpointError if invalid."""
+def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
+    """Open the shards of an index; CheckpointError if it is invalid or one is incomplete."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)
@@ -183,23 +188,6 @@ def read_index(index: Path) -> dict[str, str]:
         # a shard may only be beside its index
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
-    return places
-
-
-def _open(
-    directory: Path, config: Mapping[str, Any]
-) -> tuple[list[Path], Mapping[str, Stored | Quantized | Packed]]:
-    """Return the files, and the tensors dequantized on read."""
-    if (directory / LINK).is_file():
-        return [directory / LINK], open_tensors(directory / LINK)
-    files, stored = open_files(directory)
-    if (directory / MODELOPT_FILE).is_file():
-        files.append(directory / MODELOPT_FILE)
-    return files, dequantized(stored, config, directory)
-
-
-def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
-    places = read_index(index)
     shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
     found: dict[str, Stored] = {}
     for shard in shards:

@@ -53,9 +53,10 @@ def make_plan(
     args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
     if isinstance(engine, TensorRTLLM):
         summary = tensorrt_llm.announced(engine.quantize, summary)
-        hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
+        hardware, gpus = hardware or engine.machine, engine.gpus
         # the arguments that `build` would write
-        args = tensorrt_llm.choose_args(config, Pair(summary, drafting), hardware)
+        context_ = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
+        args = tensorrt_llm.choose_args(context_)
     elif hardware is None:
         raise ConfigError(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",

@@ -21,7 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.planning import Machine
+from dflash_trt.errors import ConfigError
+from dflash_trt.planning import Machine, machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
@@ -237,6 +238,11 @@ class TensorRTLLM(Section):
         "there",
     )
 
+    @property
+    def machine(self) -> Machine:
+        """The machine; ConfigError if no preset has its name."""
+        return machine(self.hardware)
+
     @model_validator(mode="after")
     def _quantized_here(self) -> "TensorRTLLM":
         if self.calibration is not None and self.quantize is None:
@@ -381,6 +387,14 @@ class BuildConfig(Section):
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Serving()
+
+    @property
+    def llm(self) -> TensorRTLLM:
+        """The engine; ConfigError unless its kind is tensorrt_llm."""
+        if not isinstance(self.engine, TensorRTLLM):
+            problem = f"engine.kind is {self.engine.kind}, which says nothing of GPUs"
+            raise ConfigError(problem, "Use engine: {kind: tensorrt_llm}")
+        return self.engine
 
     @field_validator("engine", mode="before")
     @classmethod

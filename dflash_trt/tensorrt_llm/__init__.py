@@ -15,6 +15,7 @@ from dflash_trt.tensorrt_llm.bundle import (
 from dflash_trt.tensorrt_llm.context import (
     CONTEXT,
     PAGED,
+    Context,
     kv_bytes,
     layout_of,
     recompute_tail,

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
 from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
-from dflash_trt.config import BuildConfig, Method
-from dflash_trt.planning import OVERHEAD, Machine, section
+from dflash_trt.config import Method
+from dflash_trt.planning import OVERHEAD, section
 from dflash_trt.tensorrt_llm.context import Context, weight_bytes
 from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
 from dflash_trt.tensorrt_llm.schema import LlmArgs
@@ -23,15 +23,12 @@ TAIL = "speculative_config.context_recompute_tail"
 GIB = 1 << 30
 
 
-def check_args(
-    config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs
-) -> Iterator[Finding]:
+def check_args(context: Context, args: LlmArgs) -> Iterator[Finding]:
     """Yield every check's finding; an error must not be deployed.
 
     The pair itself has its own checks (`checkpoints.pair_findings`).
     """
-    context = Context(config, pair, machine)
-    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), pair)
+    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), context.pair)
     yield from run(checks_for(checks_of(sys.modules[__name__]), context.method), context, args)
 
 

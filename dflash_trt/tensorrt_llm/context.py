@@ -36,19 +36,19 @@ TAIL = 2048  # tokens; the usual window of z-lab's drafters
 
 @dataclass(frozen=True)
 class Context:
-    """One deployment."""
+    """One deployment; hardware: overrides the config's."""
 
     config: BuildConfig
     pair: Pair
-    machine: Machine
+    hardware: Machine | None = None
 
-    @cached_property
+    @property
     def engine(self) -> TensorRTLLM:
-        if not isinstance(self.config.engine, TensorRTLLM):
-            raise ConfigError(
-                f"engine.kind is {self.config.engine.kind}", "Use engine: {kind: tensorrt_llm}"
-            )
-        return self.config.engine
+        return self.config.llm
+
+    @property
+    def machine(self) -> Machine:
+        return self.hardware or self.engine.machine
 
     @property
     def gpu(self) -> Gpu:

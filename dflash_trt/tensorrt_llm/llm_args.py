@@ -9,11 +9,10 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
-from dflash_trt.checkpoints import Pair
 from dflash_trt.checkpoints.findings import NotKnown
-from dflash_trt.config import CHAIN, BuildConfig
+from dflash_trt.config import CHAIN
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import ARENA_SHARE, OVERHEAD, Machine, arena_slot, section
+from dflash_trt.planning import ARENA_SHARE, OVERHEAD, arena_slot, section
 from dflash_trt.tensorrt_llm.context import Context, divide, recompute_tail, weight_bytes
 from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
 
@@ -24,12 +23,11 @@ BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
 
 
-def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
+def choose_args(context: Context) -> LlmArgs:
     """Return the arguments of `LLM(...)`; model paths are relative to the written file.
 
     Raises ConfigError, naming the argument, for what TensorRT-LLM does not accept.
     """
-    context = Context(config, pair, machine)
     _check_given(context)
     args = llm_args(context)
     if refused := refusal(args, context.method):  # because of values in the checkpoints
@@ -243,13 +241,12 @@ def _dense(context: Context, args: _Choices) -> bool:
     return context.in_blocks and args["speculative_config.attention_backend"] != "TRTLLM"
 
 
-def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:
+def env_vars(context: Context) -> dict[str, str]:
     """Return environment variables for the process that makes the `LLM`.
 
     The last two are from upstream's gpt-oss recipes
     (`examples/configs/database/openai/gpt-oss-120b/B200`).
     """
-    context = Context(config, pair, machine)
     # otherwise LLM() reports usage to NVIDIA; engine.args takes precedence
     silent = "telemetry_config" not in context.engine.args
     found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
