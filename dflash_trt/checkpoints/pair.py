@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import model_checks, upstream_checks
+from dflash_trt.checkpoints import model_checks
 from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
 from dflash_trt.checkpoints.findings import (
     Check,
@@ -28,11 +28,12 @@ from dflash_trt.checkpoints.weights import open_files, stored_types
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks)
-# requirements of TensorRT-LLM's workers
-TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
-    check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
+PAIR_CHECKS: list[Check[[Pair]]] = [
+    check
+    for check in checks_of(model_checks)
+    if check not in (*model_checks.OF_EAGLE3, *model_checks.OF_TENSORRT_LLM)
 ]
+TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = model_checks.OF_TENSORRT_LLM
 # checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
 # bytes per parameter; quantized ones have a float32 scale per 32 (graphs/quantized.py; the head,
@@ -69,7 +70,7 @@ def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
     if pair.drafter.absent:
         return [*model_checks.OF_THE_TARGET, *more]
     if pair.method == "eagle3":
-        return [*model_checks.OF_THE_TARGET, *upstream_checks.OF_EAGLE3, *more]
+        return [*model_checks.OF_THE_TARGET, *model_checks.OF_EAGLE3, *more]
     return [*PAIR_CHECKS, *more]
 
 

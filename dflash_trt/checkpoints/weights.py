@@ -9,10 +9,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dflash_trt.checkpoints.dequantize import MODELOPT_FILE, Quantized, dequantized
 from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
-from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored, read_header
+from dflash_trt.checkpoints.stored import (
+    AGAIN,
+    DTYPES,
+    MODELOPT_FILE,
+    Quantized,
+    Stored,
+    dequantized,
+    read_header,
+)
 from dflash_trt.errors import CheckpointError
 
 
@@ -60,13 +67,13 @@ class Weights:
     """Tensors of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
 
     `config` is config.json: quantized tensors appear here as plain ones, read as float32
-    (`quantized.py`). So do those of `model.gguf` (`gguf.py`). Opening reads headers only. `read`
+    (`stored.py`). So do those of `model.gguf` (`gguf.py`). Opening reads headers only. `read`
     reads one tensor without a memory map, so that a build's memory is only what it holds.
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
-        self._tensors: dict[str, Stored | Quantized | Packed]
+        self._tensors: dict[str, Stored | Quantized]
         if (directory / LINK).is_file():
             self.files, self._tensors = [directory / LINK], {**open_tensors(directory / LINK)}
         else:
@@ -161,7 +168,7 @@ class Weights:
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
         tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
-        if not isinstance(tensor, Stored) or shard.axis:
+        if not isinstance(tensor, Stored) or isinstance(tensor, Packed) or shard.axis:
             return None
         row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
         return tensor.file, tensor.offset + shard.start * row
@@ -173,7 +180,7 @@ class Weights:
         view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
         return view
 
-    def _tensor(self, name: str) -> Stored | Quantized | Packed:
+    def _tensor(self, name: str) -> Stored | Quantized:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]

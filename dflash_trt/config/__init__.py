@@ -2,7 +2,6 @@
 
 from dflash_trt.config.build import (
     CHAIN,
-    DRAFTERLESS,
     RECOMPUTE_TAIL,
     BuildConfig,
     Capability,

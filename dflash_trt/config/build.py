@@ -115,6 +115,8 @@ Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 class OnnxRuntime(Section):
     """Graphs on any CPU, or by the CUDA provider."""
 
+    methods: ClassVar[tuple[Method, ...]] = ("dflash", *DRAFTERLESS)
+
     kind: Literal["onnxruntime"] = Field(
         default="onnxruntime", description="onnxruntime: run on any CPU"
     )
@@ -147,6 +149,8 @@ class OnnxRuntime(Section):
 
 class TensorRT(Section):
     """Plans built from the same graphs."""
+
+    methods: ClassVar[tuple[Method, ...]] = ("dflash", "none")
 
     kind: Literal["tensorrt"] = Field(description="tensorrt: run on NVIDIA GPUs")
     library: Literal["tensorrt", "tensorrt_rtx"] = Field(
@@ -189,6 +193,8 @@ Precision = Literal["fp8", "nvfp4"]
 
 class TensorRTLLM(Section):
     """A bundle for TensorRT-LLM's PyTorch backend."""
+
+    methods: ClassVar[tuple[Method, ...]] = ("dflash", "eagle3", *DRAFTERLESS)
 
     kind: Literal["tensorrt_llm"] = Field(
         description="tensorrt_llm: run on NVIDIA GPUs, one or many"
@@ -257,15 +263,6 @@ class TensorRTLLM(Section):
 
 
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
-
-
-def methods_of(engine: Engine) -> tuple[Method, ...]:
-    """Return the decoding methods of an engine kind."""
-    if isinstance(engine, TensorRTLLM):
-        return ("dflash", "eagle3", *DRAFTERLESS)
-    if isinstance(engine, OnnxRuntime):
-        return ("dflash", *DRAFTERLESS)
-    return ("dflash", "none")
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
@@ -352,7 +349,6 @@ class Serving(Section):
         description="limits the running and waiting sequences of one client; more are refused. "
         "Unset: no limit, but the client with most yields to others when the queue is full",
     )
-
     sampling_defaults: Literal["model", "none"] = Field(
         default="model",
         description="model: what generation_config.json recommends (temperature, top_k, top_p, "
@@ -410,28 +406,21 @@ class BuildConfig(Section):
 
     @field_validator("speculation")
     @classmethod
-    def _has_its_drafter(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
-        known = {"drafter", "drafters"} <= info.data.keys()  # else one is invalid itself
-        method = speculation.method
-        if not known or method in (*DRAFTERLESS, *info.data["drafters"]):
-            return speculation
-        if info.data["drafter"] is None:
+    def _has_its_drafter_and_engine(cls, given: Speculation, info: ValidationInfo) -> Speculation:
+        fields, method = info.data, given.method  # without those that are invalid themselves
+        drafterless = (*DRAFTERLESS, *fields.get("drafters", [method]))
+        if method not in drafterless and fields.get("drafter", ...) is None:
             raise PydanticCustomError("no_drafter", "drafter is missing")
-        return speculation
-
-    @field_validator("speculation")
-    @classmethod
-    def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
-        engine = info.data.get("engine")
-        if engine is not None and speculation.method not in methods_of(engine):
+        engine = fields.get("engine")
+        if engine is not None and method not in engine.methods:
             message = "of engine.kind {kind} the methods are {methods}"
-            known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
+            known = {"kind": engine.kind, "methods": ", ".join(engine.methods)}
             raise PydanticCustomError("method", message, known)
         if not isinstance(engine, TensorRTLLM):
-            return speculation
-        if "lookup" in speculation.model_fields_set and speculation.lookup:
+            return given
+        if "lookup" in given.model_fields_set and given.lookup:
             raise no_effect(["lookup"], "engine.kind tensorrt_llm")
-        return speculation.model_copy(update={"lookup": False})
+        return given.model_copy(update={"lookup": False})
 
     @field_validator("serving")
     @classmethod

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dflash_trt.config.build import DRAFTERLESS, BuildConfig, Method, Speculation, methods_of
+from dflash_trt.config.build import DRAFTERLESS, BuildConfig, Method, Speculation
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
@@ -46,13 +46,17 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    config = None
     try:
         config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
         complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
-    if complaints or config is None:
-        raise together(path, sorted(complaints))
+    if len(complaints) == 1:
+        raise ConfigError(*complaints[0][1:])
+    if complaints:
+        shown = [str(ConfigError(*each[1:])) for each in sorted(complaints)[:MOST]]
+        shown += [f"and {len(complaints) - MOST} more."] * (len(complaints) > MOST)
+        problem = "\n".join([f"{path} has {len(complaints)} mistakes:", *shown])
+        raise ConfigError(problem, "Correct all of them")
     return variants(config)[config.speculation.method]
 
 
@@ -70,7 +74,7 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
         drafters = {whose: config.drafter} | drafters
     found: dict[Method, BuildConfig] = {}
     for method in get_args(Method):
-        if method not in (*drafters, *DRAFTERLESS) or method not in methods_of(config.engine):
+        if method not in (*drafters, *DRAFTERLESS) or method not in config.engine.methods:
             continue
         speculation = own if method == own.method else Speculation(method=method)
         changed = {"drafter": drafters.get(method), "drafters": drafters}
@@ -81,10 +85,8 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a build config, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **BuildConfig.model_json_schema(),
-    }
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **BuildConfig.model_json_schema()}
 
 
 def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
@@ -99,17 +101,6 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
                 yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
             seen.add(key.value)
         yield from repeated(path, value)
-
-
-def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
-    """Combine all complaints in one error."""
-    if len(found) == 1:
-        return ConfigError(*found[0][1:])
-    lines = [str(ConfigError(problem, fix)) for _, problem, fix in found[:MOST]]
-    more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
-    return ConfigError(
-        "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
-    )
 
 
 def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:

@@ -12,8 +12,7 @@ from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
 from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import Method
 from dflash_trt.planning import OVERHEAD, section
-from dflash_trt.tensorrt_llm.context import Context, weight_bytes
-from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
+from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, weight_bytes
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
@@ -124,8 +123,9 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
 @check("warning", *DRAFTING)
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Check the schedule: without drafts the drafter misses tokens (pull request 16888)."""
-    drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
-    last = max(drafting, default=args.speculative_config.max_concurrency)
+    own = args.speculative_config
+    drafting = [rows for rows, drafts in (own.draft_len_schedule or {}).items() if drafts]
+    last = max(drafting, default=own.max_concurrency)
     batch = args.max_batch_size or 0
     return Found(
         last is None or last >= batch,
@@ -134,10 +134,6 @@ def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
         else f"speculation ends above a batch of {last}, max_batch_size is {batch}",
         f"Add {batch}: 1 to {OWN}.draft_len_schedule, or lower max_batch_size to {last}",
     )
-
-
-def _schedule(args: LlmArgs) -> dict[int, int]:
-    return args.speculative_config.draft_len_schedule or {}
 
 
 @check("warning", *DRAFTING)

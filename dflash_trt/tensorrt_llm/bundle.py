@@ -31,8 +31,7 @@ from dflash_trt.files import (
     read_text,
 )
 from dflash_trt.planning import lowest_believed
-from dflash_trt.tensorrt_llm.context import Context
-from dflash_trt.tensorrt_llm.llm_args import env_vars
+from dflash_trt.tensorrt_llm.llm_args import Context, env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 KIND = "tensorrt_llm"
