@@ -20,7 +20,6 @@ from dflash_trt.build.repository import CHANGES
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
 from dflash_trt.files import size_of
-from dflash_trt.planning import machine
 
 TEMPLATES = Path(__file__).with_name("templates")
 ENVIRONMENT = Environment(
@@ -66,8 +65,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
 
 
 def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, Any]:
-    made_for = machine(engine.hardware)
-    per_node = min(ranks, made_for.gpus)
+    per_node = min(ranks, engine.machine.gpus)
     return {
         "llm": True,
         "image_tag": engine.version,
@@ -78,7 +76,7 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
         "limited": False,
         "memory": per_node * 32,
         "nodes": -(-ranks // per_node),
-        "capabilities": [divmod(made_for.gpu.sm, 10)],
+        "capabilities": [divmod(engine.machine.gpu.sm, 10)],
         "closed": ",".join(CHANGES),
     }
 

@@ -58,14 +58,14 @@ def build_target(
     # a round that starts at the last position still writes all its rows
     rows = options.max_seq_len + most_verified(drafter.block_size if drafter else 1)
     taps = drafter.target_layer_ids if drafter else ()
-    cache_len, written = _aligned(rows), dict[Path, Entry]()
-    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
-        graph = target_graph(
+    cache_len = _aligned(rows)
+
+    def graph(rank: Rank) -> GraphBuilder:
+        return target_graph(
             target, taps, cache_len, options.kind, storage=options.storage, rank=rank
         )
-        info = _info("target", target, drafter, cache_len, graph, options)
-        written |= _save(graph, info, directory, options)
-    return written
+
+    return _build("target", target, drafter, cache_len, graph, directory, options)
 
 
 def build_drafter(
@@ -75,12 +75,12 @@ def build_drafter(
     spec = drafter.spec
     # a neighbor's buffered and verified features, and the block, come after the last position
     rows = options.max_seq_len + MAX_BUFFERED + most_verified(spec.block_size) + spec.block_size
-    cache_len, written = _aligned(rows), dict[Path, Entry]()
-    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
-        graph = drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
-        info = _info("drafter", drafter, spec, cache_len, graph, options)
-        written |= _save(graph, info, directory, options)
-    return written
+    cache_len = _aligned(rows)
+
+    def graph(rank: Rank) -> GraphBuilder:
+        return drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
+
+    return _build("drafter", drafter, spec, cache_len, graph, directory, options)
 
 
 def _aligned(rows: int) -> int:
@@ -88,47 +88,47 @@ def _aligned(rows: int) -> int:
     return -(-rows // 8) * 8
 
 
-def _save(
-    graph: GraphBuilder, info: EngineInfo, directory: Path, options: EngineOptions
-) -> dict[Path, Entry]:
-    at = rank_directory(directory, info.rank)
-    at.mkdir(parents=True, exist_ok=True)
-    written = graph.save(at, options.progress)
-    if info.device == "cuda":
-        # imported here: it takes a while to load
-        from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
-
-        check_graph(at / "model.onnx")
-    write_info(at, info)
-    return written
-
-
-def _info(
+def _build(
     role: str,
     model: Target | Drafter,
     drafter: DrafterSpec | None,
     cache_len: int,
-    graph: GraphBuilder,
+    make: Callable[[Rank], GraphBuilder],
+    directory: Path,
     options: EngineOptions,
-) -> EngineInfo:
-    own, _ = share(model.spec, model.weights, graph.rank)
-    return EngineInfo(
-        kind="onnxruntime",
-        role=role,
-        slots=options.slots,
-        max_seq_len=options.max_seq_len,
-        cache_len=cache_len,
-        threads=options.threads,
-        vocab_size=model.spec.num_logits,
-        best=candidates(drafter) if drafter and role == "drafter" else 1,
-        pair_scores=bool(drafter and role == "drafter" and drafter.selector),
-        block_size=drafter.block_size if drafter else 1,
-        sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
-        mask_token_id=drafter.mask_token_id if drafter else 0,
-        caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
-        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
-        quantized=graph.storage.bits is not None,
-        rank=graph.rank.index,
-        ranks=graph.rank.of,
-        device=options.device,
-    )
+) -> dict[Path, Entry]:
+    """Write each rank's graph, which `make` returns, and its description."""
+    written = dict[Path, Entry]()
+    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
+        graph = make(rank)
+        own, _ = share(model.spec, model.weights, rank)
+        info = EngineInfo(
+            kind="onnxruntime",
+            role=role,
+            slots=options.slots,
+            max_seq_len=options.max_seq_len,
+            cache_len=cache_len,
+            threads=options.threads,
+            vocab_size=model.spec.num_logits,
+            best=candidates(drafter) if drafter and role == "drafter" else 1,
+            pair_scores=bool(drafter and role == "drafter" and drafter.selector),
+            block_size=drafter.block_size if drafter else 1,
+            sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
+            mask_token_id=drafter.mask_token_id if drafter else 0,
+            caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
+            feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
+            quantized=graph.storage.bits is not None,
+            rank=rank.index,
+            ranks=rank.of,
+            device=options.device,
+        )
+        at = rank_directory(directory, rank.index)
+        at.mkdir(parents=True, exist_ok=True)
+        written |= graph.save(at, options.progress)
+        if options.device == "cuda":
+            # imported here: it takes a while to load
+            from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
+
+            check_graph(at / "model.onnx")
+        write_info(at, info)
+    return written

@@ -16,9 +16,8 @@ from typing import Any
 import yaml
 
 from dflash_trt.build.deployment import render, resource_name
-from dflash_trt.build.tensorrt_llm import summarize, warnings_of
+from dflash_trt.build.tensorrt_llm import summarize
 from dflash_trt.checkpoints import (
-    Pair,
     Report,
     drafter_format,
     drafter_layout,
@@ -27,11 +26,10 @@ from dflash_trt.checkpoints import (
     pair_findings,
 )
 from dflash_trt.checkpoints.drafter import DFLASH2
-from dflash_trt.checkpoints.findings import NotKnown
-from dflash_trt.config import BuildConfig, Source, TensorRTLLM
+from dflash_trt.checkpoints.findings import NotKnown, warnings_of
+from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.planning import Machine, machine
-from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
+from dflash_trt.tensorrt_llm import Context, LlmArgs, check_args, choose_args, env_vars
 
 Options = Sequence[tuple[str, object]]  # None: an option without a value
 # options for: commit, ranks, expert ranks, sequence length, batch size, no prefix caching
@@ -58,7 +56,7 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 
     Raises ConfigError, CheckpointError, or PairError for what the engine does not support.
     """
-    made_for = _machine(config)
+    made_for = config.llm.machine
     target = locate(config.target, "target", report, weights=False)
     drafter, pinned = None, config.drafter
     if pinned is not None:
@@ -66,8 +64,8 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
         pinned = pinned.pinned(drafter.commit)
     changed = {"target": config.target.pinned(target.commit), "drafter": pinned}
     config = config.model_copy(update=changed)
-    pair = summarize(config, target, drafter)
-    args = choose_args(config, pair, made_for)
+    context = Context(config, summarize(config, target, drafter))
+    pair, args = context.pair, choose_args(context)
     if args.tensor_parallel_size > made_for.gpus:
         raise ConfigError(
             f"one instance takes {args.tensor_parallel_size} GPUs, a node of {made_for.name} has "
@@ -80,7 +78,7 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     if engine == "vllm" and (form == "DeepSpec" or pair.drafter.values.get("sample_from_anchor")):
         problem = "vllm runs no DFlash drafter whose anchor's row drafts"
         raise PairError(problem, "Use a drafter of which only the masks draft")
-    lines = ENGINES[engine](config, pair, args)
+    lines = ENGINES[engine](context, args)
     method = config.speculation.method
     head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]
     if args.enable_attention_dp and (engine == "vllm" or (engine, method) == ("sglang", "ngram")):
@@ -92,13 +90,6 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     if engine != "dynamo":
         head = ["#!/usr/bin/env bash", *head, "set -euo pipefail"]
     return "\n".join([*head, *lines]) + "\n"
-
-
-def _machine(config: BuildConfig) -> Machine:
-    if not isinstance(config.engine, TensorRTLLM):
-        problem = f"engine.kind is {config.engine.kind}, which says nothing of GPUs"
-        raise ConfigError(problem, "Use engine: {kind: tensorrt_llm}")
-    return machine(config.engine.hardware)
 
 
 def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[str, object]]:
@@ -119,8 +110,8 @@ def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[s
             yield option, None if value == "" else value
 
 
-def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    method = config.speculation.method
+def _vllm(context: Context, args: LlmArgs) -> list[str]:
+    config, pair, method = context.config, context.pair, context.method
     drafter: dict[str, object] = {"method": method, "num_speculative_tokens": args.drafts}
     if config.drafter is not None:
         drafter["model"] = _name(config.drafter)
@@ -134,7 +125,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         gemma = pair.target.architecture.startswith("Gemma4")
         drafter |= {"attention_backend": "flash_attn"} if gemma else {}
         options.append(("--attention-backend", "triton_attn" if gemma else "flash_attn"))
-        drafter |= VLLM_DFLASH | _vllm_verification(config, args, gemma)
+        drafter |= VLLM_DFLASH | _vllm_verification(context, args, gemma)
         with suppress(NotKnown):
             most = pair.drafter.number("max_position_embeddings")
             if (args.max_seq_len or 0) > most:
@@ -147,7 +138,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     return [*notes, *_command(["vllm", "serve", _name(config.target)], options)]
 
 
-def _vllm_verification(config: BuildConfig, args: LlmArgs, gemma: bool) -> dict[str, object]:
+def _vllm_verification(context: Context, args: LlmArgs, gemma: bool) -> dict[str, object]:
     """Return how many drafts vLLM verifies: by the schedule, or for many users what pays."""
     if schedule := args.speculative_config.draft_len_schedule:
         ends = sorted((int(batch), drafts) for batch, drafts in schedule.items())
@@ -155,39 +146,40 @@ def _vllm_verification(config: BuildConfig, args: LlmArgs, gemma: bool) -> dict[
         ranges = [[start, *end] for start, end in zip(starts, ends, strict=False)]
         return {"num_speculative_tokens_per_batch_size": ranges}
     # FlashAttention 2 has no graphs for it; at few users it loses (vllm-project/vllm 52362)
-    graphs = gemma or _machine(config).gpu.sm // 10 in (9, 10)
-    pays = isinstance(config.engine, TensorRTLLM) and config.engine.objective != "latency"
-    adaptive = config.speculation.policy == "adaptive" and pays and graphs
+    graphs = gemma or context.gpu.sm // 10 in (9, 10)
+    pays = context.engine.objective != "latency"
+    adaptive = context.config.speculation.policy == "adaptive" and pays and graphs
     return {"enable_adaptive_verification": True} if adaptive else {}
 
 
-def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+def _sglang(context: Context, args: LlmArgs) -> list[str]:
+    config, method = context.config, context.method
     options = [("--model-path", _name(config.target)), *_shared("sglang", config, args)]
     if drafts := args.drafts:
-        words = f"--speculative-algorithm {SGLANG_DRAFTS[config.speculation.method]}"
+        words = f"--speculative-algorithm {SGLANG_DRAFTS[method]}"
         each = iter(words.format(drafts=drafts, block=drafts + 1).split())
         options += zip(each, each, strict=True)
-    if args.enable_attention_dp and config.speculation.method != "ngram":
+    if args.enable_attention_dp and method != "ngram":
         options.append(("--attn-dp-size", args.tensor_parallel_size))
-        if config.speculation.method == "dflash":
+        if method == "dflash":
             options.append(("--enable-dp-lm-head", None))
-    if pair.drafter.architecture == DFLASH2:  # the only drafts that SGLang samples
+    if context.drafter.architecture == DFLASH2:  # the only drafts that SGLang samples
         options.append(("--speculative-use-block-verification", None))
     if (drafter := config.drafter) is not None:
         options.append(("--speculative-draft-model-path", _name(drafter)))
         options += _revision("--speculative-draft-model-revision", drafter)
         # otherwise SGLang assumes that the drafter is quantized like the target
-        if "quantization_config" in pair.target.values:
+        if "quantization_config" in context.target.values:
             options.append(("--speculative-draft-model-quantization", "unquant"))
     return _command(["python", "-m", "sglang.launch_server"], options)
 
 
-def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    values, fetch = _llm_args(config, pair, args), list[str]()
+def _trtllm_serve(context: Context, args: LlmArgs) -> list[str]:
+    config, values, fetch = context.config, _llm_args(context, args), list[str]()
     if config.drafter is not None:
         # SGLang reads a DFlash drafter's config.json from a directory only
         values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
-    environment = env_vars(config, pair, _machine(config)).items()
+    environment = env_vars(context).items()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     options = [*_revision("--revision", config.target), ("--config", "llm_args.yaml")]
     return [
@@ -199,9 +191,10 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     ]
 
 
-def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+def _dynamo(context: Context, args: LlmArgs) -> list[str]:
     """Return a ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
-    llm_args, models = _llm_args(config, pair, args), dict[str, Source](target=config.target)
+    config, llm_args = context.config, _llm_args(context, args)
+    models: dict[str, Source] = {"target": config.target}
     if config.drafter is not None:
         models["drafter"] = config.drafter
         llm_args["speculative_config"]["speculative_model"] = "/models/drafter"
@@ -217,7 +210,7 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         name=resource_name(config.name),
         models=models,
         llm_args=yaml.safe_dump(llm_args, sort_keys=False, allow_unicode=True),
-        environment=env_vars(config, pair, _machine(config)),
+        environment=env_vars(context),
         gpus=args.tensor_parallel_size,
         dynamo=DYNAMO,
         version=DYNAMO_LLM,
@@ -225,12 +218,12 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     return [text.rstrip("\n")]
 
 
-def _llm_args(config: BuildConfig, pair: Pair, args: LlmArgs) -> dict[str, Any]:
+def _llm_args(context: Context, args: LlmArgs) -> dict[str, Any]:
     """Return a build's arguments without the model's; PairError or ConfigError if invalid."""
-    for kind in engine_kinds(pair, list(pair_findings(pair))):
+    for kind in engine_kinds(context.pair, list(pair_findings(context.pair))):
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
-    warnings_of(check_args(config, pair, _machine(config), args), ConfigError)
+    warnings_of(check_args(context, args), ConfigError)
     # on the command line
     return {k: v for k, v in args.to_dict().items() if k not in ("model", "revision")}
 
@@ -260,7 +253,7 @@ def _command(words: Sequence[str], options: Options) -> list[str]:
     return [" \\\n  ".join(lines)]
 
 
-ENGINES: dict[str, Callable[[BuildConfig, Pair, LlmArgs], list[str]]] = {
+ENGINES: dict[str, Callable[[Context, LlmArgs], list[str]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm-serve": _trtllm_serve,

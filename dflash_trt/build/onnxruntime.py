@@ -10,13 +10,13 @@ from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
+    CARD,
     Drafter,
     DrafterSpec,
     Located,
     Report,
     Target,
     TargetSpec,
-    card_files,
     check_pair,
     copy_tokenizer,
     drafter_shapes,
@@ -53,7 +53,9 @@ def prepare(
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
     target, drafter = for_length(target, length), drafter and for_length(drafter, length)
-    _check_even(config, target.spec, spec)
+    if isinstance(config.engine, TensorRT):
+        for model in (target, drafter) if drafter else (target,):
+            check_even(model.spec, model.role, config.engine.tensor_parallel_size)
     of_target = Input(
         target_at, [*_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
     )
@@ -73,8 +75,9 @@ def _precision(engine: OnnxRuntime, target: Target) -> str | None:
 
 
 def _files(model: Target | Drafter) -> list[Path]:
+    card = model.directory / CARD
     files = [model.directory / "config.json", *model.weights.files]
-    return [*files, *card_files(model.directory)]
+    return [*files, card] if card.is_file() else files
 
 
 def _with_max_seq_len(
@@ -96,13 +99,6 @@ def _with_max_seq_len(
     chosen |= {} if drafter else {"mode": "in_process"}
     serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
-
-
-def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
-    if isinstance(config.engine, TensorRT):
-        check_even(target, "target", config.engine.tensor_parallel_size)
-        if drafter is not None:
-            check_even(drafter, "drafter", config.engine.tensor_parallel_size)
 
 
 def _write(

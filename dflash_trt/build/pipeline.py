@@ -50,7 +50,10 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     started = time.monotonic()
     output = output.resolve()
     _check_output(output)
-    job = _prepare(config, report)
+    by_id = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
+    target = locate(config.target, "target", report, weights=not by_id)
+    drafter = locate(config.drafter, "drafter", report) if config.drafter else None
+    job = PREPARE[config.engine.kind](config, target, drafter, report)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
@@ -70,15 +73,6 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         ) from error
     warnings = [*job.warnings, *written.warnings]
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
-
-
-def _prepare(config: BuildConfig, report: Report) -> Job:
-    """Locate both models and check them."""
-    engine = config.engine
-    by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
-    target = locate(config.target, "target", report, weights=not by_id)
-    drafter = locate(config.drafter, "drafter", report) if config.drafter else None
-    return PREPARE[engine.kind](config, target, drafter, report)
 
 
 def _check_output(output: Path) -> None:

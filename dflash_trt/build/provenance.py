@@ -6,7 +6,8 @@ build's inputs, so that it is reproducible: no time, no random serial number.
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -141,7 +142,13 @@ Json = dict[str, Any]
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     """Write `bom.cdx.json`; inputs: their part of the manifest."""
-    text = json.dumps(inputs, sort_keys=True)
+    text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
+    own = {
+        "type": "application",
+        "name": "dflash-trt",
+        "version": made_by["version"],
+        "hashes": [{"alg": "SHA-256", "content": made_by["sha256"]}],
+    }
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
     # a drafter needs the target's embedding, head and features
@@ -153,7 +160,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
         "version": 1,
         "metadata": {
             "component": {"type": "application", "bom-ref": "build", "name": inputs["name"]},
-            "tools": {"components": [_own(inputs["dflash_trt"]), *_libraries()]},
+            "tools": {"components": [own, *_libraries()]},
         },
         "components": components,
         "dependencies": [{"ref": "build", "dependsOn": list(models)}, *needs],
@@ -162,14 +169,14 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
 
 
 def _model(role: str, directory: Path, inputs: Manifest) -> Json:
-    hub, card = inputs["hub"].get(role, {}), read_card(directory)
+    hub, (license, datasets) = inputs["hub"].get(role, {}), read_card(directory)
     config = read_json(directory / "config.json")
     named = [("architectureFamily", config.get("model_type"))]
     named += [("modelArchitecture", name) for name in (config.get("architectures") or [])[:1]]
     parameters: Json = {"task": "text-generation"}
     parameters |= {key: value for key, value in named if isinstance(value, str)}
-    if card.datasets:
-        parameters["datasets"] = [{"type": "dataset", "name": name} for name in card.datasets]
+    if datasets:
+        parameters["datasets"] = [{"type": "dataset", "name": name} for name in datasets]
     component: Json = {
         "type": "machine-learning-model",
         "bom-ref": role,
@@ -180,43 +187,27 @@ def _model(role: str, directory: Path, inputs: Manifest) -> Json:
     if hub:
         component["version"] = hub["commit"]
         component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
-    if card.license:
-        component["licenses"] = [{"license": {"name": card.license}}]
+    if license:
+        component["licenses"] = [{"license": {"name": license}}]
     return component
 
 
-def _files(role: str, files: Mapping[str, Entry]) -> Iterable[Json]:
+def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
     return [
         {
             "type": "file",
             "bom-ref": f"{role}/{name}",
             "name": name,
             "hashes": [
-                {"alg": alg, "content": entry[kind]}
-                for kind, alg in ALGORITHMS.items()
-                if kind in entry
+                {"alg": ALGORITHMS[k], "content": entry[k]} for k in ALGORITHMS if k in entry
             ],
         }
         for name, entry in files.items()
     ]
 
 
-def _own(said: Mapping[str, str]) -> Json:
-    return {
-        "type": "application",
-        "name": "dflash-trt",
-        "version": said["version"],
-        "hashes": [{"alg": "SHA-256", "content": said["sha256"]}],
-    }
-
-
-def _libraries() -> list[Json]:
-    found = []
+def _libraries() -> Iterator[Json]:
     for name in LIBRARIES:
-        try:
-            number = version(name)
-        except PackageNotFoundError:
-            continue
-        purl = f"pkg:pypi/{name}@{number}"
-        found.append({"type": "library", "name": name, "version": number, "purl": purl})
-    return found
+        with suppress(PackageNotFoundError):
+            number, purl = version(name), f"pkg:pypi/{name}@{version(name)}"
+            yield {"type": "library", "name": name, "version": number, "purl": purl}

@@ -1,6 +1,5 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +23,12 @@ from dflash_trt.checkpoints import (
     pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.findings import Finding
-from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.errors import ConfigError, DflashError, PairError
-from dflash_trt.planning import machine
+from dflash_trt.checkpoints.findings import Finding, warnings_of
+from dflash_trt.config import BuildConfig, Precision
+from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.tensorrt_llm import (
     KIND,
+    Context,
     LlmArgs,
     announced,
     check_args,
@@ -49,9 +48,8 @@ def prepare(
 
     Raises ConfigError, CheckpointError or PairError.
     """
-    section = config.engine
-    assert isinstance(section, TensorRTLLM)
-    by_id = section.checkpoints == "hub"
+    section = config.llm
+    by_id, asked = section.checkpoints == "hub", section.quantize
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
     pair = summarize(config, target_at, drafter_at)
     target_files = checkpoint_files(pair.target, weights=not by_id)
@@ -60,26 +58,21 @@ def prepare(
     if drafter_at is not None:
         known = {"name": drafter_name(config), **_known(pair.drafter)}
         drafter = Input(drafter_at, checkpoint_files(pair.drafter), known)
-    hardware = machine(section.hardware)
-    found = pair_findings(pair, CHAT_CHECKS)
-    checks = [check for check in found if check.name not in READER_CHECKS]
-    warnings = warnings_of(checks, PairError)
+    warnings = _pair_warnings(pair)
     # by id: the same bytes, whether or not the weights are local
     known = dict(pair.target.values) if by_id else _known(pair.target)
-    asked = section.quantize
     if asked is not None:
-        check_quantizable(asked, pair.target, hardware)
+        check_quantizable(asked, pair.target, section.machine)
     # fail before minutes of quantizing; the result is checked again
-    planned = replace(pair, target=announced(asked, pair.target))
-    args = choose_args(config, planned, hardware)
-    of_args = warnings_of(check_args(config, planned, hardware, args), ConfigError)
+    context = Context(config, replace(pair, target=announced(asked, pair.target)))
+    args, of_args = _checked_args(context)
     if asked is not None:
         texts = calibration_texts(section.calibration, pair.target)
         known |= {"quantized": provenance(texts)}
-        write = partial(_quantize, config=config, pair=pair, texts=texts, report=report)
+        write = partial(_quantize, asked, config, pair, texts, report)
     else:
         warnings += of_args
-        write = partial(_write, config=config, pair=pair, args=args, report=report)
+        write = partial(_write, context, args, report)
     return Job(config, Input(target_at, target_files, known), drafter, warnings, write)
 
 
@@ -94,47 +87,43 @@ def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> 
     )
 
 
-def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """Return the warnings and notes among findings; raises the first error."""
-    warnings = []
-    for check in checks:
-        if check.result == "error":
-            raise error(f"{check.name}: {check.found}", check.fix)
-        if check.result in ("warning", "note"):
-            warnings.append(check)
-    return warnings
-
-
 def _known(model: Model[Any]) -> dict[str, Any]:
     """Return a model's spec, or its config.json if the graphs refuse it."""
     return asdict(model.spec) if model.read else dict(model.values)
 
 
+def _pair_warnings(pair: Pair) -> list[Finding]:
+    found = pair_findings(pair, CHAT_CHECKS)
+    return warnings_of((each for each in found if each.name not in READER_CHECKS), PairError)
+
+
+def _checked_args(context: Context) -> tuple[LlmArgs, list[Finding]]:
+    args = choose_args(context)
+    return args, warnings_of(check_args(context, args), ConfigError)
+
+
 def _quantize(
-    directory: Path, *, config: BuildConfig, pair: Pair, texts: list[list[int]], report: Report
+    asked: Precision,
+    config: BuildConfig,
+    pair: Pair,
+    texts: list[list[int]],
+    report: Report,
+    directory: Path,
 ) -> Written:
     """Write a bundle whose target is quantized now; its arguments are chosen for that."""
-    section = config.engine
-    assert isinstance(section, TensorRTLLM)
-    assert section.quantize is not None
-    engine, hardware = directory / "engines" / KIND, machine(section.hardware)
-    quantize_target(section.quantize, pair.target.directory, engine / "target", texts, report)
-    made = replace(pair, target=open_target(engine / "target"))
-    checks = [check for check in pair_findings(made) if check.name not in READER_CHECKS]
-    warnings_of(checks, PairError)  # the original's warnings were reported already
-    cost = measure_cost(pair, made, directory / "measured", report)
-    args = choose_args(config, made, hardware)
-    warnings = warnings_of(check_args(config, made, hardware, args), ConfigError)
-    _write(directory, config=config, pair=made, args=args, report=report)
+    made = directory / "engines" / KIND / "target"
+    quantize_target(asked, pair.target.directory, made, texts, report)
+    context = Context(config, replace(pair, target=open_target(made)))
+    _pair_warnings(context.pair)  # the original's were reported already
+    cost = measure_cost(pair, context.pair, directory / "measured", report)
+    args, warnings = _checked_args(context)
+    _write(context, args, report, directory)
     return Written(cost=cost, warnings=warnings)
 
 
-def _write(
-    directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
-) -> Written:
-    write_bundle(directory, config, pair, args, report)
-    copy_tokenizer(pair.target.directory, directory)
-    write_llm_repository(directory, config, pair)
-    assert isinstance(config.engine, TensorRTLLM)
-    write_deployment(directory, config, args.tensor_parallel_size)
+def _write(context: Context, args: LlmArgs, report: Report, directory: Path) -> Written:
+    write_bundle(directory, context, args, report)
+    copy_tokenizer(context.target.directory, directory)
+    write_llm_repository(directory, context.config, context.pair)
+    write_deployment(directory, context.config, args.tensor_parallel_size)
     return Written()

@@ -1,10 +1,9 @@
 """Checkpoints: read a target or drafter directory and check that the pair belongs together."""
 
-from dflash_trt.checkpoints.dequantize import MODELOPT_FILE
 from dflash_trt.checkpoints.directory import (
+    CARD,
     MORE_TEMPLATES,
     Spell,
-    card_files,
     copy_tokenizer,
     load_tokenizer,
     read_bytes,
@@ -24,6 +23,7 @@ from dflash_trt.checkpoints.drafter import (
 from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.gguf import BITS, Blocks
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
+from dflash_trt.checkpoints.model_checks import drafter_layout
 from dflash_trt.checkpoints.pair import (
     READER_CHECKS,
     TENSORRT_LLM_CHECKS,
@@ -43,7 +43,7 @@ from dflash_trt.checkpoints.spec import (
     Selector,
     TargetSpec,
 )
-from dflash_trt.checkpoints.stored import Span
+from dflash_trt.checkpoints.stored import MODELOPT_FILE, Span
 from dflash_trt.checkpoints.target import (
     eos_token_ids,
     load_target,
@@ -51,5 +51,4 @@ from dflash_trt.checkpoints.target import (
     sampling_defaults,
     target_shapes,
 )
-from dflash_trt.checkpoints.upstream_checks import drafter_layout
 from dflash_trt.checkpoints.weights import INDEX, Shard, Weights, open_files

@@ -1,9 +1,7 @@
 """The files of a checkpoint directory: JSON, tokenizer, model card."""
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +94,6 @@ def copy_tokenizer(target: Path, directory: Path) -> None:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load tokenizer.json; CheckpointError if missing, invalid or a link to outside."""
     tokenizer_files(directory)
-    return open_tokenizer(directory)
-
-
-def open_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:
@@ -143,35 +137,22 @@ def special_tokens(directory: Path) -> dict[str, str]:
 CARD = "README.md"
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """Facts of a model card; empty without a card or valid front matter."""
+def read_card(directory: Path) -> tuple[str, list[str]]:
+    """Return the license (the Hub's name, such as apache-2.0) and the datasets of a model card.
 
-    license: str = ""  # the Hub's name, such as apache-2.0
-    datasets: tuple[str, ...] = ()
-
-
-def card_files(directory: Path) -> list[Path]:
-    """Return the card as an input of a build; empty without one."""
-    file = directory / CARD
-    return [file] if file.is_file() else []
-
-
-def read_card(directory: Path) -> ModelCard:
-    """Read a card's facts; an invalid card gives none, because it must not fail a build."""
+    Empty without a card or valid front matter, because an invalid card must not fail a build.
+    """
     try:
         text = read_text(directory / CARD)
         _, front, _ = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
         found = parse_yaml(compose_yaml(front))
     except (OSError, ValueError, yaml.YAMLError):
-        return ModelCard()
+        return "", []
     values: dict[str, Any] = found if isinstance(found, dict) else {}
     said = values.get("license_name") if values.get("license") == "other" else values.get("license")
-    datasets = values.get("datasets")
-    names = datasets if isinstance(datasets, list) else [datasets]
-    return ModelCard(
-        said if isinstance(said, str) else "", tuple(x for x in names if isinstance(x, str))
-    )
+    names = values.get("datasets")
+    names = names if isinstance(names, list) else [names]
+    return said if isinstance(said, str) else "", [x for x in names if isinstance(x, str)]
 
 
 Spell = Callable[[int], bytes]  # by token id
@@ -181,7 +162,7 @@ def speller(tokenizer: Tokenizer) -> Spell:
     """Return a speller for byte-level, byte-fallback or plain vocabularies."""
     added = tokenizer.get_added_tokens_decoder()
     decoder = tokenizer.decoder  # JSON state; the tokenizer's is larger
-    byte_level = "ByteLevel" in _decoders(json.loads(decoder.__getstate__()) if decoder else None)
+    byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
     byte_of = _byte_level_alphabet()
 
     def spell(token: int) -> bytes:
@@ -195,12 +176,6 @@ def speller(tokenizer: Tokenizer) -> Spell:
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     return spell
-
-
-def _decoders(decoder: dict[str, Any] | None) -> list[str]:
-    if decoder is None:
-        return []
-    return [decoder["type"], *(each["type"] for each in decoder.get("decoders", []))]
 
 
 def _byte_level_alphabet() -> dict[str, int]:

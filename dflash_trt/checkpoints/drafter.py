@@ -27,37 +27,22 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 DFLASH2 = "DFlash2DraftModel"
-DFLASH2_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-def read_convolution(values: Config) -> Convolution:
-    """Read `conv_kernel_size` and `conv_group_size` of z-lab's config."""
-    return Convolution(
+def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab: int) -> Selector:
+    """Add z-lab's convolutions to the layers in `fields`; return the selector.
+
+    draft_vocab: head rows.
+    """
+    convolution = Convolution(
         kernel_size=values.number("conv_kernel_size"), group_size=values.number("conv_group_size")
     )
-
-
-def read_selector(values: Config, draft_vocab: int) -> Selector:
-    """Read `selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: head rows."""
+    fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     top_k = values.number("selector_top_k")
     if top_k > draft_vocab:
         problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens"
         raise values.wrong(problem, "Take the config.json that came with it")
     return Selector(rank=values.number("selector_rank"), top_k=top_k)
-
-
-def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
-    """Return the selector's tensors; codebooks are stored without `.weight`.
-
-    Codebooks have a row per token of the target, even if the head has fewer (which speculators
-    0.9.0 does not write).
-    """
-    codebook = (vocab_size, selector.rank)
-    return {
-        "candidate_selector.hidden_projection.weight": (selector.rank, hidden_size),
-        "candidate_selector.predecessor_codebook": codebook,
-        "candidate_selector.successor_codebook": codebook,
-    }
 
 
 # fields that change a drafter's computation, with their neutral values
@@ -66,8 +51,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_value_scale": (1.0,),
     "logit_scale": (1.0,),
     "shift_label": (False,),
-    "selector_rank": (),
-    "conv_kernel_size": (),
 }
 
 
@@ -79,18 +62,16 @@ def zlab(config: Config) -> DrafterSpec:
     """
     values = config.under(config.section("dflash_config"))
     second = DFLASH2 in config["architectures"]
-    for name, neutral in NEUTRAL.items():
-        handled = second and name in DFLASH2_FIELDS
-        if not handled and values.get(name) is not None and values[name] not in neutral:
+    others = {} if second else {"selector_rank": (), "conv_kernel_size": ()}
+    for name, neutral in {**NEUTRAL, **others}.items():
+        if values.get(name) is not None and values[name] not in neutral:
             raise config.refuse(f"{name} is {values[name]!r}")
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(other) not in (None, config.get(name)):
             raise config.refuse(f"the drafter's {name} and the target's differ ({other})")
     fields = decoder_fields(config)
     fields["layers"] = _layers(values, fields["layers"])
-    if second:
-        convolution = read_convolution(values)
-        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
+    selector = read_dflash2(values, fields, fields["vocab_size"]) if second else None
     cap = values.get("final_logit_softcapping")
     return DrafterSpec(
         **fields,
@@ -103,7 +84,7 @@ def zlab(config: Config) -> DrafterSpec:
         output_multiplier=values.real("output_multiplier", 1.0),
         final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
-        selector=read_selector(values, fields["vocab_size"]) if second else None,
+        selector=selector,
     )
 
 
@@ -181,14 +162,14 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     if config.number("target_hidden_size", hidden) != hidden:
         raise config.refuse("the drafter's hidden_size and the target's differ")
     draft_vocab = config.number("draft_vocab_size", 32000)
-    second, selector = config["speculators_model_type"] == "dflash2", None
+    second = config["speculators_model_type"] == "dflash2"
     causal = not config.flag("sliding_window_non_causal", second)
-    fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
-    if second:
-        values = inner.under(config)
-        selector = read_selector(values, draft_vocab)
-        convolution = read_convolution(values)
-        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
+    # a window holds `sliding_window` tokens before the anchor, and the whole block
+    fields["layers"] = tuple(
+        replace(x, window=x.window + 1, window_from_anchor=True, causal=causal) if x.window else x
+        for x in fields["layers"]
+    )
+    selector = read_dflash2(inner.under(config), fields, draft_vocab) if second else None
     from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(
         **fields,
@@ -220,13 +201,6 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
             DRAFTER_AGAIN,
         )
     return ids
-
-
-def _from_anchor(layer: LayerSpec, causal: bool) -> LayerSpec:
-    """Convert a window: it holds `sliding_window` tokens before the anchor, and the whole block."""
-    if layer.window is None:
-        return layer
-    return replace(layer, window=layer.window + 1, window_from_anchor=True, causal=causal)
 
 
 ZLABS = ("DFlashDraftModel", DFLASH2)
@@ -335,7 +309,11 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
     if spec.selector is not None:
-        shapes |= selector_shapes(spec.selector, hidden, spec.vocab_size)
+        # stored without `.weight`, with a row per token of the target, even if the head has fewer
+        # (which speculators 0.9.0 does not write)
+        for name in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{name}_codebook"] = (spec.vocab_size, spec.selector.rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (spec.selector.rank, hidden)
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:

@@ -51,13 +51,16 @@ class Config(dict[str, Any]):
         """Return the error for a valid checkpoint with an unsupported feature."""
         return self.wrong(f"{what}, which dflash-trt does not handle yet", "Use a model without it")
 
+    def stated_or(self, name: str, default: Any) -> Any:
+        """Return a field; `default` if it is absent."""
+        return default if (value := self.get(name)) is None else value
+
     def number(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Read an integer; counts (num_..) are at most 1024."""
-        value = self.get(name)
-        value = default if value is None else value
+        value = self.stated_or(name, default)
         # a tuple of 10**9 layers would exhaust memory before a missing tensor is noticed
         most = 1024 if name.startswith("num_") else 1 << 40
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if type(value) is not int or not least <= value <= most:
             found = f"is {value!r}, not an integer from {least} to {most}"
             found = "is missing" if value is None else found
             raise self.wrong(f"{name} {found}", "Correct it or export the model again")
@@ -65,9 +68,8 @@ class Config(dict[str, Any]):
 
     def real(self, name: str, default: float | None = None) -> float:
         """Read a positive number."""
-        value = self.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        value = self.stated_or(name, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
             raise self.wrong(f"{name} is {value!r}, not a positive number")
         return float(value)
 
@@ -83,8 +85,7 @@ class Config(dict[str, Any]):
         return Config(self.file, value)
 
     def flag(self, name: str, default: bool | None = False) -> bool | None:
-        value = self.get(name)
-        value = default if value is None else value
+        value: bool | None = self.stated_or(name, default)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(f"{name} is {value!r}, not true or false", "Correct it")
         return value

@@ -62,9 +62,8 @@ class Check(Generic[P]):
             ok, what, fix, severity = self.look(*subject, **options)
         except NotKnown as missing:
             return Finding(self.name, "not checked", str(missing))
-        return Finding(
-            self.name, "passed" if ok else severity or self.severity, what, "" if ok else fix
-        )
+        result = "passed" if ok else severity or self.severity
+        return Finding(self.name, result, what, "" if ok else fix)
 
 
 def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]], Check[P]]:
@@ -77,14 +76,10 @@ def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
     return [each for each in checks if not each.methods or method in each.methods]
 
 
-def checks_of(*modules: ModuleType) -> list[Check[Any]]:
-    """Return the checks that modules define, in file order."""
-    return [
-        found
-        for module in modules
-        for found in vars(module).values()
-        if isinstance(found, Check) and found.look.__module__ == module.__name__
-    ]
+def checks_of(module: ModuleType) -> list[Check[Any]]:
+    """Return the checks that a module defines, in file order."""
+    found = [value for value in vars(module).values() if isinstance(value, Check)]
+    return [each for each in found if each.look.__module__ == module.__name__]
 
 
 def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> Iterator[Finding]:
@@ -94,3 +89,14 @@ def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> It
             yield each(*subject, **options)
         except DflashError as error:
             yield Finding(each.name, "error", error.problem, error.fix)
+
+
+def warnings_of(findings: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
+    """Return the warnings and notes among findings; raises the first error."""
+    warnings = []
+    for finding in findings:
+        if finding.result == "error":
+            raise error(f"{finding.name}: {finding.found}", finding.fix)
+        if finding.result in ("warning", "note"):
+            warnings.append(finding)
+    return warnings

@@ -62,24 +62,12 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A matrix whose rows are llama.cpp blocks, or permuted as in llama.cpp."""
+class Packed(Stored):
+    """A matrix whose rows are llama.cpp blocks, read as float32, or permuted as in llama.cpp."""
 
-    name: str
-    file: Path
-    offset: int  # bytes from the start of the file
-    shape: tuple[int, ...]
     kind: str  # name of the format
     block: tuple[int, int]  # numbers per block, and bytes
     heads: int | None = None  # for tensors in `TURNED`
-
-    @property
-    def dtype(self) -> str:
-        return self.kind if self.kind in PLAIN else "F32"
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
     def read(self, start: int = 0, count: int | None = None) -> npt.NDArray[Any]:
         """Return `count` numbers from `start` on, flat; all by default. Whole rows only."""
@@ -192,7 +180,7 @@ def _read(file: Path, _changed: int) -> Header:
     return header
 
 
-def open_tensors(file: Path) -> dict[str, Stored | Packed]:
+def open_tensors(file: Path) -> dict[str, Stored]:
     """Return the tensors by Hugging Face name; unknown tensors keep their names.
 
     Raises CheckpointError for an unsupported type.
@@ -211,7 +199,7 @@ def hf_name(name: str) -> str:
     return f"{NAMES[stem]}.{kind}" if stem in NAMES else name
 
 
-def _opened(header: Header, tensor: Any) -> Stored | Packed:
+def _opened(header: Header, tensor: Any) -> Stored:
     gguf, file, name = library(), header.file, tensor.name
     kind, shape = tensor.tensor_type, tuple(reversed(tensor.shape.tolist()))
     block = gguf.GGML_QUANT_SIZES[kind]
@@ -231,7 +219,8 @@ def _opened(header: Header, tensor: Any) -> Stored | Packed:
             raise header.wrong(f"tensor {name} {list(shape)} is not of {heads!r} heads")
     if kind.name in PLAIN and heads is None:
         return Stored(name, file, tensor.data_offset, shape, kind.name)
-    return Packed(name, file, tensor.data_offset, shape, kind.name, block, heads)
+    dtype = kind.name if kind.name in PLAIN else "F32"
+    return Packed(name, file, tensor.data_offset, shape, dtype, kind.name, block, heads)
 
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

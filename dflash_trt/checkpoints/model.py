@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +63,13 @@ class Model(Generic[Spec]):
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
+
+    def known(self, *names: str) -> int | None:
+        """Return the first of the fields that `number` knows; None: it knows none."""
+        for name in names:
+            with suppress(NotKnown):
+                return self.number(name)
+        return None
 
     @property
     def taps(self) -> tuple[int, ...]:

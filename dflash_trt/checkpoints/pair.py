@@ -10,37 +10,38 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import model_checks, upstream_checks
+from dflash_trt.checkpoints import model_checks
 from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
-from dflash_trt.checkpoints.findings import Check, Finding, NotKnown, checks_for, checks_of, run
+from dflash_trt.checkpoints.findings import (
+    Check,
+    Finding,
+    NotKnown,
+    checks_for,
+    checks_of,
+    run,
+    warnings_of,
+)
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
-from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.target import open_target
 from dflash_trt.checkpoints.weights import open_files, stored_types
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
-TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks)
-EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
-# requirements of TensorRT-LLM's workers
-TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
-    check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
+PAIR_CHECKS: list[Check[[Pair]]] = [
+    check
+    for check in checks_of(model_checks)
+    if check not in (*model_checks.OF_EAGLE3, *model_checks.OF_TENSORRT_LLM)
 ]
+TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = model_checks.OF_TENSORRT_LLM
 # checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
 # bytes per parameter; quantized ones have a float32 scale per 32 (graphs/quantized.py; the head,
 # int8 even with int4, counts as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
+NOTES = {"tensorrt": ["its plans were built and checked, never run"]}
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
-SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-)
+SIZES = "num_hidden_layers hidden_size num_attention_heads vocab_size max_position_embeddings"
 
 
 def check_pair(
@@ -56,14 +57,7 @@ def check_pair(
     PairError for a wrong pair, CheckpointError for a missing tensor or an invalid tokenizer.
     """
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
-    warnings = []
-    for check in _checks(pair, more):
-        finding = check(pair)
-        if finding.result == "error":
-            raise PairError(finding.found, finding.fix)
-        if finding.result == "warning":
-            warnings.append(finding)
-    return warnings
+    return warnings_of((check(pair) for check in _checks(pair, more)), PairError)
 
 
 def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
@@ -73,8 +67,11 @@ def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Fi
 
 def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
     """Return all checks of `build` and `inspect`."""
-    checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
-    return [*(TARGET_CHECKS if pair.drafter.absent else checks), *more]
+    if pair.drafter.absent:
+        return [*model_checks.OF_THE_TARGET, *more]
+    if pair.method == "eagle3":
+        return [*model_checks.OF_THE_TARGET, *model_checks.OF_EAGLE3, *more]
+    return [*PAIR_CHECKS, *more]
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -83,9 +80,9 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     findings: of the pair's own checks.
     """
     models = (pair.target, pair.drafter)
-    refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     wrong = [each for each in findings if each.result == "error"]
-    graphs = refused + [f"{each.name}: {each.found}" for each in wrong]
+    graphs = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
+    graphs += [f"{each.name}: {each.found}" for each in wrong]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
     for model in models:
@@ -96,21 +93,15 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
                 upstream.append(f"{model.role}: {error.problem}")
     found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
     upstream += [each.found for each in found if each.result == "error"]
+    reasons = {"onnxruntime": graphs, "tensorrt": graphs, "tensorrt_llm": upstream}
     return [
-        _kind("onnxruntime", graphs, []),
-        _kind("tensorrt", graphs, ["its plans were built and checked, never run"]),
-        _kind("tensorrt_llm", upstream, []),
+        {"kind": kind, "fits": not why, "reasons": why, "notes": NOTES.get(kind, [])}
+        for kind, why in reasons.items()
     ]
 
 
-def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
-    return {"kind": kind, "fits": not reasons, "reasons": reasons, "notes": notes}
-
-
 def inspect(
-    target: Path,
-    drafter: Path | None = None,
-    more: Sequence[Check[[Pair]]] = (),
+    target: Path, drafter: Path | None = None, more: Sequence[Check[[Pair]]] = ()
 ) -> dict[str, Any]:
     """Return a report for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
@@ -118,42 +109,29 @@ def inspect(
     readable config.json.
     """
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
-    report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
+    tied = pair.target.values.get("tie_word_embeddings")
+    tied = tied if isinstance(tied, bool) else None
+    report = {"target": {**_describe(pair.target), "tie_word_embeddings": tied}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
     checks = list(pair_findings(pair, more))
-    report["checks"] = [asdict(check) for check in checks]
-    report["engine_kinds"] = engine_kinds(pair, checks)
-    return report
+    kinds = engine_kinds(pair, checks)
+    return {**report, "checks": [asdict(check) for check in checks], "engine_kinds": kinds}
 
 
 def _describe(model: Model[Any]) -> dict[str, Any]:
-    refusal = model.refusal
-    gguf = model.directory / LINK
-    architectures = model.values.get("architectures")
-    about: dict[str, Any] = {
+    refusal, gguf, cached = model.refusal, model.directory / LINK, _cached(model)
+    return {
         "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
-        "architecture": architectures[0]
-        if isinstance(architectures, list) and architectures
-        else None,
+        "architecture": model.architecture,
         "family": model.values.get("model_type"),
         "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
+        **{name: model.known(name) for name in SIZES.split()},
+        "layers": _layers(model),
+        "weights": _weights(model),
+        **_memory(model),
+        "kv_bytes_per_token": cached and {name: cached * n for name, n in CACHE_BYTES.items()},
     }
-    for name in SIZES:
-        about[name] = _known(model, name)
-    about["layers"] = _layers(model.spec) if model.read else _layer_types(model)
-    about["weights"] = _weights(model)
-    about["parameters"], about["memory_bytes"] = _parameters(model)
-    cached = _cached(model)
-    about["kv_bytes_per_token"] = cached and {
-        dtype: cached * size for dtype, size in CACHE_BYTES.items()
-    }
-    return about
-
-
-def _target(model: Target) -> dict[str, Any]:
-    tied = model.values.get("tie_word_embeddings")
-    return {"tie_word_embeddings": tied if isinstance(tied, bool) else None}
 
 
 def _drafter(model: Drafter) -> dict[str, Any]:
@@ -161,36 +139,18 @@ def _drafter(model: Drafter) -> dict[str, Any]:
         taps = list(model.taps)
     except NotKnown:
         taps = None
-    return {
-        "format": drafter_format(model.values),
-        "block_size": _known(model, "block_size"),
-        "mask_token_id": _known(model, "mask_token_id"),
-        "taps": taps,
-        "draft_vocab_size": _known(model, "draft_vocab_size"),
-        "num_target_layers": _known(model, "num_target_layers"),
-    }
+    fields = ("block_size", "mask_token_id", "draft_vocab_size", "num_target_layers")
+    known = {name: model.known(name) for name in fields}
+    return {"format": drafter_format(model.values), "taps": taps, **known}
 
 
-def _known(model: Model[Any], name: str) -> int | None:
-    try:
-        return model.number(name)
-    except NotKnown:
-        return None
-
-
-def _layers(spec: DecoderSpec) -> list[str]:
-    """Return the kinds of layers and their counts."""
-    kinds = Counter(
-        f"window {layer.window}" if layer.window else "full attention" for layer in spec.layers
-    )
-    return [f"{count} x {kind}" for kind, count in kinds.items()]
-
-
-def _layer_types(model: Model[Any]) -> list[str] | None:
+def _layers(model: Model[Any]) -> list[str] | None:
+    """Return the kinds of layers and their counts; None: not stated."""
     kinds = model.values.get("layer_types")
-    if not isinstance(kinds, list):
-        return None
-    return [f"{count} x {kind}" for kind, count in Counter(map(str, kinds)).most_common(8)]
+    if model.read:
+        kinds = [f"window {x.window}" if x.window else "full attention" for x in model.layers]
+    counted = Counter(map(str, kinds if isinstance(kinds, list) else ()))
+    return [f"{count} x {kind}" for kind, count in counted.most_common(8)] or None
 
 
 def _weights(model: Model[Any]) -> dict[str, Any] | None:
@@ -201,17 +161,14 @@ def _weights(model: Model[Any]) -> dict[str, Any] | None:
         tensors = sum(map(stored_types, files), Counter[str]())
     except CheckpointError:
         return None
-    return {
-        "files": len(files),
-        "bytes": sum(file.stat().st_size for file in files),
-        "tensors": dict(tensors),
-    }
+    size = sum(file.stat().st_size for file in files)
+    return {"files": len(files), "bytes": size, "tensors": dict(tensors)}
 
 
-def _parameters(model: Model[Any]) -> tuple[int | None, dict[str, int] | None]:
+def _memory(model: Model[Any]) -> dict[str, Any]:
     """Return the parameters and their bytes by dtype; int8 and int4 keep vectors float32."""
     if (weights := model.stored) is None:
-        return None, None
+        return {"parameters": None, "memory_bytes": None}
     matrices = others = 0
     for name in weights.names:
         shape = weights.shape(name)
@@ -223,7 +180,7 @@ def _parameters(model: Model[Any]) -> tuple[int | None, dict[str, int] | None]:
         dtype: int(matrices * size + others * (size if size >= 2 else BYTES["float32"]))
         for dtype, size in BYTES.items()
     }
-    return matrices + others, memory
+    return {"parameters": matrices + others, "memory_bytes": memory}
 
 
 def _cached(model: Model[Any]) -> int | None:

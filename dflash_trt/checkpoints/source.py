@@ -19,7 +19,7 @@ from dflash_trt.errors import CheckpointError
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
 # files that we read, tokenizers included; never code, and of pickles one, whose name is enough to
-# refuse a drafter (see `drafter.FORMS`)
+# refuse a drafter (`drafter.MASK_EMBEDDING`)
 FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors", "mask_embedding.pt"]
 # copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
@@ -78,20 +78,22 @@ def small_files(directory: Path) -> list[Path]:
 def locate_argument(argument: str, role: str, report: Report) -> Path:
     """Return a command's directory argument: a path, or ORG/NAME@REVISION on the Hub."""
     path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
-    if hub and not path.exists():
-        return locate(Source(hub=hub[1], revision=hub[2]), role, report).directory
-    if path.is_file():
-        return as_directory(path)
     packed = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
-    if packed and not path.exists():
-        return as_directory(packaged(packed[1], Path(packed[2])))
-    if not path.is_dir():
+    if path.is_dir():
+        return path
+    if path.is_file():
+        source: Source = TargetSource(gguf=path)
+    elif hub and not path.exists():
+        source = Source(hub=hub[1], revision=hub[2])
+    elif packed and not path.exists():
+        source = TargetSource(package=packed[1], gguf=Path(packed[2]))
+    else:
         raise CheckpointError(
             f"the {role} {argument} is not a directory",
             "Give a Hugging Face model directory, ORG/NAME@REVISION for one on the Hub, or a GGUF "
             "file",
         )
-    return path
+    return locate(source, role, report).directory
 
 
 def _bars(step: str, report: Report) -> Any:

@@ -1,16 +1,29 @@
-"""Reader of safetensors files: a validated header, and tensors on disk."""
+"""Stored tensors of safetensors files, and dequantization of FP8, MXFP4 and NVFP4.
+
+In every quantized layout a code of 8 or 4 bits is multiplied by the scale of its block:
+- FP8 (`fp8`, ModelOpt): NAME in e4m3, and NAME_scale_inv or NAME_scale with one scale for the
+  tensor, each row or each block.
+- MXFP4 (gpt-oss): NAME_blocks, two e2m1 a byte, and NAME_scales, a power of two for each 32.
+- NVFP4 (ModelOpt): NAME, two e2m1 a byte, and NAME_scale, an e4m3 for each 16. NAME_scale_2
+  multiplies all scales.
+
+Scales of activations and of the KV cache are ignored: only weights are quantized here.
+"""
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.errors import CheckpointError
 
 # dtypes of the format that our readers support
@@ -104,3 +117,196 @@ def read_header(file: Path) -> dict[str, Stored]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}", AGAIN) from None
+
+
+# --- quantized tensors ----------------------------------------------------------------------------
+
+Floats = npt.NDArray[np.float32]
+Size = Annotated[int, Field(ge=1)]
+Block = tuple[Size, Size]  # rows and columns that share a scale
+
+INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
+MODELOPT_FILE = "hf_quant_config.json"
+# methods and variants that are read
+LAYOUTS = {("fp8", None), ("fp8", "e4m3"), ("fp8", "float8_e4m3fn"), ("mxfp4", None)}
+LAYOUTS |= {("modelopt", None), ("modelopt", "FP8"), ("modelopt", "NVFP4")}  # None: the cache only
+
+ACTIVATIONS = ("input_scale", "activation_scale")
+CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
+CHUNK = 1 << 18  # numbers converted at a time; fits the CPU cache
+
+_BYTES = np.arange(256, dtype=np.uint8)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# values of a byte: one number, or two with the low bits first
+FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix of codes, or a stack of them, with a scale per block of rows and columns."""
+
+    codes: Stored
+    scales: Stored
+    block: Block
+    shape: tuple[int, ...]  # of the plain tensor: [..., rows, columns], or transposed
+    transposed: bool = False
+    factor: Stored | None = None  # multiplies all scales
+
+    dtype = "F32"
+
+    def read(self, start: int = 0, count: int | None = None) -> Floats:
+        """Return `count` numbers of the plain tensor from `start` on, flat; all by default.
+
+        Whole matrices only. Uses a few MB beside the result.
+        """
+        size = math.prod(self.shape[-2:])
+        first, many = start // size, (math.prod(self.shape) if count is None else count) // size
+        plain = np.empty((many, *self.shape[-2:]), np.float32)
+        matrices = plain.swapaxes(1, 2) if self.transposed else plain
+        rows, columns = matrices.shape[1:]
+        table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
+        width = self.codes.size * columns // math.prod(self.shape)  # bytes per row
+        step = max(1, CHUNK // columns)
+        for i, part in np.ndindex(many, -(-rows // step)):
+            row = part * step
+            n = min(step, rows - row)
+            codes = self.codes.read(((first + i) * rows + row) * width, n * width).view(np.uint8)
+            values = np.take(table, codes).view(np.float32).reshape(n, columns)
+            with np.errstate(all="ignore"):  # infinity if a scale overflows, as in other readers
+                values *= self._scales(first + i, row, n, rows, columns)
+            matrices[i, row : row + n] = values
+        return plain.reshape(-1)
+
+    def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
+        """Return scales of `count` rows from `row` on: [count, columns], or [count, 1] if equal."""
+        high, wide = self.block
+        down, across = -(-rows // high), -(-columns // wide)
+        first, last = row // high, -(-(row + count) // high)
+        scales = self.scales.read((matrix * down + first) * across, (last - first) * across)
+        scales = _float32(scales).reshape(-1, across)
+        if self.factor is not None:
+            scales = scales * _float32(self.factor.read())
+        scales = np.repeat(scales, high, axis=0)[row - first * high :][:count]
+        return scales if across == 1 else np.repeat(scales, wide, axis=1)[:, :columns]
+
+
+def dequantized(
+    stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
+) -> dict[str, Stored | Quantized]:
+    """Return the plain tensors of a checkpoint whose files hold `stored`, by name.
+
+    config: config.json; without a `quantization_config` nothing changes. Raises CheckpointError for
+    an unsupported layout, or scales that do not fit their codes.
+    """
+    if (quantization := _announced(config, directory)) is None:
+        return dict(stored)
+    block = quantization.weight_block_size
+    made = dict(filter(None, (_made(codes, stored, block) for codes in stored.values())))
+    parts = (part for m in made.values() for part in vars(m).values())
+    used = {part.name for part in parts if isinstance(part, Stored)}
+    rest = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in used and not name.endswith((*ACTIVATIONS, *CACHE))
+    }
+    for name in sorted(rest.keys() & made.keys()):
+        raise CheckpointError(f"{directory} holds {name} twice, plain and quantized", INSTEAD)
+    return {**rest, **made}
+
+
+class Quantization(BaseModel):
+    """The storage fields of `quantization_config`."""
+
+    quant_method: str = ""
+    fmt: str | None = None  # of `fp8`
+    weight_block_size: Block | None = None
+    quant_algo: str | None = None  # of ModelOpt
+
+
+def _announced(config: Mapping[str, Any], directory: Path) -> Quantization | None:
+    """Return the config's quantization, None without one; CheckpointError if unsupported.
+
+    ModelOpt may write it to `hf_quant_config.json`.
+    """
+    found = config.get("quantization_config")
+    if not found and (directory / MODELOPT_FILE).is_file():
+        found = read_json(directory / MODELOPT_FILE).get("quantization")
+        found = {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
+    if not found:
+        return None
+    try:
+        quant = Quantization.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, ("quantization_config", *first["loc"])))
+        raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
+    method, variant = quant.quant_method, quant.fmt or quant.quant_algo
+    if (method, variant) not in LAYOUTS:
+        raise CheckpointError(
+            f"{directory} is quantized by {method or 'a method that it does not name'} "
+            f"({variant}), which dflash-trt does not read",
+            INSTEAD,
+        )
+    return quant
+
+
+def _made(
+    codes: Stored, stored: Mapping[str, Stored], block: Block | None
+) -> tuple[str, Quantized] | None:
+    """Return the name and plain tensor for these codes; None if they are not codes.
+
+    block: announced by the config for FP8.
+    """
+
+    def beside(*names: str) -> Stored | None:
+        return next((stored[name] for name in names if name in stored), None)
+
+    name, shape = codes.name, codes.shape
+    if len(shape) < 2 or not codes.size:
+        return None
+    if codes.dtype == "F8_E4M3" and (scales := beside(f"{name}_scale_inv", f"{name}_scale")):
+        blocks = [*([block] if block else []), (1, shape[-1]), (shape[-2], shape[-1])]
+        return name, Quantized(codes, scales, _block(codes, scales, shape, blocks), shape)
+    if codes.dtype != "U8":
+        return None
+    plain = name.removesuffix("_blocks")
+    if plain != name and (scales := beside(f"{plain}_scales")):
+        if len(shape) < 3 or shape[-1] != 16 or (scales.dtype, scales.shape) != ("U8", shape[:-1]):
+            raise _mismatch(codes, scales)
+        *stack, rows, groups, _ = shape
+        # gpt-oss multiplies from the left
+        turned = (*stack, groups * 32, rows)
+        return plain, Quantized(codes, scales, (1, 32), turned, transposed=True)
+    scales, factor = beside(f"{name}_scale"), beside(f"{name}_scale_2")
+    if scales and factor and factor.size == 1 and factor.dtype in DTYPES:
+        shape = (*shape[:-1], shape[-1] * 2)
+        block = _block(codes, scales, shape, [(1, 16)])
+        return name, Quantized(codes, scales, block, shape, factor=factor)
+    return None
+
+
+def _block(codes: Stored, scales: Stored, shape: tuple[int, ...], blocks: list[Block]) -> Block:
+    """Return the first of `blocks` whose count in `shape` matches `scales`."""
+    for high, wide in blocks:
+        needed = (*shape[:-2], -(-shape[-2] // high), -(-shape[-1] // wide))
+        # one scale may be stored as [], [1] or [1, 1]; one per row as [rows] or [rows, 1]
+        same = [n for n in needed if n != 1] == [n for n in scales.shape if n != 1]
+        if same and scales.dtype in DTYPES:
+            return high, wide
+    raise _mismatch(codes, scales)
+
+
+def _float32(values: np.ndarray[Any, Any]) -> Floats:
+    """Convert scales to float32; bytes are exponents of powers of two (OCP's E8M0)."""
+    if values.dtype == np.uint8:
+        return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
+    return values.astype(np.float32)
+
+
+def _mismatch(codes: Stored, scales: Stored) -> CheckpointError:
+    return CheckpointError(
+        f"{scales.name} ({scales.dtype} {list(scales.shape)}) in {scales.file} does not fit "
+        f"{codes.name} ({codes.dtype} {list(codes.shape)})",
+        AGAIN,
+    )

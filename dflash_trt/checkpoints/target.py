@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dflash_trt.checkpoints.directory import REQUIRED, open_tokenizer, read_json, special_tokens
+from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, read_json, special_tokens
 from dflash_trt.checkpoints.fields import (
     FULL,
     SLIDING,
@@ -104,7 +104,7 @@ def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
                 "Correct eos_token_id in generation_config.json or config.json",
             )
     if (directory / REQUIRED).is_file() and (named := special_tokens(directory).get("eos_token")):
-        end = open_tokenizer(directory).token_to_id(named)
+        end = load_tokenizer(directory).token_to_id(named)
         ids += [end] if end is not None and end < vocab_size else []
     return tuple(dict.fromkeys(ids))
 
@@ -153,7 +153,8 @@ GEMMA2 = GEMMA3 | {
 def gemma2(config: Config) -> dict[str, Any]:
     config = config.over(GEMMA2)
     capping = config.optional("attn_logit_softcapping")
-    return _gemma(config, every=2) | {"attn_logit_softcapping": capping}
+    fields = _gemma(config, layer_types(config, every=2))
+    return fields | _offset(config) | {"attn_logit_softcapping": capping}
 
 
 def gemma3(config: Config) -> dict[str, Any]:
@@ -165,25 +166,27 @@ def gemma3(config: Config) -> dict[str, Any]:
         SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
     }
     config["rope_parameters"] = {kind: own | given.section(kind) for kind, own in ropes.items()}
-    every = config.number("sliding_window_pattern", 6)
-    return _gemma(config, every) | {"qk_norm": True}
+    kinds = layer_types(config, config.number("sliding_window_pattern", 6))
+    return _gemma(config, kinds) | _offset(config) | {"qk_norm": True}
 
 
-def _gemma(config: Config, every: int) -> dict[str, Any]:
-    """Read fields common to Gemma 2 and 3; every `every`-th layer has full attention."""
-    if config.get("use_bidirectional_attention"):
+def _offset(config: Config) -> dict[str, Any]:
+    """Read fields of Gemma 2 and 3 only."""
+    scale = config.real("query_pre_attn_scalar") ** -0.5
+    return {"norm_offset": 1.0, "attention_scale": scale}
+
+
+def _gemma(config: Config, kinds: list[str], **own: Any) -> dict[str, Any]:
+    """Read fields common to all Gemmas; kinds: of the layers; own: fields that override."""
+    if config.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
-    own = {
-        "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
-        "layer_types": layer_types(config, every),
-    }
+    activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
+    own |= {"hidden_act": activation, "layer_types": kinds}
     fields = decoder_fields(config.under(own))
     return fields | {
         "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
-        "norm_offset": 1.0,
         "sandwich_norms": True,
         "embedding_scale": fields["hidden_size"] ** 0.5,
-        "attention_scale": config.real("query_pre_attn_scalar") ** -0.5,
         "final_logit_softcapping": config.optional("final_logit_softcapping"),
     }
 
@@ -208,8 +211,6 @@ def gemma4(config: Config) -> dict[str, Any]:
     ):
         if config.get(name):
             raise config.refuse(f"{what} ({name})")
-    if config.get("use_bidirectional_attention") == "all":
-        raise config.refuse("a token sees those after it (use_bidirectional_attention)")
     kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last layer always, as in transformers
     shared = bool(config.get("attention_k_eq_v"))
     wide = {"head_dim": config.number("global_head_dim")}
@@ -217,23 +218,14 @@ def gemma4(config: Config) -> dict[str, Any]:
         fewer = config.number("num_key_value_heads")
         wide["num_key_value_heads"] = config.number("num_global_key_value_heads", fewer)
     by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
-    own = {
-        "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
-        "layer_types": kinds,
-        "per_layer_config": config.get("per_layer_config") or by_index,
-    }
-    fields = decoder_fields(config.under(own))
+    fields = _gemma(config, kinds, per_layer_config=config.get("per_layer_config") or by_index)
     layers = (replace(x, value_is_key=shared and x.window is None) for x in fields["layers"])
     return fields | {
         "layers": tuple(layers),
-        "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
         "qk_norm": True,
         "value_norm": True,
-        "sandwich_norms": True,
         "layer_scalar": True,
-        "embedding_scale": fields["hidden_size"] ** 0.5,
         "attention_scale": 1.0,
-        "final_logit_softcapping": config.optional("final_logit_softcapping"),
     }
 
 
@@ -247,10 +239,6 @@ def gpt_oss(config: Config) -> dict[str, Any]:
     found = replace(experts(config, normalized=True), clamped=clamped)
     layers = tuple(replace(layer, experts=found) for layer in fields["layers"])
     return fields | {"prefix": "model.", "layers": layers, "sinks": "sinks"}
-
-
-def llama(config: Config) -> dict[str, Any]:
-    return decoder_fields(config)
 
 
 def mistral(config: Config) -> dict[str, Any]:
@@ -293,7 +281,7 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
     "Gemma4ForCausalLM": gemma4,
     "Gemma4ForConditionalGeneration": gemma4,
     "GptOssForCausalLM": gpt_oss,
-    "LlamaForCausalLM": llama,
+    "LlamaForCausalLM": decoder_fields,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,

@@ -9,10 +9,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dflash_trt.checkpoints.dequantize import MODELOPT_FILE, Quantized, dequantized
 from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
-from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored, read_header
+from dflash_trt.checkpoints.stored import (
+    AGAIN,
+    DTYPES,
+    MODELOPT_FILE,
+    Quantized,
+    Stored,
+    dequantized,
+    read_header,
+)
 from dflash_trt.errors import CheckpointError
 
 
@@ -60,16 +67,21 @@ class Weights:
     """Tensors of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
 
     `config` is config.json: quantized tensors appear here as plain ones, read as float32
-    (`quantized.py`). So do those of `model.gguf` (`gguf.py`). Opening reads headers only. `read`
+    (`stored.py`). So do those of `model.gguf` (`gguf.py`). Opening reads headers only. `read`
     reads one tensor without a memory map, so that a build's memory is only what it holds.
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
-        self.files, tensors = _open(directory, config or {})
-        self._tensors: dict[str, Stored | Quantized | Packed] = {**tensors}
+        self._tensors: dict[str, Stored | Quantized]
+        if (directory / LINK).is_file():
+            self.files, self._tensors = [directory / LINK], {**open_tensors(directory / LINK)}
+        else:
+            self.files, stored = open_files(directory)
+            self.files += [file for file in [directory / MODELOPT_FILE] if file.is_file()]
+            self._tensors = {**dequantized(stored, config or {}, directory)}
         self._shards: dict[str, Shard] = {}
-        for name, tensor in sorted(tensors.items()):
+        for name, tensor in sorted(self._tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
@@ -156,7 +168,7 @@ class Weights:
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
         tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
-        if not isinstance(tensor, Stored) or shard.axis:
+        if not isinstance(tensor, Stored) or isinstance(tensor, Packed) or shard.axis:
             return None
         row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
         return tensor.file, tensor.offset + shard.start * row
@@ -168,14 +180,14 @@ class Weights:
         view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
         return view
 
-    def _tensor(self, name: str) -> Stored | Quantized | Packed:
+    def _tensor(self, name: str) -> Stored | Quantized:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]
 
 
-def read_index(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, beside the index; CheckpointError if invalid."""
+def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
+    """Open the shards of an index; CheckpointError if it is invalid or one is incomplete."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)
@@ -183,23 +195,6 @@ def read_index(index: Path) -> dict[str, str]:
         # a shard may only be beside its index
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
-    return places
-
-
-def _open(
-    directory: Path, config: Mapping[str, Any]
-) -> tuple[list[Path], Mapping[str, Stored | Quantized | Packed]]:
-    """Return the files, and the tensors dequantized on read."""
-    if (directory / LINK).is_file():
-        return [directory / LINK], open_tensors(directory / LINK)
-    files, stored = open_files(directory)
-    if (directory / MODELOPT_FILE).is_file():
-        files.append(directory / MODELOPT_FILE)
-    return files, dequantized(stored, config, directory)
-
-
-def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
-    places = read_index(index)
     shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
     found: dict[str, Stored] = {}
     for shard in shards:

@@ -53,9 +53,10 @@ def make_plan(
     args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
     if isinstance(engine, TensorRTLLM):
         summary = tensorrt_llm.announced(engine.quantize, summary)
-        hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
+        hardware, gpus = hardware or engine.machine, engine.gpus
         # the arguments that `build` would write
-        args = tensorrt_llm.choose_args(config, Pair(summary, drafting), hardware)
+        pair = Pair(summary, drafting)
+        args = tensorrt_llm.choose_args(tensorrt_llm.Context(config, pair, hardware))
     elif hardware is None:
         raise ConfigError(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
@@ -84,12 +85,8 @@ def make_plan(
         raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
     chain, chain_source = planning.expected_eagle(hubs[0])
     context = context or min(tensorrt_llm.CONTEXT, longest)
-    methods = (
-        planning.PLAIN,
-        planning.eagle(size, chain),
-        planning.dflash(deployment.drafter, tau, block - 1),
-    )
-    constants = planning.Constants.fitted()
+    eagle, dflash = planning.eagle(size, chain), planning.dflash(deployment.drafter, tau, block - 1)
+    methods = (planning.PLAIN, eagle, dflash)
     return {
         "name": config.name,
         "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
@@ -113,9 +110,7 @@ def make_plan(
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
         "memory": [*deployment.memory(CONTEXTS)],
-        "speed": [
-            point for method in methods for point in deployment.speed(method, context, constants)
-        ],
+        "speed": [point for method in methods for point in deployment.speed(method, context)],
         "errors": planning.fit_errors(),
     }
 

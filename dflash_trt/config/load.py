@@ -3,18 +3,18 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dflash_trt.config.build import BuildConfig, Speculation
-from dflash_trt.config.sections import DRAFTERLESS, Method, TensorRTLLM, absolute, methods_of
+from dflash_trt.config.build import DRAFTERLESS, BuildConfig, Method, Speculation
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 MOST = 20  # complaints shown
+Complaint = tuple[int, str, str]  # line, problem, fix
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 
 
@@ -46,24 +46,18 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    config = None
     try:
-        config = BuildConfig.model_validate(data)
+        config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
         complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
-    if complaints or config is None:
-        raise together(path, sorted(complaints))
-    folder = path.resolve().parent
-    sources: dict[str, Any] = {
-        "target": config.target.below(folder),
-        "drafter": config.drafter and config.drafter.below(folder),
-        "drafters": {method: x.below(folder) for method, x in config.drafters.items()},
-    }
-    engine = config.engine
-    if isinstance(engine, TensorRTLLM) and engine.calibration is not None:
-        file = absolute(folder, engine.calibration)
-        sources["engine"] = engine.model_copy(update={"calibration": file})
-    return variants(config.model_copy(update=sources))[config.speculation.method]
+    if len(complaints) == 1:
+        raise ConfigError(*complaints[0][1:])
+    if complaints:
+        shown = [str(ConfigError(*each[1:])) for each in sorted(complaints)[:MOST]]
+        shown += [f"and {len(complaints) - MOST} more."] * (len(complaints) > MOST)
+        problem = "\n".join([f"{path} has {len(complaints)} mistakes:", *shown])
+        raise ConfigError(problem, "Correct all of them")
+    return variants(config)[config.speculation.method]
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
@@ -80,7 +74,7 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
         drafters = {whose: config.drafter} | drafters
     found: dict[Method, BuildConfig] = {}
     for method in get_args(Method):
-        if method not in (*drafters, *DRAFTERLESS) or method not in methods_of(config.engine):
+        if method not in (*drafters, *DRAFTERLESS) or method not in config.engine.methods:
             continue
         speculation = own if method == own.method else Speculation(method=method)
         changed = {"drafter": drafters.get(method), "drafters": drafters}
@@ -91,16 +85,8 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a build config, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **BuildConfig.model_json_schema(),
-    }
-
-
-class Complaint(NamedTuple):
-    line: int
-    problem: str
-    fix: str
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **BuildConfig.model_json_schema()}
 
 
 def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
@@ -112,21 +98,9 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                problem = f"{path}:{line}: '{key.value}' is given twice"
-                yield Complaint(line, problem, "Keep one of the two")
+                yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
             seen.add(key.value)
         yield from repeated(path, value)
-
-
-def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
-    """Combine all complaints in one error."""
-    if len(found) == 1:
-        return ConfigError(found[0].problem, found[0].fix)
-    lines = [f"{each.problem}. {each.fix}." for each in found[:MOST]]
-    more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
-    return ConfigError(
-        "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
-    )
 
 
 def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
@@ -149,7 +123,7 @@ def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     elif kind == "source":
         problem = f"{field}: {message}"
         fix = f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
-    return Complaint(line, f"{path}:{line}: {problem}", fix)
+    return line, f"{path}:{line}: {problem}", fix
 
 
 def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:

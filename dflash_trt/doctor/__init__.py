@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dflash_trt.build import check_build, read_manifest
 from dflash_trt.checkpoints.findings import Finding, run
-from dflash_trt.doctor.generation_checks import acceptance, generation, greedy_texts
-from dflash_trt.doctor.machine_checks import ANY_KIND, OF_BUNDLE, Patient
+from dflash_trt.doctor import checks
 from dflash_trt.tensorrt_llm import KIND
 
 
@@ -19,12 +18,12 @@ def examine(directory: Path, *, generate: bool) -> Iterator[Finding]:
     generate: whether to let TensorRT-LLM decode a few prompts, if there was no error before.
     """
     check_build(directory)
-    patient, wrong = Patient(directory.resolve()), False
+    patient, wrong = checks.Patient(directory.resolve()), False
     bundle = read_manifest(directory)["config"]["engine"]["kind"] == KIND
-    for finding in run((*ANY_KIND, *(OF_BUNDLE if bundle else ())), patient):
+    for finding in run((*checks.ANY_KIND, *(checks.OF_BUNDLE if bundle else ())), patient):
         wrong |= finding.result == "error"
         yield finding
     if bundle and generate and wrong:
-        yield Finding(generation.name, "not checked", "there were errors before", "Fix them")
+        yield Finding(checks.generation.name, "not checked", "there were errors before", "Fix them")
     elif bundle and generate:
-        yield from run((generation, acceptance, greedy_texts), patient)
+        yield from run((checks.generation, checks.acceptance, checks.greedy_texts), patient)

@@ -12,13 +12,11 @@ from dflash_trt.planning.model_size import (
 )
 from dflash_trt.planning.published import (
     lowest_believed,
-    published_acceptance,
     published_config,
     published_data,
     published_models,
 )
 from dflash_trt.planning.rounds import (
-    EAGLE_CHAIN,
     PLAIN,
     Constants,
     Layout,

@@ -87,11 +87,12 @@ class Deployment:
                 "sequences": {each: instances * self.fit(layout, each) for each in contexts},
             }
 
-    def speed(self, method: Method, context: int, constants: Constants) -> Iterator[dict[str, Any]]:
+    def speed(self, method: Method, context: int) -> Iterator[dict[str, Any]]:
         """Yield the best layout and draft length for 1, 2, 4, .. sequences, while they fit.
 
         Figures are tokens/s, and seconds of the parts of a round.
         """
+        constants = Constants.fitted()
         room = {layout: self.fit(layout, context) for layout in self.layouts()}
         concurrency = 1
         while concurrency <= MAX_CONCURRENCY:

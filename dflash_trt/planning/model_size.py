@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dflash_trt.errors import CheckpointError
 
 MAX_LAYERS = 1024  # ten times that of any published model
-Values = Mapping[str, Any]  # flat config.json (checkpoints.config_values)
+Values = Mapping[str, Any]  # flat config.json (checkpoints.model.flat)
 
 
 class Format(NamedTuple):

@@ -46,12 +46,14 @@ def acceptance_tables() -> tuple[Acceptance, ...]:
     return tuple(Acceptance(**entry) for entry in published_data()["acceptance"])
 
 
-def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
-    """Return the table for a drafter with this number of draft tokens, or its largest.
+def _tables_of(drafter: str) -> list[Acceptance]:
+    """Return a drafter's tables, by its Hub id or its name alone, as a directory may have."""
+    return [x for x in acceptance_tables() if drafter in (x.drafter, x.drafter.split("/")[1])]
 
-    drafter: Hub id, or its name alone, as a directory may have.
-    """
-    found = [each for each in acceptance_tables() if drafter in _names(each)]
+
+def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
+    """Return the table for a drafter with this number of draft tokens, or its largest."""
+    found = _tables_of(drafter)
     length = draft_tokens or max((each.draft_tokens for each in found), default=0)
     return next((each for each in found if each.draft_tokens == length), None)
 
@@ -62,8 +64,8 @@ def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float
     Prefers the engine's own figure with at most as many draft tokens, because more are accepted if
     more are drafted; otherwise a fraction (`NEAR`) of the lowest that another engine published.
     """
-    known = [each for each in acceptance_tables() if drafter in _names(each)]
-    own = [x for x in known if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
+    own = _tables_of(drafter)
+    own = [x for x in own if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
     found = max(own, key=lambda each: each.draft_tokens, default=None)
     found = found or published_acceptance(drafter, draft_tokens)
     if found is None:
@@ -87,7 +89,3 @@ def eagle_acceptance(target: str) -> Acceptance | None:
             fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
             return Acceptance(name="eagle3", drafter="", **fields)
     return None
-
-
-def _names(table: Acceptance) -> tuple[str, str]:
-    return table.drafter, table.drafter.split("/")[1]

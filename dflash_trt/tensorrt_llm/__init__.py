@@ -12,15 +12,17 @@ from dflash_trt.tensorrt_llm.bundle import (
     with_local_target,
     write_bundle,
 )
-from dflash_trt.tensorrt_llm.context import (
+from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, judged_arguments
+from dflash_trt.tensorrt_llm.llm_args import (
     CONTEXT,
     PAGED,
+    Context,
+    choose_args,
+    env_vars,
     kv_bytes,
     layout_of,
     recompute_tail,
     target_values,
 )
-from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, judged_arguments
-from dflash_trt.tensorrt_llm.llm_args import choose_args, env_vars
 from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target
 from dflash_trt.tensorrt_llm.schema import LlmArgs

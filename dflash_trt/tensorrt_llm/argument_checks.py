@@ -8,12 +8,11 @@ import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
 from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
-from dflash_trt.config import BuildConfig, Method
-from dflash_trt.planning import OVERHEAD, Machine, section
-from dflash_trt.tensorrt_llm.context import Context, weight_bytes
-from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
+from dflash_trt.config import Method
+from dflash_trt.planning import OVERHEAD, section
+from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, weight_bytes
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
@@ -23,15 +22,12 @@ TAIL = "speculative_config.context_recompute_tail"
 GIB = 1 << 30
 
 
-def check_args(
-    config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs
-) -> Iterator[Finding]:
+def check_args(context: Context, args: LlmArgs) -> Iterator[Finding]:
     """Yield every check's finding; an error must not be deployed.
 
     The pair itself has its own checks (`checkpoints.pair_findings`).
     """
-    context = Context(config, pair, machine)
-    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), pair)
+    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), context.pair)
     yield from run(checks_for(checks_of(sys.modules[__name__]), context.method), context, args)
 
 
@@ -127,8 +123,9 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
 @check("warning", *DRAFTING)
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Check the schedule: without drafts the drafter misses tokens (pull request 16888)."""
-    drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
-    last = max(drafting, default=args.speculative_config.max_concurrency)
+    own = args.speculative_config
+    drafting = [rows for rows, drafts in (own.draft_len_schedule or {}).items() if drafts]
+    last = max(drafting, default=own.max_concurrency)
     batch = args.max_batch_size or 0
     return Found(
         last is None or last >= batch,
@@ -137,10 +134,6 @@ def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
         else f"speculation ends above a batch of {last}, max_batch_size is {batch}",
         f"Add {batch}: 1 to {OWN}.draft_len_schedule, or lower max_batch_size to {last}",
     )
-
-
-def _schedule(args: LlmArgs) -> dict[int, int]:
-    return args.speculative_config.draft_len_schedule or {}
 
 
 @check("warning", *DRAFTING)

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dflash_trt.checkpoints import Model, Pair, Report, open_files, small_files
-from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.checkpoints import Model, Report, open_files, small_files
+from dflash_trt.config import BuildConfig
 from dflash_trt.engines import ENGINE_FILE
 from dflash_trt.errors import EngineError
 from dflash_trt.files import (
@@ -30,8 +30,8 @@ from dflash_trt.files import (
     read_as,
     read_text,
 )
-from dflash_trt.planning import lowest_believed, machine
-from dflash_trt.tensorrt_llm.llm_args import env_vars
+from dflash_trt.planning import lowest_believed
+from dflash_trt.tensorrt_llm.llm_args import Context, env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 KIND = "tensorrt_llm"
@@ -68,15 +68,12 @@ def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
     return sorted({*small_files(model.directory), *found})
 
 
-def write_bundle(
-    directory: Path, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
-) -> None:
+def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Report) -> None:
     """Write `directory/engines/tensorrt_llm` and `directory/launch`.
 
     A target that stays on the Hub must have a commit as revision.
     """
-    section = config.engine
-    assert isinstance(section, TensorRTLLM)
+    config, pair, section = context.config, context.pair, context.engine
     by_id = section.checkpoints == "hub"
     engine = directory / "engines" / KIND
     engine.mkdir(parents=True, exist_ok=True)
@@ -91,8 +88,7 @@ def write_bundle(
     )
     (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
 
-    made_for = machine(section.hardware)
-    environment = env_vars(config, pair, made_for)
+    made_for, environment = context.machine, env_vars(context)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     (engine / "env.sh").write_text("\n".join(["# shellcheck shell=sh", *lines]) + "\n")
 

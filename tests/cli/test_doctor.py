@@ -20,7 +20,7 @@ from llm_build import STANDINS
 from pairs import make_pair, teach
 
 from dflash_trt.build.pipeline import build
-from dflash_trt.doctor import examine, generation_checks, machine_checks
+from dflash_trt.doctor import checks, examine
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
@@ -186,7 +186,7 @@ def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) ->
         file.write("max_batchsize: 3\n")
     _, [said] = judged_arguments(engine)
     assert "extra inputs are not permitted: max_batchsize" in said
-    found = machine_checks.tensorrt_llm(machine_checks.Patient(tmp_path / "b"))
+    found = checks.tensorrt_llm(checks.Patient(tmp_path / "b"))
     assert found.result == "error"
     assert found.found.endswith(said)
 
@@ -261,7 +261,7 @@ def test_how_texts_are_compared(drafts: tuple[int, ...], ok: bool) -> None:
     def texts(*last: int) -> Measured:
         return Measured("64 at once", [[5, 6, token] for token in last])
 
-    seen = generation_checks.compared(texts(*drafts), texts(7, 7, 7))
+    seen = checks.compared(texts(*drafts), texts(7, 7, 7))
     assert seen.ok == ok
     assert seen.what.startswith(f"{drafts.count(7)} of 3 greedy texts")
 
@@ -283,10 +283,10 @@ def test_how_an_acceptance_length_is_judged(
 ) -> None:
     info = read_info(built / "engines" / "tensorrt_llm")
     info = replace(info, lowest=lowest, lowest_by="a card")
-    seen = generation_checks.judged([Measured("x", acceptance_length=length)], info)
+    seen = checks.judged([Measured("x", acceptance_length=length)], info)
     assert result == ("passed" if seen.ok else seen.severity or "error")
     assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
-    failed = generation_checks.judged([Measured("JSON", error="RequestError: no")], info)
+    failed = checks.judged([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
 

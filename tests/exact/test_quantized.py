@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
-from dflash_trt.checkpoints import Weights, dequantize
+from dflash_trt.checkpoints import Weights, stored
 from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models
@@ -32,7 +32,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices are converted in parts that end within their blocks, as large ones are."""
-    monkeypatch.setattr(dequantize, "CHUNK", 20_000)
+    monkeypatch.setattr(stored, "CHUNK", 20_000)
 
 
 def write(directory: Path, tensors: Tensors, quantization: object) -> Weights:

@@ -11,7 +11,6 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 # where in a block of a K quant its float16 scales are: `gguf` reads these but does not write them
 SCALES = {Kind.Q2_K: (80, 84), Kind.Q3_K: (108, 110), Kind.Q4_K: (0, 4), Kind.Q5_K: (0, 4)}
 SCALES |= {Kind.Q6_K: (208, 210)}
@@ -52,7 +51,7 @@ def write(
     """
     config = json.loads((target / "config.json").read_text())
     name = config["model_type"]
-    writer = gguf.GGUFWriter(file, ARCHITECTURES[name])
+    writer = gguf.GGUFWriter(file, name)
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])

@@ -6,7 +6,6 @@ down what they were given, `trtllm-llmapi-launch` splits words as the published 
 (tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e).
 """
 
-import errno
 import os
 import shutil
 import subprocess
@@ -29,7 +28,6 @@ from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
-from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
@@ -163,21 +161,6 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
     with pytest.raises(error, match=says):
         build(config(pair), pair / "new", quiet)
     assert not (pair / "new").exists()
-
-
-@pytest.mark.parametrize("kernel", [True, False])
-def test_files_are_copied_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: bool
-) -> None:
-    def cannot(*_: object) -> int:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    if not kernel:
-        monkeypatch.setattr(os, "copy_file_range", cannot)
-    data = os.urandom(1 << 20)
-    (tmp_path / "a").write_bytes(data)
-    copy_file(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == data
 
 
 # --- launch scripts -------------------------------------------------------------------------------

@@ -28,8 +28,15 @@ from dflash_trt.checkpoints.findings import Finding, checks_of
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import PRESETS, machine
-from dflash_trt.tensorrt_llm import LlmArgs, argument_checks, check_args, choose_args, env_vars
+from dflash_trt.planning import PRESETS
+from dflash_trt.tensorrt_llm import (
+    Context,
+    LlmArgs,
+    argument_checks,
+    check_args,
+    choose_args,
+    env_vars,
+)
 from dflash_trt.tensorrt_llm.schema import schema
 
 GIB = 1 << 30
@@ -89,19 +96,17 @@ def deploy(tmp_path: Path) -> Deploy:
 
 
 def chosen(deploy: Deploy, setup: Setup) -> LlmArgs:
-    config, pair = deploy(setup)
-    return choose_args(config, pair, machine(config.engine.hardware))  # type: ignore[union-attr]
+    return choose_args(Context(*deploy(setup)))
 
 
 def checked(deploy: Deploy, setup: Setup) -> dict[str, Finding]:
     """What was found, by name; a refusal of engine.args is the finding of its check."""
-    config, pair = deploy(setup)
-    host = machine(config.engine.hardware)  # type: ignore[union-attr]
+    context = Context(*deploy(setup))
     try:
-        args = choose_args(config, pair, host)
+        args = choose_args(context)
     except ConfigError as error:
         return {"refused": Finding("refused", "error", error.problem, error.fix)}
-    return {found.name: found for found in check_args(config, pair, host, args)}
+    return {found.name: found for found in check_args(context, args)}
 
 
 def spec(**fields: Any) -> Fields:
@@ -225,11 +230,12 @@ def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
         for objective in ("latency", "balanced", "throughput"):
             engine = config.engine.model_copy(update={"objective": objective})
             made = config.model_copy(update={"engine": engine})
-            args = choose_args(made, pair, preset)
+            context = Context(made, pair, preset)
+            args = choose_args(context)
             again = LlmArgs(yaml.safe_load(args.to_yaml()))
             assert again.complete == args.complete
             standin["TorchLlmArgs"](**args.to_dict())
-            errors = [f for f in check_args(made, pair, preset, args) if f.result == "error"]
+            errors = [f for f in check_args(context, args) if f.result == "error"]
             if method == "dflash":
                 assert errors == []
 
@@ -284,15 +290,12 @@ def test_models_that_were_not_checked(deploy: Deploy, setup: Setup, says: str) -
 
 
 def test_the_environment(deploy: Deploy) -> None:
-    config, pair = deploy(Setup())
-    b300 = machine("dgx-b300")
     silent = {"TRTLLM_NO_USAGE_STATS": "1", "TRTLLM_ENABLE_PDL": "1"}
-    assert env_vars(config, pair, b300) == {**silent, "NCCL_GRAPH_REGISTER": "0"}
-    config, pair = deploy(Setup(engine={"gpus": 1}))
-    assert env_vars(config, pair, b300) == silent
+    assert env_vars(Context(*deploy(Setup()))) == {**silent, "NCCL_GRAPH_REGISTER": "0"}
+    assert env_vars(Context(*deploy(Setup(engine={"gpus": 1})))) == silent
     args = {"telemetry_config": {"disabled": False}}  # reporting is allowed
-    config, pair = deploy(Setup(engine={"gpus": 1}, args=args))
-    assert env_vars(config, pair, b300) == {"TRTLLM_ENABLE_PDL": "1"}
+    context = Context(*deploy(Setup(engine={"gpus": 1}, args=args)))
+    assert env_vars(context) == {"TRTLLM_ENABLE_PDL": "1"}
 
 
 def rendered() -> str:

@@ -68,7 +68,8 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
         found = read_config(repository / model / "config.pbtxt").parameters
         return {key: value.string_value for key, value in found.items()}
 
-    assert Settings.from_parameters(parameters("dflash")) == Settings(
+    settings = Settings.from_parameters(parameters("dflash"))
+    assert settings == Settings(
         tokenizer="../../tokenizer",
         engines="../../engines",
         mode="ensemble",
@@ -81,30 +82,12 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
         speculation=Speculation(draft_tokens=4),
         prefix_cache=1024,
     )
+    other = settings.model_copy(update={"eos_token_ids": frozenset(), "sampling": {"top_p": 0.5}})
+    assert Settings.from_parameters(other.to_parameters()) == other
     # relative to the model's folder, so that a built directory can be moved
     for model, engine in (("verify", "target"), ("draft", "drafter")):
         path = repository / model / parameters(model)["engine"]
         assert path.resolve() == (tmp_path / "engines" / engine).resolve()
-
-
-@pytest.mark.parametrize("draft_tokens", [None, 3])
-def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
-    speculation = Speculation(draft_tokens=draft_tokens)
-    settings = Settings(
-        tokenizer="t",
-        engines="e",
-        eos_token_ids=frozenset({1}),
-        slots=4,
-        max_queue=64,
-        max_seq_len=100,
-        prefill_chunk=16,
-        block_size=8,
-        speculation=speculation,
-        mode="in_process",
-    )
-    assert Settings.from_parameters(settings.to_parameters()) == settings
-    none = settings.model_copy(update={"eos_token_ids": frozenset(), "sampling": {"top_p": 0.5}})
-    assert Settings.from_parameters(none.to_parameters()) == none
 
 
 GIVEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 from pairs import make_pair
 
-from dflash_trt.checkpoints import Weights, load_drafter, locate
+from dflash_trt.checkpoints import load_drafter, locate
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 
@@ -125,16 +125,6 @@ def test_a_mask_embedding_beside_a_drafter_is_seen(
     hub.repositories["org/masked"] = Repository(drafter, {"main": NEW})
     with pytest.raises(CheckpointError, match="an embedding of its own for masks"):
         load_drafter(fetch("org/masked")[0])
-
-
-def test_pickles_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "pickled").mkdir()
-    for name in ("config.json", "pytorch_model.bin"):
-        (tmp_path / "pickled" / name).write_text("{}")
-    hub.repositories["org/pickled"] = Repository(tmp_path / "pickled", {"main": NEW})
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
-        Weights(fetch("org/pickled")[0])
-    assert not any(".bin" in line for line in hub.log)
 
 
 @pytest.mark.parametrize("revision", ["main", OLD])
