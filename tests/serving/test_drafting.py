@@ -193,7 +193,8 @@ def test_triton_clients_have_the_same(triton: Ports, front: httpx.Client) -> Non
             found = check(choice.drafting)
             assert found["drafted"] == choice.summary.drafted
             assert "".join(x["text"] for x in tokens(choice.drafting)) == choice.text
-        assert client.generate(PROMPT, max_tokens=20).choices[0].drafting == []
+        short = client.generate(PROMPT, max_tokens=20).choices[0]
+        assert short.drafting == []
     infer = f"http://127.0.0.1:{triton.http}/v2/models/dflash_infer/infer"
     fields = {"text_input": PROMPT, "max_tokens": 20, "include_drafting": True}
     kinds = {str: "BYTES", int: "INT32", bool: "BOOL"}
@@ -205,5 +206,6 @@ def test_triton_clients_have_the_same(triton: Ports, front: httpx.Client) -> Non
         answer = httpx.post(infer, json={"inputs": asked}, timeout=WAIT).json()
         names = {each["name"]: each["data"] for each in answer["outputs"]}
         assert ("drafting_rounds" in names) == (asked is inputs)
+        assert (names["text_output"], names["token_ids"]) == ([short.text], short.token_ids)
         if asked is inputs:
             assert check([json.loads(each) for each in names["drafting_rounds"]])["rounds"] > 0

@@ -1,8 +1,6 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
 import json
-import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import openai
 import pytest
 import stand_in
 import trustme
-from live import openai_front, serve_ports, serving
+from live import openai_front, serve_ports
 from load import wait_until
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
@@ -28,7 +26,6 @@ from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
 
-PROMPT = "def main():"
 WAIT = 60.0
 
 
@@ -202,28 +199,18 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
             list(stream)
 
 
-def test_the_front_shows_triton_its_key(chat_built: Path) -> None:
+def test_the_front_shows_triton_its_key_and_says_for_whom_it_asks(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, server.port, 0), free_ports().http
-        with openai_front(chat_built, port, ports, Security(key="s3cret")):
-            body = {"model": "pycode", "prompt": "a"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
-            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
-            assert httpx.post(url, json=body, timeout=WAIT, headers=bearer).status_code == 200
-        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
-
-
-def test_the_front_says_for_whom_it_asks(chat_built: Path) -> None:
-    with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, server.port, 0), free_ports().http
-        security = Security()
+        ports, port, security = Ports(0, server.port, 0), free_ports().http, Security(key="s3cret")
         with openai_front(chat_built, port, ports, security):
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
-            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies)
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            assert httpx.post(url, json=body, timeout=WAIT, headers=lies).status_code == 401
+            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
+            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies | bearer)
             assert answer.status_code == 200
+        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
         who = {"client": "127.0.0.1", "client-key": security.client_key}
         assert server.said == [{**who, HEADER: answer.headers[HEADER]}]
 
@@ -321,24 +308,3 @@ def test_what_is_wrong_at_the_start_is_named(chat_built: Path, tmp_path: Path) -
             pass
     with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
         pass
-
-
-def test_serve_runs_the_front_and_stops_with_it(chat_built: Path) -> None:
-    ports = serve_ports()
-    port = ports.http
-    with serving(chat_built, ports) as (process, said):
-        assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
-        api = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-        )
-        stream = api.completions.create(
-            model="pycode",
-            prompt=PROMPT,
-            max_tokens=900,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        assert next(stream).choices[0].text
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0
-        stream.close()

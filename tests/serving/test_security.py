@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import trustme
-from tritonclient.grpc import InferenceServerClient, InferInput
+from load import tensors
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.errors import ServerError
@@ -74,11 +74,8 @@ def _generate(ports: Ports, **headers: str) -> int:
 
 def _infer(client: InferenceServerClient, headers: dict[str, str] | None = None) -> int:
     """The number of tokens of a plain answer over gRPC."""
-    text = InferInput("text_input", [1], "BYTES")
-    text.set_data_from_numpy(np.array([PROMPT.encode()], dtype=object))
-    limit = InferInput("max_tokens", [1], "INT32")
-    limit.set_data_from_numpy(np.array([4], dtype=np.int32))
-    result = client.infer("dflash_infer", [text, limit], headers=headers, client_timeout=WAIT)
+    inputs = tensors({"text_input": PROMPT, "max_tokens": 4})
+    result = client.infer("dflash_infer", inputs, headers=headers, client_timeout=WAIT)
     return len(result.as_numpy("token_ids"))
 
 
