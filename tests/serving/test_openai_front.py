@@ -1,6 +1,7 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from live import openai_front, serve_ports
 from load import wait_until
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
+from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
 from dflash_trt.errors import BuildError, ServerError
@@ -34,15 +36,16 @@ Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
 
 @pytest.fixture
 def scripted(chat_built: Path) -> Iterator[Scripted]:
-    """`scripted(*answers)`: the front over a stand-in that gives these answers."""
+    """`scripted(*answers)`: the front over a stand-in that gives these answers.
+
+    directory: of a build, the chat pair's by default.
+    """
     with ExitStack() as stack:
 
-        def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
+        def start(*answers: Answer, directory: Path = chat_built) -> tuple[openai.OpenAI, StandIn]:
             server = stack.enter_context(stand_in.stand_in(*answers))
             port, nowhere = free_ports().http, free_ports().http
-            stack.enter_context(
-                openai_front(chat_built, port, Ports(nowhere, server.port, nowhere))
-            )
+            stack.enter_context(openai_front(directory, port, Ports(nowhere, server.port, nowhere)))
             api = openai.OpenAI(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
             )
@@ -156,6 +159,54 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, chat_built
     assert last.usage is not None
     assert last.usage.completion_tokens == 3
     assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
+
+
+TOOLS: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+ASKED: dict[str, Any] = {"model": "dflash", "messages": [{"role": "user", "content": "hi"}]}
+CALLS = (
+    '<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (CALLS, {}),
+        (CALLS, {"tools": TOOLS, "tool_choice": "none"}),
+        ("Hi <tool_call> there \n", {"tools": TOOLS}),
+    ],
+)
+def test_text_without_calls_is_text(
+    scripted: Scripted, text: str, fields: dict[str, Any], stream: bool
+) -> None:
+    pieces = [text[at : at + 3] for at in range(0, len(text), 3)] if stream else [text]
+    news = [part(text_output=[piece], finish_reason=[""]) for piece in pieces]
+    api, _ = scripted(parts(*news[:-1], part(text_output=pieces[-1:])))
+    if stream:
+        with api.chat.completions.stream(**ASKED, **fields) as events:
+            events.until_done()
+            choice: Any = events.current_completion_snapshot.choices[0]
+    else:
+        choice = api.chat.completions.create(**ASKED, **fields).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text, "stop")
+    assert not choice.message.tool_calls
+
+
+def test_a_model_whose_calls_cannot_be_read_has_no_tools(
+    scripted: Scripted, chat_built: Path, tmp_path: Path
+) -> None:
+    shutil.copy(chat_built / "manifest.json", tmp_path)
+    shutil.copytree(chat_built / "tokenizer", tmp_path / "tokenizer")
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": UNKNOWN}))
+    api, _ = scripted(parts(part(text_output=["Hi"])), directory=tmp_path)
+    with pytest.raises(openai.BadRequestError, match="form not known here") as caught:
+        api.chat.completions.create(**ASKED, tools=TOOLS)
+    assert caught.value.param == "tools"
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        assert api.chat.completions.create(**ASKED, **more).choices[0].message.content == "Hi"
 
 
 @pytest.mark.parametrize(
