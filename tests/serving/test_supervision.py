@@ -304,36 +304,25 @@ def test_stopping_is_bounded(built: Path, signals: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
-    with _serve(built) as (process, port, _), ThreadPoolExecutor(1) as pool:
-        options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
-        chunks = stream(f"127.0.0.1:{port}", "a", **options)
-        tokens = list(next(chunks).token_ids)
-        rest = pool.submit(lambda: [token for chunk in chunks for token in chunk.token_ids])
-        process.send_signal(number)
-        assert len(tokens) + len(rest.result(WAIT)) == LONG
-        assert process.wait(WAIT) == 0
-
-
-def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
+def test_what_runs_under_32_clients_ends_well(built: Path, number: signal.Signals) -> None:
     ports, roads = serve_ports(), list[Roads]()
     url = f"http://127.0.0.1:{ports.http}"
 
-    def ask(number: int) -> str:
+    def ask(client: int) -> str:
         """How it ended."""
         own = Roads(ports, temperature=1.0)  # few drafts are accepted, so that all run at once
         roads.append(own)
-        return own.all[number % 7]("a", LONG, None)[1]
+        return own.all[client % 7]("a", LONG, None)[1]
 
     with serving(built, ports, "--drain-seconds=60") as (process, _):
         with ThreadPoolExecutor(32) as pool:
-            asked = [pool.submit(ask, number) for number in range(32)]
+            asked = [pool.submit(ask, client) for client in range(32)]
             states = [f"trtllm_num_requests_{state}" for state in ("running", "waiting")]
 
             wait_until(
                 lambda: sum(sum(metric(ports.metrics, name).values()) for name in states) == 32
             )
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             assert [each.result(WAIT) for each in asked] == ["length"] * 32
         for each in roads:
             each.close()

@@ -7,7 +7,15 @@ import pytest
 from test_matcher import byte_level
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dflash_trt.serving.front.output_processor import HOLE, Detokenizer, StopWords
+from dflash_trt.chat import has_channels
+from dflash_trt.chat.formats.harmony import MARKERS
+from dflash_trt.decoding import Request, SequenceState
+from dflash_trt.serving.front.output_processor import (
+    HOLE,
+    Detokenizer,
+    OutputProcessor,
+    StopWords,
+)
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 
@@ -74,6 +82,22 @@ def test_hidden_tokens_are_no_text() -> None:
     ids = [*tokenizer.encode("é").ids, end]
     detokenizer = Detokenizer(tokenizer, frozenset({end}))
     assert detokenizer.push(ids, last=True) == "é"
+
+
+def test_markers_of_channels_are_text_and_the_end_is_not() -> None:
+    """Models that write in channels (gpt-oss): chats tell them apart by their markers."""
+    tokenizer, answer = byte_level(), f"{''.join(MARKERS)}It is <|1|> é."
+    assert not has_channels(tokenizer)
+    tokenizer.add_special_tokens([*MARKERS, "<|return|>"])
+    end = tokenizer.token_to_id("<|return|>")
+    for stop_words in ((), ("never",)):
+        sequence = SequenceState(Request([1], max_tokens=999, stop_ids=frozenset({end})))
+        choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
+        for token in tokenizer.encode(f"{answer}<|return|>").ids:
+            sequence.commit([token])
+            news = choice.output(final_only=False)
+            text += news.text_output[0] if news else ""
+        assert (sequence.finish_reason, text) == ("stop", answer)
 
 
 def test_the_window_stays_short() -> None:
