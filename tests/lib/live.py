@@ -60,18 +60,19 @@ def serving(
 
 @contextmanager
 def openai_front(
-    directory: Path,
-    port: int,
-    triton: Ports,
-    security: Security | None = None,
-) -> Iterator[Application]:
-    """An application of its own over a Triton that runs already, ready."""
+    directory: Path, triton: Ports, security: Security | None = None, port: int = 0
+) -> Iterator[str]:
+    """An application of its own over a Triton that runs already, ready: its address.
+
+    port: a free one by default.
+    """
+    port = port or free_ports().http
     application = Application(directory, port, triton, security or Security())
     with tempfile.NamedTemporaryFile() as log:
         try:
             application.start(Log(Path(log.name)))
             application.tell("ready")
-            yield application
+            yield f"http://127.0.0.1:{port}"
         finally:
             application.stop()
 

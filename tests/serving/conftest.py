@@ -10,7 +10,7 @@ from fronts import CountingModel, open_front
 from live import openai_front
 
 from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server
 
 
@@ -28,9 +28,8 @@ def triton(chat_built: Path) -> Iterator[Ports]:
 @pytest.fixture(scope="session")
 def url(chat_built: Path, triton: Ports) -> Iterator[str]:
     """Of an application of its own."""
-    port = free_ports().http
-    with openai_front(chat_built, port, triton):
-        yield f"http://127.0.0.1:{port}"
+    with openai_front(chat_built, triton) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from live import openai_front
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 
 WAIT = 60.0
 PROMPT = "def main():"
@@ -27,12 +25,8 @@ Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def front(chat_built: Path, triton: Ports) -> Iterator[httpx.Client]:
-    port = free_ports().http
-    with (
-        openai_front(chat_built, port, triton),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=WAIT) as client,
-    ):
+def front(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{url}/v1", timeout=WAIT) as client:
         yield client
 
 

@@ -24,7 +24,7 @@ from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
 from dflash_trt.errors import BuildError, ServerError
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
 
@@ -32,6 +32,10 @@ WAIT = 60.0
 
 
 Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT)
 
 
 @pytest.fixture
@@ -44,12 +48,8 @@ def scripted(chat_built: Path) -> Iterator[Scripted]:
 
         def start(*answers: Answer, directory: Path = chat_built) -> tuple[openai.OpenAI, StandIn]:
             server = stack.enter_context(stand_in.stand_in(*answers))
-            port, nowhere = free_ports().http, free_ports().http
-            stack.enter_context(openai_front(directory, port, Ports(nowhere, server.port, nowhere)))
-            api = openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            )
-            return stack.enter_context(api), server
+            url = stack.enter_context(openai_front(directory, server.ports))
+            return stack.enter_context(client_of(url)), server
 
         yield start
 
@@ -252,11 +252,11 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
 
 def test_the_front_shows_triton_its_key_and_says_for_whom_it_asks(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
-        ports, port, security = Ports(0, server.port, 0), free_ports().http, Security(key="s3cret")
-        with openai_front(chat_built, port, ports, security):
+        security = Security(key="s3cret")
+        with openai_front(chat_built, server.ports, security) as own:
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
+            url = f"{own}/v1/completions"
             assert httpx.post(url, json=body, timeout=WAIT, headers=lies).status_code == 401
             bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
             answer = httpx.post(url, json=body, timeout=WAIT, headers=lies | bearer)
@@ -272,10 +272,9 @@ def test_with_tls_the_front_calls_its_own_server(chat_built: Path, tmp_path: Pat
     body = {"model": "pycode", "prompt": "a"}
     for server_has, status in ((own, 200), (other, 503)):
         with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
-            ports, port = Ports(0, server.port, 0), free_ports().http
-            with openai_front(chat_built, port, ports, Security(tls=own)):
-                url = f"http://127.0.0.1:{port}/v1/completions"
-                assert httpx.post(url, json=body, timeout=WAIT).status_code == status
+            with openai_front(chat_built, server.ports, Security(tls=own)) as url:
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
+                assert answer.status_code == status
             assert len(server.requests) == (status == 200)
 
 
@@ -329,16 +328,13 @@ def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
 
     with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
         port = free_ports().http
-        ports = Ports(0, server.port, 0)
 
-        def ask() -> None:
-            with openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            ) as api:
+        def ask(url: str) -> None:
+            with client_of(url) as api:
                 list(api.completions.create(model="pycode", prompt="a", stream=True))
 
-        with openai_front(chat_built, port, ports):
-            asked = [pool.submit(ask) for _ in range(4)]
+        with openai_front(chat_built, server.ports, port=port) as url:
+            asked = [pool.submit(ask, url) for _ in range(4)]
             wait_until(lambda: len(server.requests) == 4)
             start = time.monotonic()
         assert time.monotonic() - start < 10
@@ -354,8 +350,8 @@ def test_what_is_wrong_at_the_start_is_named(chat_built: Path, tmp_path: Path) -
         port = taken.getsockname()[1]
         with (
             pytest.raises(ServerError, match=rf"port {port} .*--http-port"),
-            openai_front(chat_built, port, ports),
+            openai_front(chat_built, ports, port=port),
         ):
             pass
-    with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
+    with pytest.raises(BuildError), openai_front(tmp_path, ports):
         pass
