@@ -16,14 +16,13 @@ import openai
 import pytest
 import stand_in
 import trustme
-from live import openai_front, serve_ports
+from live import openai_front
 from load import wait_until
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
 from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
-from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
@@ -342,16 +341,3 @@ def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
             assert each.exception(timeout=WAIT) is not None
         with socket.create_server(("127.0.0.1", port)):
             pass  # the port is free again
-
-
-def test_what_is_wrong_at_the_start_is_named(chat_built: Path, tmp_path: Path) -> None:
-    ports = serve_ports()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with (
-            pytest.raises(ServerError, match=rf"port {port} .*--http-port"),
-            openai_front(chat_built, ports, port=port),
-        ):
-            pass
-    with pytest.raises(BuildError), openai_front(tmp_path, ports):
-        pass

@@ -12,7 +12,16 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.serving.internal import SOCKET
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.internal import (
+    CLIENT_KEY_VARIABLE,
+    KEY,
+    SOCKET,
+    client_of,
+    client_parameters,
+    given,
+    new_key,
+)
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 
@@ -64,3 +73,19 @@ def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> 
             client.infer("dflash_infer", [*prompt, words])
         assert refused.value.status() == INVALID
         client.infer("dflash_infer", prompt)
+
+
+def test_without_a_key_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ServerError, match="dflash-trt serve"):
+        given(KEY)
+
+
+def test_only_the_application_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLIENT_KEY_VARIABLE, raising=False)
+    assert client_of({"client": "alice", "client-key": ""}) == ""
+    key = new_key()
+    monkeypatch.setenv(CLIENT_KEY_VARIABLE, key)
+    assert client_of(client_parameters("alice", key)) == "alice"
+    for forged in ({}, {"client-key": new_key()}, {"client-key": 7}, {"client-key": "é"}):
+        assert client_of({"client": "alice", **forged}) == ""

@@ -151,11 +151,13 @@ def test_an_http_client_that_goes_away_frees_its_slot(
     _serves(server, expected)
 
 
-def test_a_port_in_use_is_named(built: Path) -> None:
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_port_in_use_is_named(built: Path, kind: str) -> None:
     ports = serve_ports()
+    port = getattr(ports, kind)
     with (
-        socket.create_server(("127.0.0.1", ports.grpc)),
-        pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"),
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ServerError, match=rf"port {port} .*--{kind}-port"),
     ):
         serve(built, Options(ports.http, ports.grpc))
     with pytest.raises(ServerError, match="--grpc-port"):

@@ -71,7 +71,6 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
     ("requirement", "script"),
     [
         ("openai-agents==0.24.0", "use_agents.py"),
-        ("pydantic-ai-slim[openai]==2.68.0", "use_pydantic_ai.py"),
         ("litellm==1.110.2", "use_litellm.py"),
     ],
 )
