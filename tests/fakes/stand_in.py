@@ -168,6 +168,26 @@ def parts(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
     return lambda inputs, call: iter(responses)
 
 
+def hanging(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
+    """These responses, and then nothing until the client is gone."""
+
+    def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        yield from responses
+        call.hang()
+
+    return answer
+
+
+def aborted(code: grpc.StatusCode) -> Answer:
+    """The call's end with a gRPC status."""
+
+    def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        call.abort(code, "socket closed")
+        yield from ()
+
+    return answer
+
+
 def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     assert request.model_name == "dflash"
     assert set(request.parameters) - MAY_HAVE == PARAMETERS, sorted(request.parameters)

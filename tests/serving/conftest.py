@@ -8,6 +8,7 @@ import pytest
 from chat_pair import build_chat_pair
 from fronts import CountingModel, open_front
 from live import openai_front
+from pairs import Pair, make_endless, make_pair, teach
 
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.ports import Ports
@@ -36,6 +37,15 @@ def url(chat_built: Path, triton: Ports) -> Iterator[str]:
 def api(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60.0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A random pair, taught, whose texts have no end."""
+    pair = make_pair(tmp_path_factory.mktemp("endless"), longest=4096)
+    teach(pair)
+    make_endless(pair)
+    return pair
 
 
 @pytest.fixture(scope="session")

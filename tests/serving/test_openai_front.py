@@ -18,7 +18,7 @@ import stand_in
 import trustme
 from live import openai_front
 from load import wait_until
-from stand_in import Answer, StandIn, failure, part, parts
+from stand_in import Answer, StandIn, failure, hanging, part, parts
 from tokenizers import Tokenizer
 from tool_templates import UNKNOWN
 
@@ -294,12 +294,8 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
 def test_a_client_that_goes_away_cancels_the_request(
     scripted: Scripted, stream: bool, begun: bool
 ) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        if begun:
-            yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
-    api, server = scripted(slow)
+    first = [part(text_output=["a"], finish_reason=[""])] if begun else []
+    api, server = scripted(hanging(*first))
     body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
     address = ("127.0.0.1", api.base_url.port or 0)
     with socket.create_connection(address, timeout=WAIT) as connection:
@@ -321,10 +317,7 @@ def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
 
 
 def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
+    slow = hanging(part(text_output=["a"], finish_reason=[""]))
     with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
         port = free_ports().http
 

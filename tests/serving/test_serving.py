@@ -17,7 +17,7 @@ import reference
 from commands import program
 from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serve_ports, serving
 from llm_build import standins, write_llm_build
-from pairs import make_endless, make_pair, teach
+from pairs import Pair
 from roads import Roads
 from tokenizers import Tokenizer
 
@@ -48,15 +48,12 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(endless: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("serving")
-    pair = make_pair(directory / "pair", longest=MAX_SEQ_LEN)
-    teach(pair)
-    make_endless(pair)
     config = BuildConfig(
         name="tiny",
-        target={"path": pair.target_dir},
-        drafter={"path": pair.drafter_dir},
+        target={"path": endless.target_dir},
+        drafter={"path": endless.drafter_dir},
         engine={"threads": 1},
         serving={
             "slots": SLOTS,
@@ -70,10 +67,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(built: Path) -> list[Expected]:
+def expected(built: Path, endless: Pair) -> list[Expected]:
     tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    texts = reference.greedy(built.parent / "pair" / "target", ids, NEW_TOKENS)
+    texts = reference.greedy(endless.target_dir, ids, NEW_TOKENS)
     return [
         Expected(*each, tokenizer.decode(each[2])) for each in zip(PROMPTS, ids, texts, strict=True)
     ]
@@ -82,13 +79,13 @@ def expected(built: Path) -> list[Expected]:
 @pytest.fixture(
     scope="module", params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)]
 )
-def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
+def server(request: pytest.FixtureRequest, built: Path, endless: Pair) -> Iterator[Ports]:
     directory = built
     if request.param == "tensorrt_llm":
         args = {"max_batch_size": SLOTS, "max_seq_len": MAX_SEQ_LEN}
         args |= {"speculative_config": {"max_draft_len": 7}}
         directory = write_llm_build(
-            built.parent / "llm", built.parent / "pair", args, max_queue=MAX_QUEUE
+            built.parent / "llm", endless.target_dir.parent, args, max_queue=MAX_QUEUE
         )
     with standins(), running_server(directory) as ports:
         yield ports

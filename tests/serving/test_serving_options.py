@@ -13,7 +13,7 @@ import reference
 import torch
 from llm_build import standins, write_llm_build
 from load import tensors, wait_until
-from pairs import make_endless, make_pair, teach
+from pairs import Pair
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient
 
@@ -27,12 +27,8 @@ SLOTS, WAIT = 10, 60.0
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("options")
-    pair = make_pair(directory / "pair")
-    teach(pair)
-    make_endless(pair)
-    return pair.target_dir
+def target(endless: Pair) -> Path:
+    return endless.target_dir
 
 
 @pytest.fixture(
@@ -44,8 +40,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(mode: str, target: Path) -> Iterator[Ports]:
-    built = target.parent / mode
+def server(mode: str, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    built = tmp_path_factory.mktemp("options") / mode
     if mode == "tensorrt_llm":
         args = {"max_batch_size": SLOTS, "max_seq_len": 256}
         args |= {"speculative_config": {"max_draft_len": 7, "enable_penalty": True}}
