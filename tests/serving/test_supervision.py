@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live import serve_ports, serving
+from live import serve_ports, serving, started
 from load import metric, wait_until
 from roads import Roads
 
@@ -223,23 +223,12 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
     packages = sysconfig.get_path("purelib")
     ports = serve_ports()
     numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
-    process = subprocess.Popen(
-        [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        while "Ctrl-C" not in (line := process.stdout.readline()):
-            assert line
+    command = [tmp_path / "empty/bin/python", "-m", "dflash_trt", "serve", built, *numbers]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])}
+    with started(command, env=environment, cwd=tmp_path) as (process, _):
         assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=4))
         process.terminate()
         assert process.wait(WAIT) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @contextmanager
