@@ -174,6 +174,7 @@ def test_only_public_routes_reach_triton(door: Door) -> None:
         assert door.get(path) == 404
     for path in (
         *("repository/models/x/load", "systemsharedmemory/region/x/register", "trace/setting"),
+        *("repository/models/verify/unload", "logging"),
         *(f"models/{model}/infer" for model in ("verify", "draft", "draft_verify")),
         "models/verify/versions/1/infer",
     ):

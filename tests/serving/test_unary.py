@@ -26,10 +26,14 @@ def asked(
     answers = Queue[Any]()
     inputs = {"text_input": np.array([b"a"], object), "n": np.array([1], np.int32)}
     with stand_in.stand_in(answer) as server:
+
+        def gone() -> bool:  # once the model has the request
+            return cancelled and bool(server.metadata)
+
         how = {"address": server.address, "headers": {"x-key": "secret"}, "tls": None}
         monkeypatch.setenv(GRPC, json.dumps(how))
         parameters = {"client": "alice", "client-key": "k", "x-request-id": "r1"}
-        UnaryClient().ask(inputs, parameters, 1.5, lambda: cancelled, answers.put)
+        UnaryClient().ask(inputs, parameters, 1.5, gone, answers.put)
         yield server, answers.get(timeout=WAIT)
 
 

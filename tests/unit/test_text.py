@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 import pytest
-from test_matcher import byte_level
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from test_matcher import byte_level, sentencepiece
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 from dflash_trt.chat import has_channels
 from dflash_trt.chat.formats.harmony import MARKERS
@@ -20,21 +20,12 @@ from dflash_trt.serving.front.output_processor import (
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 
 
-def _sentencepiece() -> Tokenizer:
-    """Llama 2: bytes where there is no piece, and the first piece loses its leading space."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "▁def", "▁return", "▁x", *sorted(set("naveokdfrtux(),:;"))]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+def llama2() -> Tokenizer:
+    """Bytes where there is no piece, and the first piece loses its leading space."""
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 
@@ -51,7 +42,7 @@ def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[s
     return pieces
 
 
-@pytest.mark.parametrize("make", [byte_level, _sentencepiece])
+@pytest.mark.parametrize("make", [byte_level, llama2])
 @pytest.mark.parametrize("seed", range(20))
 def test_text_comes_in_whole_characters(make, seed: int) -> None:
     tokenizer = make()
