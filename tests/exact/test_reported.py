@@ -6,8 +6,8 @@ in a block of drafts something happens: a stop word, an end, a change of grammar
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import exact
@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from built_pairs import BuildPair
+from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair
 from exact import run_all
-from guesses import MadeUp
-from policies import MAX_SEQ_LEN, RIGHT, Case, case_of, every
+from guesses import COSTS, MadeUp
 from tokenizers import Tokenizer, decoders, models
 
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammar,
     Grammars,
@@ -29,18 +29,93 @@ from dflash_trt.decoding import (
     RoundOutput,
     RunRound,
     SamplingParams,
+    Scheduler,
     SequenceState,
     VerifyInput,
     in_process,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row, strategy
 from dflash_trt.decoding.speculation.costs import StepCosts
+from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.front.output_processor import OutputProcessor
 
 NEW_TOKENS, ENDS = 40, range(1, 25)  # three blocks and their borders
 pytestmark = pytest.mark.usefixtures("made_up_time")
+POLICIES = {
+    "fixed": Speculation(policy="fixed", draft_tokens=None, lookup=False),
+    "adaptive": Speculation(),
+    "drafter": Speculation(lookup=False),
+    "ngram": Speculation(method="ngram"),
+    "none": Speculation(method="none"),
+}
+RIGHT = "all right"  # blocks of seven drafts, all of which are accepted
+every = pytest.mark.parametrize("name", [*POLICIES, RIGHT])
+
+
+class Right(Proposer):
+    """Proposes what plain decoding says, by the requests' `id`."""
+
+    def __init__(self, texts: Mapping[int, list[int]]) -> None:
+        super().__init__(7)
+        self._texts = texts
+
+    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
+        rest = [
+            self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
+        ]
+        chains = [Proposal("drafter", x, [1.0] * len(x)) for x in rest]
+        return [Row([x] if x.tokens else [], False) for x in chains]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair, whose drafter knows how the prompt goes on, and what plain decoding says."""
+
+    built: BuiltPair
+    target: Engine
+    drafter: Engine
+    prompt: list[int]
+
+    def scheduler(
+        self,
+        name: str,
+        requests: Sequence[Request] = (),
+        texts: Sequence[list[int]] = (),
+        costs: StepCosts = COSTS["cheap"],
+        watch: Callable[[RunRound], RunRound] = lambda rounds: rounds,
+        **options: Any,
+    ) -> Scheduler:
+        """Of this policy; costs: by default all that can be proposed is worth its while.
+
+        texts: what the requests lead to, of which `RIGHT` proposes the next tokens.
+        """
+        speculation = POLICIES.get(name, POLICIES["none"])
+        policy, proposer = strategy(speculation, self.target.info, costs)
+        if name == RIGHT:
+            told = dict(zip(map(id, requests), texts, strict=True))
+            policy, proposer = Fixed(7), Right(told)
+        drafter = self.drafter if speculation.method == "dflash" else None
+        rounds = watch(in_process(self.target, drafter))
+        return exact.scheduler_of(rounds, policy, **{"proposer": proposer, **options})
+
+    def run(
+        self, name: str, requests: Sequence[Request], plain: Sequence[SequenceState], **options: Any
+    ) -> list[SequenceState]:
+        grammars = options.pop("grammars", None)
+        scheduler = self.scheduler(name, requests, [x.tokens for x in plain], **options)
+        return run_all(scheduler, requests, grammars)
+
+    def plain(
+        self, requests: Sequence[Request], grammars: Grammars | None = None, **options: Any
+    ) -> list[SequenceState]:
+        return run_all(self.scheduler("none", **options), requests, grammars)
+
+
+def case_of(built: BuiltPair) -> Case:
+    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
+    return Case(built, target, drafter, built.texts[0][:14])
 
 
 @pytest.fixture(scope="module")

@@ -280,9 +280,3 @@ def page_server(server: PageServer) -> Iterator[PageServer]:
         http.should_exit = http.force_exit = True
         thread.join(10)
     assert not server.faults, server.faults
-
-
-if __name__ == "__main__":  # to look at the page
-    with page_server(PageServer(__doc__ or "", pause=0.05)) as running:
-        print(running.url, flush=True)
-        time.sleep(3600)

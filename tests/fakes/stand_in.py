@@ -21,6 +21,7 @@ from tritonclient.utils import serialize_byte_tensor
 from dflash_trt.build.repository import read_config, templates
 from dflash_trt.request_schema import tensors
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.tracing import CONTEXT, HEADER
 
 OUTPUTS = {
@@ -66,8 +67,9 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.address = ""
 
     @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
+    def ports(self) -> Ports:
+        """As those of a Triton that has gRPC alone."""
+        return Ports(1, int(self.address.rpartition(":")[2]), 1)
 
     @property
     def requests(self) -> list[Inputs]:
@@ -164,6 +166,26 @@ def error(code: str, message: str) -> service_pb2.ModelStreamInferResponse:
 def parts(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
     """An answer of these responses."""
     return lambda inputs, call: iter(responses)
+
+
+def hanging(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
+    """These responses, and then nothing until the client is gone."""
+
+    def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        yield from responses
+        call.hang()
+
+    return answer
+
+
+def aborted(code: grpc.StatusCode) -> Answer:
+    """The call's end with a gRPC status."""
+
+    def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        call.abort(code, "socket closed")
+        yield from ()
+
+    return answer
 
 
 def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:

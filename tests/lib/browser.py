@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 WAIT = 60.0
-SIZES = {"wide": (1280, 860), "narrow": (390, 844)}
 T = TypeVar("T")
 
 
@@ -39,18 +38,10 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=service)
         self.driver.set_script_timeout(WAIT)
 
-    def open(self, url: str, size: str = "wide", scheme: str = "light") -> None:
+    def open(self, url: str) -> None:
         """Its storage is empty, and `sessionStorage` of an origin ends with it."""
-        width, height = SIZES[size]
-        self.cdp(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=size == "narrow",
-        )
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.cdp("Emulation.setEmulatedMedia", features=[feature])
+        size = {"width": 1280, "height": 860, "deviceScaleFactor": 1, "mobile": False}
+        self.cdp("Emulation.setDeviceMetricsOverride", **size)
         self.driver.get("about:blank")
         self.cdp("Storage.clearDataForOrigin", origin=url, storageTypes="all")
         self.driver.get(url)

@@ -34,7 +34,6 @@ class FakeReply:
     def __init__(self) -> None:
         self.got: queue.Queue[tuple] = queue.Queue()
         self.gone = threading.Event()
-        self.asked = 0
 
     def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put((part, last))
@@ -43,7 +42,6 @@ class FakeReply:
         self.got.put((code, message))
 
     def cancelled(self) -> bool:
-        self.asked += 1
         return self.gone.is_set()
 
     def next(self) -> tuple:
@@ -60,14 +58,12 @@ class CountingModel:
         self.rounds = 0
         self.seconds = 0.0  # of a round
         self.prompts: list[int] = []  # first token of each prompt, in the order they were run
-        self.seen: list[tuple[int, int]] = []  # first cache row and rows of each step
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
         if x.rows[0, 2] == 0:
             self.prompts.append(int(x.tokens[0, 0]))
         assert self.pause.wait(WAIT)
         self.rounds += 1
-        self.seen.append((int(x.batch[0]), len(x.rows)))
         time.sleep(self.seconds)
         if self.error is not None:
             error, self.error = self.error, None

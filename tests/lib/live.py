@@ -6,10 +6,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from load import metric
 
@@ -29,28 +30,21 @@ def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
 
 
 @contextmanager
-def serving(
-    directory: Path, ports: Ports, *options: str, files: int | None = None
+def started(
+    command: Sequence[object], **options: Any
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`dflash-trt serve`, ready: its process and what it has said; killed when the block ends.
+    """A process that serves, ready: it and what it has said; killed when the block ends.
 
-    files: how many descriptors it may have.
+    options: of `Popen`.
     """
-    limited = ["sh", "-c", f'ulimit -Sn {files} && exec "$@"', "sh"] if files else []
-    process = subprocess.Popen(
-        [*limited, *serve_command(directory, ports, *options)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*map(str, command)], **{"cwd": ROOT, **pipes, **options})
     try:
         assert process.stdout is not None
-        assert process.stderr is not None
         said = ""
         while "Ctrl-C" not in said:  # ends with the output when the process does
             line = process.stdout.readline()
-            assert line, said + process.stderr.read()
+            assert line, said + (process.stderr.read() if process.stderr else "")
             said += line
         yield process, said
     finally:
@@ -59,19 +53,30 @@ def serving(
 
 
 @contextmanager
+def serving(
+    directory: Path, ports: Ports, *options: str, files: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`dflash-trt serve`, as `started`; files: how many descriptors it may have."""
+    limited = ["sh", "-c", f'ulimit -Sn {files} && exec "$@"', "sh"] if files else []
+    with started([*limited, *serve_command(directory, ports, *options)]) as found:
+        yield found
+
+
+@contextmanager
 def openai_front(
-    directory: Path,
-    port: int,
-    triton: Ports,
-    security: Security | None = None,
-) -> Iterator[Application]:
-    """An application of its own over a Triton that runs already, ready."""
+    directory: Path, triton: Ports, security: Security | None = None, port: int = 0
+) -> Iterator[str]:
+    """An application of its own over a Triton that runs already, ready: its address.
+
+    port: a free one by default.
+    """
+    port = port or free_ports().http
     application = Application(directory, port, triton, security or Security())
     with tempfile.NamedTemporaryFile() as log:
         try:
             application.start(Log(Path(log.name)))
             application.tell("ready")
-            yield application
+            yield f"http://127.0.0.1:{port}"
         finally:
             application.stop()
 

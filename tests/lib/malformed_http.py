@@ -16,11 +16,10 @@ from dflash_trt.serving.app.guard import BODY_LIMIT
 
 HOST = "127.0.0.1"
 WAIT = 60.0
-TRITON, OPENAI = "Triton", "OpenAI"
 A = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
 THREE = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [3]}
-BODIES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    TRITON: (
+BODIES: tuple[tuple[tuple[str, dict[str, Any]], ...], ...] = (  # of Triton, of OpenAI
+    (
         ("/v2/models/dflash_infer/infer", {"inputs": [A, THREE], "outputs": [{"name": "index"}]}),
         ("/v2/models/dflash/infer", {"inputs": [A, THREE], "id": "1", "parameters": {}}),
         ("/v2/models/dflash/generate", {"text_input": "a", "max_tokens": 3, "stop_words": ["x"]}),
@@ -30,7 +29,7 @@ BODIES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("/v2/systemsharedmemory/region/x/register", {"key": "/x", "byte_size": 1}),
         ("/v2/logging", {"log_verbose_level": 1}),
     ),
-    OPENAI: (
+    (
         ("/v1/completions", {"model": "dflash", "prompt": "a", "max_tokens": 3, "stop": ["x"]}),
         ("/v1/completions", {"model": "dflash", "prompt": "a", "max_tokens": 3, "stream": True}),
         (
@@ -40,7 +39,7 @@ BODIES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("/v1/models", {}),
         ("/health", {}),
     ),
-}
+)
 LINES = (
     *(b"", b"GET", b"GET / HTTP/9.9\r\n\r\n", b"\x00\xff" * 50, b"\x16\x03\x01\x02", b"\r\n" * 9),
     *(b"GET  /v2 HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET " + b"/a" * 50_000),
@@ -60,7 +59,6 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Wrong:
-    door: str
     sent: bytes
     framed: bool  # a whole request in good HTTP, which must have an answer
     short: bool = False  # the server might wait for more
@@ -75,10 +73,10 @@ class Outcome:
 
 def request(seed: int, number: int) -> Wrong:
     rng = random.Random(f"{seed} {number}")
-    door = rng.choice((TRITON, OPENAI))
+    bodies = rng.choice(BODIES)
     if rng.random() < 0.05:
-        return Wrong(door, rng.choice(LINES), False, True)
-    path, body = rng.choice(BODIES[door])
+        return Wrong(rng.choice(LINES), False, True)
+    path, body = rng.choice(bodies)
     if rng.random() < 0.1:
         path += rng.choice(PATHS)
     content = text_of(body)
@@ -108,7 +106,7 @@ def request(seed: int, number: int) -> Wrong:
         lines.append("Transfer-Encoding: chunked")
         short = True
     head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
-    return Wrong(door, head + content, framed and not short, short)
+    return Wrong(head + content, framed and not short, short)
 
 
 def send(wrong: Wrong, port: int) -> Outcome:

@@ -20,7 +20,7 @@ MORE = {"SCHEDULER_EXAMPLES": "300", "SPOILT_EXAMPLES": "60"}  # nor is what fai
 
 
 class Fault(NamedTuple):
-    """In `file` `new` stands for `old`; fails: arguments of pytest, or of Python for a script."""
+    """In `file` `new` stands for `old`; fails: arguments of pytest."""
 
     name: str
     fails: str
@@ -54,10 +54,8 @@ def passes(fails: str, fault: Fault | None) -> bool:
                 shutil.copyfile(ROOT / name, tree / name)
         if fault is not None:
             fault.apply(tree)
-        words = shlex.split(fails)
-        script = words[0].startswith("tests/lib/")
         done = subprocess.run(
-            [sys.executable, *([] if script else ["-m", "pytest", "-q", "-x"]), *words],
+            [sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(fails)],
             cwd=tree,
             env=os.environ | MORE | {"PYTHONPATH": str(tree)},
             stdout=subprocess.DEVNULL,

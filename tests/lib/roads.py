@@ -1,4 +1,4 @@
-"""Each way to ask a running server of the demo pair: gRPC, Triton's HTTP, OpenAI's API."""
+"""Each way to ask a running server: gRPC, Triton's HTTP, OpenAI's API."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Roads:
         return {"text_input": prompt, "max_tokens": count, **limit, **self.rules}
 
     def _completion(self, prompt: str, count: int) -> dict[str, object]:
-        return {"model": "pycode", "prompt": prompt, "max_tokens": count, **self.rules}
+        return {"model": "dflash", "prompt": prompt, "max_tokens": count, **self.rules}
 
 
 def _good(answer: httpx.Response) -> dict[str, object]:

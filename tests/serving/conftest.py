@@ -8,9 +8,10 @@ import pytest
 from chat_pair import build_chat_pair
 from fronts import CountingModel, open_front
 from live import openai_front
+from pairs import Pair, make_endless, make_pair, teach
 
 from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server
 
 
@@ -28,15 +29,23 @@ def triton(chat_built: Path) -> Iterator[Ports]:
 @pytest.fixture(scope="session")
 def url(chat_built: Path, triton: Ports) -> Iterator[str]:
     """Of an application of its own."""
-    port = free_ports().http
-    with openai_front(chat_built, port, triton):
-        yield f"http://127.0.0.1:{port}"
+    with openai_front(chat_built, triton) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
 def api(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60.0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A random pair, taught, whose texts have no end."""
+    pair = make_pair(tmp_path_factory.mktemp("endless"), longest=4096)
+    teach(pair)
+    make_endless(pair)
+    return pair
 
 
 @pytest.fixture(scope="session")

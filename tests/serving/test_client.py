@@ -13,7 +13,7 @@ import stand_in
 import trustme
 from live import assert_cancelled, assert_goes_idle, cancelled
 from llm_build import standins, write_llm_build
-from stand_in import Call, failure, part, parts
+from stand_in import aborted, failure, hanging, part, parts
 
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, stream
@@ -154,14 +154,6 @@ def test_tls_and_headers(tmp_path: Path) -> None:
         Client("127.0.0.1:1", tls=Tls(tmp_path / "none"))
 
 
-def _abort(code: grpc.StatusCode) -> stand_in.Answer:
-    def answer(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
-        call.abort(code, "socket closed")
-        yield
-
-    return answer
-
-
 def _ask(
     server: stand_in.StandIn, kind: str, connect: dict[str, Any] | None = None, **options: Any
 ) -> str:
@@ -183,11 +175,11 @@ def test_an_error_is_what_the_server_meant(kind: str) -> None:
     for answer, error in (
         (parts(begun, stand_in.error("UNAVAILABLE", FULL)), UnavailableError),
         (failure("UNAVAILABLE", FULL), UnavailableError),
-        (_abort(grpc.StatusCode.UNAVAILABLE), UnavailableError),
+        (aborted(grpc.StatusCode.UNAVAILABLE), UnavailableError),
         (failure("INVALID_ARG", "top_k is 5. Give less."), RequestError),
         (failure("INTERNAL", "A round failed. The log says why."), ServerError),
         (failure("Traceback", "whatever Triton itself says"), ServerError),
-        (_abort(grpc.StatusCode.INTERNAL), ServerError),
+        (aborted(grpc.StatusCode.INTERNAL), ServerError),
         (parts(begun), ServerError),  # it ends before the answer does
         (parts(), ServerError),
     ):
@@ -200,11 +192,7 @@ def test_an_error_is_what_the_server_meant(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_silent_server_is_given_up_at_the_deadline(kind: str) -> None:
-    def silent(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
-        call.hang()
-        yield from ()
-
-    with stand_in.stand_in(silent) as server:
+    with stand_in.stand_in(hanging()) as server:
         start = time.monotonic()
         with pytest.raises(DeadlineError, match="timeout"):
             _ask(server, kind, timeout=0.2)

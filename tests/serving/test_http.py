@@ -9,7 +9,7 @@ import httpx
 import pytest
 from live import openai_front
 
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
 
 WAIT, KEY, PAGE = 60.0, "inference-0123456789", "https://a.example:3000"
@@ -20,9 +20,8 @@ READ = 404  # of the model that there is none: the body was read
 
 @pytest.fixture(scope="module")
 def url(built: Path) -> Iterator[str]:
-    port = free_ports().http
-    with openai_front(built, port, NOWHERE, Security(key=KEY, allow_origin=(PAGE,))):
-        yield f"http://127.0.0.1:{port}"
+    with openai_front(built, NOWHERE, Security(key=KEY, allow_origin=(PAGE,))) as url:
+        yield url
 
 
 def ask(url: str, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
@@ -93,8 +92,7 @@ def test_pages_of_an_allowed_origin_may_call(url: str) -> None:
 
 
 def test_by_default_no_other_origin_may_call(built: Path) -> None:
-    port = free_ports().http
-    with openai_front(built, port, NOWHERE):
-        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"origin": PAGE})
+    with openai_front(built, NOWHERE) as url:
+        answer = httpx.get(f"{url}/v1/models", headers={"origin": PAGE})
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -1,6 +1,7 @@
 """What ends a Triton 2.51 that clients reach as it is, over HTTP and gRPC.
 
-How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED.
+How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED over HTTP,
+HOSTILE_COUNT and HOSTILE_SEED over gRPC.
 """
 
 import os
@@ -13,12 +14,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+import strategies
+from hypothesis import given, seed, settings
 from live import serve_ports, serving
 from malformed_http import Outcome, fault, request, send
+from tritonclient.grpc import service_pb2_grpc
 
-from dflash_trt.serving.client import stream
+from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.process import Server
 
@@ -26,6 +31,9 @@ pytestmark = pytest.mark.models
 
 COUNT = int(os.environ.get("MALFORMED_COUNT", "300"))
 SEED = int(os.environ.get("MALFORMED_SEED", "0"))
+HOSTILE_COUNT = int(os.environ.get("HOSTILE_COUNT", "150"))
+HOSTILE_SEED = int(os.environ.get("HOSTILE_SEED", "0"))
+INDISCREET = ("Traceback", "/site-packages/", ".py")
 WAIT = 60.0
 LONGEST = 10.0  # seconds to the answer to a malformed request, and after a flood
 INFER, GENERATE = "models/dflash_infer/infer", "models/dflash/generate"
@@ -133,3 +141,34 @@ def test_malformed_requests(built: Path) -> None:
         assert process.returncode == 0
         assert "restarting" not in said
         assert complained == ""
+
+
+def test_hostile_requests(built: Path) -> None:
+    codes: Counter[str] = Counter()
+    slowest = 0.0
+    with Server(built, free_ports()) as server:
+        server.wait_ready()
+        processes = server.stubs()
+        url = f"127.0.0.1:{server.ports.grpc}"
+        with grpc.insecure_channel(url) as channel, Client(url) as good:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            alone = good.generate("def main():", max_tokens=16).text
+
+            @seed(HOSTILE_SEED)
+            @settings(strategies.EACH_ONCE, max_examples=HOSTILE_COUNT)
+            @given(strategies.hostile_over_grpc)
+            def one(request: strategies.Request) -> None:
+                nonlocal slowest
+                start = time.monotonic()
+                answer = strategies.send(request, stub)
+                slowest = max(slowest, time.monotonic() - start)
+                codes[answer.code] += 1
+                assert not any(word in answer.message for word in INDISCREET), answer
+
+            one()
+            assert good.generate("def main():", max_tokens=16).text == alone
+        assert server.stubs() == processes
+        assert "Traceback" not in server.log.path.read_text(errors="replace")
+    print(dict(codes), f"slowest {slowest:.2f} s")
+    assert slowest < LONGEST
+    assert sum(codes.values()) >= HOSTILE_COUNT

@@ -6,12 +6,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import promql_parser as promql
 import pytest
 import yaml
@@ -19,22 +17,20 @@ from load import wait_until
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
-from tritonclient.grpc import InferenceServerClient, InferInput
 
 from dflash_trt.decoding.speculation import VERIFIED
+from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import metrics as module
 from dflash_trt.serving.front.metrics import REASONS, Metrics, families
-from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.ports import Ports
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
-MOST_DRAFTS = 7
+MOST_DRAFTS, MOST_SERVED = 7, 15
 REGISTRY = CollectorRegistry()
 FAMILIES = families(REGISTRY, MOST_DRAFTS)
 WAIT = 30.0
-SEQUENCES = [[7, 7], [7, 0], [3, 2]]
 PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
 
 
@@ -168,75 +164,47 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
 # --- the real server -----------------------------------------------------------------------------
 
 
-def _shows(url: str, name: str) -> bool:
-    with suppress(httpx.TransportError):  # it listens a moment after the server is ready
-        return name in _samples(url)[1]
-    return False
-
-
-def test_triton_shows_them_all() -> None:
-    calls = [
-        ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "drafts", "plain"]}],
-        ["tokens", {"count": 4, "seconds": 0.008}],
-        ["prefill", {"tokens": 10, "seconds": 0.5}],
-        ["started", {"queued": 0.02, "waited": 0.3}],
-        ["finished", {"reason": "length", "acceptance_length": 1.25}],
-        ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
-    ]
-    with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
-        # not `wait_ready`: there is no dflash_infer to warm up
-        wait_until(server.health.is_ready)
-        url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-        wait_until(lambda: _shows(url, "dflash_kv_rows_used"))  # all there before any request
-        assert set(_samples(url)[0].values()) == {0.0}
-        _make_calls(server.ports.grpc, calls, 1000)
-        wait_until(lambda: _samples(url)[0]["dflash_kv_rows_used"] == 4)  # the last that is sent
-        samples, types = _samples(url)
-        _make_calls(server.ports.grpc, calls, 500)
-        wait_until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
-    assert server.process.returncode == 0
-    for name in exported():
-        gauge = isinstance(FAMILIES.get(name), Gauge)
-        assert types[name.removesuffix("_total")] == ("gauge" if gauge else "counter")
+def test_triton_shows_them_all(plain: Ports) -> None:
+    """With their types and labels, before anything is counted; then what an answer says is."""
+    url, registry = f"http://127.0.0.1:{plain.metrics}/metrics", CollectorRegistry()
+    time.sleep(1.5)  # what other tests asked has been sent
+    before, types = _samples(url)
+    with Client(f"127.0.0.1:{plain.grpc}") as client:
+        said = client.generate("def main():", max_tokens=20).choices[0].summary
     expected = {
-        "dflash_rounds_total": 1000,
-        "trtllm_spec_decode_accepted_tokens_total,token_position=0": 2000,
-        "dflash_acceptance_length_bucket,le=+Inf": 3000,
-        "dflash_request_acceptance_length_bucket,le=1.5": 1000,
-        "dflash_inter_token_latency_seconds_bucket,le=0.0025": 4000,
-        "dflash_choices_total,verified=drafts": 1000,
-        "trtllm_request_queue_time_seconds_bucket,le=0.025": 1000,
-        "trtllm_time_to_first_token_seconds_sum": 300,
-        "dflash_requests_total,finished_reason=length": 1000,
-        "trtllm_num_requests_running": 3,
-        "dflash_kv_rows_used": 4,
+        "dflash_requests_total,finished_reason=length": 1,
+        "dflash_acceptance_length_bucket,le=+Inf": said.rounds,
+        "dflash_request_acceptance_length_bucket,le=12.0": 1,
+        "trtllm_spec_decode_num_accepted_tokens_total": said.accepted,
+        "trtllm_time_to_first_token_seconds_bucket,le=300.0": 1,
+        "dflash_inter_token_latency_seconds_count": 19,
+        "dflash_kv_rows_used": 0,
     }
-    assert {name: samples[name] for name in expected} == pytest.approx(expected)
+
+    def grown() -> dict[str, float]:
+        found, _ = _samples(url)
+        return {name: found[name] - before[name] for name in expected}
+
+    wait_until(lambda: grown() == expected)
+    made = families(registry, MOST_SERVED)
+    assert before.keys() == {_label(s) for f in registry.collect() for s in _kept(f.samples)}
+    for name in exported():
+        gauge = isinstance(made.get(name), Gauge)
+        assert types[name.removesuffix("_total")] == ("gauge" if gauge else "counter")
 
 
 def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
     """The package's samples as {"name,label=value": number}, and the families' types."""
     parsed = list(text_string_to_metric_families(httpx.get(url, timeout=WAIT).text))
     ours = [family for family in parsed if family.name.startswith(("dflash_", "trtllm_"))]
-    known = exported()
-
-    def name(sample: Any) -> str:  # the parser gives every counter the suffix _total
-        return sample.name if sample.name in known else sample.name.removesuffix("_total")
-
-    samples = {
-        ",".join([name(s), *(f"{key}={text}" for key, text in s.labels.items())]): s.value
-        for family in ours
-        for s in family.samples
-    }
+    samples = {_label(sample): sample.value for family in ours for sample in family.samples}
     return samples, {family.name: family.type for family in ours}
 
 
-def _make_calls(port: int, calls: list[Any], times: int) -> None:
-    tensors = [InferInput("calls", [1], "BYTES"), InferInput("times", [1], "INT32")]
-    tensors[0].set_data_from_numpy(np.array([json.dumps(calls).encode()], dtype=object))
-    tensors[1].set_data_from_numpy(np.array([times], np.int32))
-    with InferenceServerClient(f"127.0.0.1:{port}") as client:
-        client.infer("dflash", tensors, client_timeout=WAIT)
+def _label(sample: Any) -> str:
+    # the parser gives every counter the suffix _total
+    name = sample.name if sample.name in exported() else sample.name.removesuffix("_total")
+    return ",".join([name, *(f"{key}={text}" for key, text in sample.labels.items())])
 
 
 # --- the table, the dashboard and the alerts -----------------------------------------------------
@@ -258,8 +226,12 @@ def test_the_table_in_the_docs_is_the_code() -> None:
 
 def exported() -> dict[str, set[str]]:
     """Every series name of the endpoint, with its labels."""
-    samples = (each for family in REGISTRY.collect() for each in family.samples)
-    return {each.name: {*each.labels} for each in samples if not each.name.endswith("_created")}
+    samples = (each for family in REGISTRY.collect() for each in _kept(family.samples))
+    return {each.name: {*each.labels} for each in samples}
+
+
+def _kept(samples: Any) -> list[Any]:
+    return [each for each in samples if not each.name.endswith("_created")]
 
 
 SCRAPED = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds

@@ -1,8 +1,7 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
 import json
-import re
-import signal
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,39 +16,39 @@ import openai
 import pytest
 import stand_in
 import trustme
-from live import openai_front, serve_ports, serving
+from live import openai_front
 from load import wait_until
-from stand_in import Answer, StandIn, failure, part, parts
+from stand_in import Answer, StandIn, failure, hanging, part, parts
 from tokenizers import Tokenizer
+from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
-from dflash_trt.errors import BuildError, ServerError
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
 
-PROMPT = "def main():"
 WAIT = 60.0
 
 
 Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
 
 
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT)
+
+
 @pytest.fixture
 def scripted(chat_built: Path) -> Iterator[Scripted]:
-    """`scripted(*answers)`: the front over a stand-in that gives these answers."""
+    """`scripted(*answers)`: the front over a stand-in that gives these answers.
+
+    directory: of a build, the chat pair's by default.
+    """
     with ExitStack() as stack:
 
-        def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
+        def start(*answers: Answer, directory: Path = chat_built) -> tuple[openai.OpenAI, StandIn]:
             server = stack.enter_context(stand_in.stand_in(*answers))
-            port, nowhere = free_ports().http, free_ports().http
-            stack.enter_context(
-                openai_front(chat_built, port, Ports(nowhere, server.port, nowhere))
-            )
-            api = openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            )
-            return stack.enter_context(api), server
+            url = stack.enter_context(openai_front(directory, server.ports))
+            return stack.enter_context(client_of(url)), server
 
         yield start
 
@@ -161,6 +160,54 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, chat_built
     assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
 
 
+TOOLS: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+ASKED: dict[str, Any] = {"model": "dflash", "messages": [{"role": "user", "content": "hi"}]}
+CALLS = (
+    '<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (CALLS, {}),
+        (CALLS, {"tools": TOOLS, "tool_choice": "none"}),
+        ("Hi <tool_call> there \n", {"tools": TOOLS}),
+    ],
+)
+def test_text_without_calls_is_text(
+    scripted: Scripted, text: str, fields: dict[str, Any], stream: bool
+) -> None:
+    pieces = [text[at : at + 3] for at in range(0, len(text), 3)] if stream else [text]
+    news = [part(text_output=[piece], finish_reason=[""]) for piece in pieces]
+    api, _ = scripted(parts(*news[:-1], part(text_output=pieces[-1:])))
+    if stream:
+        with api.chat.completions.stream(**ASKED, **fields) as events:
+            events.until_done()
+            choice: Any = events.current_completion_snapshot.choices[0]
+    else:
+        choice = api.chat.completions.create(**ASKED, **fields).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text, "stop")
+    assert not choice.message.tool_calls
+
+
+def test_a_model_whose_calls_cannot_be_read_has_no_tools(
+    scripted: Scripted, chat_built: Path, tmp_path: Path
+) -> None:
+    shutil.copy(chat_built / "manifest.json", tmp_path)
+    shutil.copytree(chat_built / "tokenizer", tmp_path / "tokenizer")
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": UNKNOWN}))
+    api, _ = scripted(parts(part(text_output=["Hi"])), directory=tmp_path)
+    with pytest.raises(openai.BadRequestError, match="form not known here") as caught:
+        api.chat.completions.create(**ASKED, tools=TOOLS)
+    assert caught.value.param == "tools"
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        assert api.chat.completions.create(**ASKED, **more).choices[0].message.content == "Hi"
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "kind"),
     [
@@ -202,28 +249,18 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
             list(stream)
 
 
-def test_the_front_shows_triton_its_key(chat_built: Path) -> None:
+def test_the_front_shows_triton_its_key_and_says_for_whom_it_asks(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, server.port, 0), free_ports().http
-        with openai_front(chat_built, port, ports, Security(key="s3cret")):
-            body = {"model": "pycode", "prompt": "a"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
-            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
-            assert httpx.post(url, json=body, timeout=WAIT, headers=bearer).status_code == 200
-        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
-
-
-def test_the_front_says_for_whom_it_asks(chat_built: Path) -> None:
-    with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, server.port, 0), free_ports().http
-        security = Security()
-        with openai_front(chat_built, port, ports, security):
+        security = Security(key="s3cret")
+        with openai_front(chat_built, server.ports, security) as own:
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
-            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies)
+            url = f"{own}/v1/completions"
+            assert httpx.post(url, json=body, timeout=WAIT, headers=lies).status_code == 401
+            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
+            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies | bearer)
             assert answer.status_code == 200
+        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
         who = {"client": "127.0.0.1", "client-key": security.client_key}
         assert server.said == [{**who, HEADER: answer.headers[HEADER]}]
 
@@ -234,10 +271,9 @@ def test_with_tls_the_front_calls_its_own_server(chat_built: Path, tmp_path: Pat
     body = {"model": "pycode", "prompt": "a"}
     for server_has, status in ((own, 200), (other, 503)):
         with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
-            ports, port = Ports(0, server.port, 0), free_ports().http
-            with openai_front(chat_built, port, ports, Security(tls=own)):
-                url = f"http://127.0.0.1:{port}/v1/completions"
-                assert httpx.post(url, json=body, timeout=WAIT).status_code == status
+            with openai_front(chat_built, server.ports, Security(tls=own)) as url:
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
+                assert answer.status_code == status
             assert len(server.requests) == (status == 200)
 
 
@@ -258,12 +294,8 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
 def test_a_client_that_goes_away_cancels_the_request(
     scripted: Scripted, stream: bool, begun: bool
 ) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        if begun:
-            yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
-    api, server = scripted(slow)
+    first = [part(text_output=["a"], finish_reason=[""])] if begun else []
+    api, server = scripted(hanging(*first))
     body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
     address = ("127.0.0.1", api.base_url.port or 0)
     with socket.create_connection(address, timeout=WAIT) as connection:
@@ -285,22 +317,16 @@ def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
 
 
 def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
+    slow = hanging(part(text_output=["a"], finish_reason=[""]))
     with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
         port = free_ports().http
-        ports = Ports(0, server.port, 0)
 
-        def ask() -> None:
-            with openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            ) as api:
+        def ask(url: str) -> None:
+            with client_of(url) as api:
                 list(api.completions.create(model="pycode", prompt="a", stream=True))
 
-        with openai_front(chat_built, port, ports):
-            asked = [pool.submit(ask) for _ in range(4)]
+        with openai_front(chat_built, server.ports, port=port) as url:
+            asked = [pool.submit(ask, url) for _ in range(4)]
             wait_until(lambda: len(server.requests) == 4)
             start = time.monotonic()
         assert time.monotonic() - start < 10
@@ -308,37 +334,3 @@ def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
             assert each.exception(timeout=WAIT) is not None
         with socket.create_server(("127.0.0.1", port)):
             pass  # the port is free again
-
-
-def test_what_is_wrong_at_the_start_is_named(chat_built: Path, tmp_path: Path) -> None:
-    ports = serve_ports()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with (
-            pytest.raises(ServerError, match=rf"port {port} .*--http-port"),
-            openai_front(chat_built, port, ports),
-        ):
-            pass
-    with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
-        pass
-
-
-def test_serve_runs_the_front_and_stops_with_it(chat_built: Path) -> None:
-    ports = serve_ports()
-    port = ports.http
-    with serving(chat_built, ports) as (process, said):
-        assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
-        api = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-        )
-        stream = api.completions.create(
-            model="pycode",
-            prompt=PROMPT,
-            max_tokens=900,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        assert next(stream).choices[0].text
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0
-        stream.close()

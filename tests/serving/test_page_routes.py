@@ -8,7 +8,7 @@ import pytest
 from live import openai_front
 
 from dflash_trt.serving.app.page import FILES
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
 
 KEY = "s3cret-0123456789"
@@ -18,10 +18,9 @@ WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 @pytest.fixture(scope="module")
 def front(chat_built: Path, triton: Ports) -> Iterator[httpx.Client]:
     """One that wants a key."""
-    port = free_ports().http
     with (
-        openai_front(chat_built, port, triton, Security(key=KEY)),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        openai_front(chat_built, triton, Security(key=KEY)) as url,
+        httpx.Client(base_url=url) as client,
     ):
         yield client
 

@@ -3,21 +3,31 @@
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from load import tensors
 from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc.model_config_pb2 import DataType
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.serving.internal import SOCKET
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.internal import (
+    CLIENT_KEY_VARIABLE,
+    KEY,
+    SOCKET,
+    client_of,
+    client_parameters,
+    given,
+    new_key,
+)
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")
-ROWS = 4  # slots of the demo pair
+INVALID = "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.fixture(scope="module")
@@ -36,46 +46,46 @@ def test_no_other_user_may_read_anything_of_it(server: Server) -> None:
     assert [path for path in mine if path.stat().st_mode & OTHERS] == []
 
 
-def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput]:
-    """A step of a row after a move; where a victim's row was moved, its features tell all."""
-    tokens = 3
-    arrays: dict[str, tuple[str, np.ndarray[Any, Any]]] = {
-        "key": ("INT64", np.array(key)),
-        "batch": ("INT64", np.array([row, 0, 0, *move])),
-        "rows": ("INT64", np.array([[1, 1, tokens, 1]])),
-        "tokens": ("INT64", np.array([[5]])),
-        "sampling": ("BYTES", np.array([b""], object)),
-        "history": ("INT64", np.full((1, 1), -1)),
-        "masks": ("INT32", np.full((1, 1, 1), -1, np.int32)),
-        "results": ("INT64", np.zeros((1, 3), np.int64)),
-        "features": ("FP32", np.zeros((1, 1, 64), np.float32)),
-    }
-    inputs = []
-    for each in read_config(templates() / name / "config.pbtxt").input:
-        datatype, array = arrays[each.name]
-        inputs.append(InferInput(each.name, list(array.shape), datatype))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
-
-
 @pytest.mark.parametrize("name", INTERNAL)
 def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None:
-    url = f"127.0.0.1:{server.ports.grpc}"
-    with InferenceServerClient(url) as client:
+    """Whatever the tensors: the keys are compared first."""
+    inputs = []
+    for each in read_config(templates() / name / "config.pbtxt").input:
+        datatype = DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+        inputs.append(InferInput(each.name, [max(size, 1) for size in each.dims], datatype))
+        empty = np.zeros(inputs[-1].shape(), triton_to_np_dtype(datatype))
+        inputs[-1].set_data_from_numpy(empty.astype(bytes) if datatype == "BYTES" else empty)
+    with InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
         for key in ([0, 0], [-1, 2**62]):
-            for source in range(ROWS):
-                with pytest.raises(InferenceServerException, match="model is internal") as refused:
-                    client.infer(name, _crafted(name, key, ROWS - 1, source, ROWS - 1, 3))
-                assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+            next(x for x in inputs if x.name() == "key").set_data_from_numpy(np.array(key))
+            with pytest.raises(InferenceServerException, match="model is internal") as refused:
+                client.infer(name, inputs)
+            assert refused.value.status() == INVALID
 
 
 def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> None:
     """Ten million of them held everyone up for 7 s before the model saw the request."""
     words = InferInput("stop_words", [100_000], "BYTES")
     words.set_data_from_numpy(np.full(100_000, b"a", object))
-    prompt = InferInput("text_input", [1], "BYTES")
-    prompt.set_data_from_numpy(np.array([b"a"], object))
+    prompt = tensors({"text_input": "a"})
     with InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        with pytest.raises(InferenceServerException, match="stop_words must have at most 64 items"):
-            client.infer("dflash_infer", [prompt, words])
-        client.infer("dflash_infer", [prompt])
+        with pytest.raises(InferenceServerException, match="at most 64 items") as refused:
+            client.infer("dflash_infer", [*prompt, words])
+        assert refused.value.status() == INVALID
+        client.infer("dflash_infer", prompt)
+
+
+def test_without_a_key_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ServerError, match="dflash-trt serve"):
+        given(KEY)
+
+
+def test_only_the_application_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLIENT_KEY_VARIABLE, raising=False)
+    assert client_of({"client": "alice", "client-key": ""}) == ""
+    key = new_key()
+    monkeypatch.setenv(CLIENT_KEY_VARIABLE, key)
+    assert client_of(client_parameters("alice", key)) == "alice"
+    for forged in ({}, {"client-key": new_key()}, {"client-key": 7}, {"client-key": "é"}):
+        assert client_of({"client": "alice", **forged}) == ""

@@ -10,19 +10,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import reference
 from commands import program
 from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serve_ports, serving
 from llm_build import standins, write_llm_build
-from pairs import make_endless, make_pair, teach
+from pairs import Pair
+from roads import Roads
 from tokenizers import Tokenizer
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
@@ -51,15 +48,12 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(endless: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("serving")
-    pair = make_pair(directory / "pair", longest=MAX_SEQ_LEN)
-    teach(pair)
-    make_endless(pair)
     config = BuildConfig(
         name="tiny",
-        target={"path": pair.target_dir},
-        drafter={"path": pair.drafter_dir},
+        target={"path": endless.target_dir},
+        drafter={"path": endless.drafter_dir},
         engine={"threads": 1},
         serving={
             "slots": SLOTS,
@@ -73,10 +67,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(built: Path) -> list[Expected]:
+def expected(built: Path, endless: Pair) -> list[Expected]:
     tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    texts = reference.greedy(built.parent / "pair" / "target", ids, NEW_TOKENS)
+    texts = reference.greedy(endless.target_dir, ids, NEW_TOKENS)
     return [
         Expected(*each, tokenizer.decode(each[2])) for each in zip(PROMPTS, ids, texts, strict=True)
     ]
@@ -85,22 +79,16 @@ def expected(built: Path) -> list[Expected]:
 @pytest.fixture(
     scope="module", params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)]
 )
-def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
+def server(request: pytest.FixtureRequest, built: Path, endless: Pair) -> Iterator[Ports]:
     directory = built
     if request.param == "tensorrt_llm":
         args = {"max_batch_size": SLOTS, "max_seq_len": MAX_SEQ_LEN}
         args |= {"speculative_config": {"max_draft_len": 7}}
         directory = write_llm_build(
-            built.parent / "llm", built.parent / "pair", args, max_queue=MAX_QUEUE
+            built.parent / "llm", endless.target_dir.parent, args, max_queue=MAX_QUEUE
         )
     with standins(), running_server(directory) as ports:
         yield ports
-
-
-def _post(server: Ports, path: str, body: Any) -> tuple[int, str]:
-    url = f"http://127.0.0.1:{server.http}/v2/models/{path}"
-    answer = httpx.post(url, json=body, timeout=WAIT)
-    return answer.status_code, answer.text
 
 
 def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int], Summary]:
@@ -129,83 +117,12 @@ def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected
         assert final.acceptance_length == pytest.approx((NEW_TOKENS - 1) / final.rounds)
 
 
-def test_http_generate(server: Ports, expected: list[Expected]) -> None:
-    for model in ("dflash", "dflash_infer"):
+def test_every_road_gives_the_targets_own_text(server: Ports, expected: list[Expected]) -> None:
+    roads = Roads(server)
+    for road in roads.all:
         for each in expected:
-            body = {"text_input": each.prompt, "max_tokens": NEW_TOKENS}
-            status, answer = _post(server, f"{model}/generate", body)
-            assert status == 200
-            answer = json.loads(answer)
-            assert answer["text_output"] == each.text
-            assert answer["token_ids"] == each.token_ids
-            assert answer["finish_reason"] == "length"
-
-
-def test_http_generate_stream(server: Ports, expected: list[Expected]) -> None:
-    for each in expected:
-        body = {"text_input": each.prompt, "max_tokens": NEW_TOKENS, "stream": True}
-        status, answer = _post(server, "dflash/generate_stream", body)
-        assert status == 200
-        parts = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
-        assert len(parts) > 1
-        assert "".join(part["text_output"] for part in parts) == each.text
-        assert [part["finish_reason"] for part in parts] == [""] * (len(parts) - 1) + ["length"]
-        assert parts[-1]["completion_tokens"] == NEW_TOKENS
-
-
-def test_http_infer(server: Ports, expected: list[Expected]) -> None:
-    each = expected[0]
-    body = {
-        "inputs": [
-            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [each.prompt]},
-            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [NEW_TOKENS]},
-        ]
-    }
-    status, answer = _post(server, "dflash_infer/infer", body)
-    assert status == 200
-    outputs = {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
-    assert outputs["text_output"] == [each.text]
-    assert outputs["token_ids"] == each.token_ids
-
-
-def _tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
-    tensor = InferInput(name, [1], datatype)
-    tensor.set_data_from_numpy(np.array([value], dtype=dtype))
-    return tensor
-
-
-def _infer(server: Ports, prompt: bytes, max_tokens: int, **values: float) -> Any:
-    inputs = [
-        _tensor("text_input", prompt, "BYTES", object),
-        _tensor("max_tokens", max_tokens, "INT32", np.int32),
-        *(_tensor(name, value, "FP32", np.float32) for name, value in values.items()),
-    ]
-    with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
-        return client.infer("dflash_infer", inputs, client_timeout=WAIT)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "values", "words"),
-    [
-        (b"", 8, {}, "empty"),
-        (b"\xff\xfe", 8, {}, "UTF-8"),
-        (b"a", 8, {"temperature": -0.5}, "temperature"),
-    ],
-)
-def test_a_bad_request_over_grpc(
-    server: Ports,
-    expected: list[Expected],
-    prompt: bytes,
-    max_tokens: int,
-    values: dict[str, float],
-    words: str,
-) -> None:
-    with pytest.raises(InferenceServerException, match=words) as caught:
-        _infer(server, prompt, max_tokens, **values)
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert "Traceback" not in caught.value.message()
-    assert "\n" not in caught.value.message().strip()
-    _serves(server, expected)
+            assert road(each.prompt, NEW_TOKENS, None) == (each.text, "length")
+    roads.close()
 
 
 def test_an_http_client_that_goes_away_frees_its_slot(
@@ -231,11 +148,13 @@ def test_an_http_client_that_goes_away_frees_its_slot(
     _serves(server, expected)
 
 
-def test_a_port_in_use_is_named(built: Path) -> None:
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_port_in_use_is_named(built: Path, kind: str) -> None:
     ports = serve_ports()
+    port = getattr(ports, kind)
     with (
-        socket.create_server(("127.0.0.1", ports.grpc)),
-        pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"),
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ServerError, match=rf"port {port} .*--{kind}-port"),
     ):
         serve(built, Options(ports.http, ports.grpc))
     with pytest.raises(ServerError, match="--grpc-port"):
@@ -283,15 +202,20 @@ def test_a_path_that_triton_cannot_use_is_refused(built: Path, tmp_path: Path) -
 def test_serve_stops_cleanly_when_told_to(
     built: Path, number: signal.Signals, open_stream: bool
 ) -> None:
+    """Open streams, over gRPC and of OpenAI's API, hold it up for a while at most."""
     ports = serve_ports()
-    before = _stubs(built)
-    with serving(built, ports) as (process, said):
-        assert f"http://127.0.0.1:{ports.http}" in said
+    before, url = _stubs(built), f"http://127.0.0.1:{ports.http}/v1"
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 200, "stream": True}
+    with serving(built, ports) as (process, said), ExitStack() as stack:
+        assert url in said
         regions = {name for pid, name in _stubs(built).items() if pid not in before}
         assert regions
         chunks = stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=200, temperature=0)
         next(chunks)
-        if not open_stream:
+        if open_stream:
+            asked = httpx.stream("POST", f"{url}/completions", json=body, timeout=WAIT)
+            assert next(stack.enter_context(asked).iter_lines())
+        else:
             chunks.close()
         process.send_signal(number)
         assert process.wait(WAIT) == 0

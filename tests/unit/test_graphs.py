@@ -1,18 +1,14 @@
 """The graphs as files: the op profile that ONNX Runtime and TensorRT share; memory of a build."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 import onnx
 import pytest
 from builds import build_engines
 from op_profile import assert_in_profile
 from pairs import make_pair
-from safetensors.numpy import save_file
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -49,19 +45,12 @@ def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
 BUILD = """
 import resource, sys
 from pathlib import Path
-from dflash_trt.checkpoints import DrafterSpec
-from dflash_trt.checkpoints import load_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.build.engines import EngineOptions, build_target
-target = load_target(Path(sys.argv[1]))
-shared = vars(target.spec).copy()
-for name in ("model_type", "tie_word_embeddings", "eos_token_ids"):
-    del shared[name]
-drafter = DrafterSpec(
-    **shared, block_size=8, mask_token_id=1, target_layer_ids=(1,), num_target_layers=24
-)
+target, drafter = load_target(Path(sys.argv[1])), load_drafter(Path(sys.argv[2]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-options = EngineOptions(slots=1, max_seq_len=64, threads=1, ranks=int(sys.argv[3]))
-build_target(target, drafter, Path(sys.argv[2]), options)
+options = EngineOptions(slots=1, max_seq_len=64, threads=1, ranks=int(sys.argv[4]))
+build_target(target, drafter.spec, Path(sys.argv[3]), options)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -69,44 +58,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.models
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_build_memory_is_bounded_by_the_largest_tensor(tmp_path: Path, ranks: int) -> None:
-    hidden, wide, layers, vocab = 512, 2048, 24, 1024
-    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    for i in range(layers):
-        layer = f"model.layers.{i}."
-        shapes |= {
-            f"{layer}input_layernorm.weight": (hidden,),
-            f"{layer}post_attention_layernorm.weight": (hidden,),
-            **{f"{layer}self_attn.{p}_proj.weight": (hidden, hidden) for p in "qkvo"},
-            f"{layer}mlp.gate_proj.weight": (wide, hidden),
-            f"{layer}mlp.up_proj.weight": (wide, hidden),
-            f"{layer}mlp.down_proj.weight": (hidden, wide),
-        }
-    tensors = {name: np.ones(shape, ml_dtypes.bfloat16) for name, shape in shapes.items()}
-    model, engine = tmp_path / "model", tmp_path / "engine"
-    model.mkdir()
-    engine.mkdir()
-    save_file(tensors, model / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": wide,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
-        "hidden_act": "silu",
-    }
-    (model / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-c", BUILD, str(model), str(engine), str(ranks)]
+    hidden, wide = 512, 2048
+    shape = {"hidden": hidden, "intermediate": wide, "layers": 24, "vocab": 1024}
+    heads = {"heads": 8, "kv_heads": 8, "head_dim": 64}
+    pair = make_pair(tmp_path, family="llama", dtype="bfloat16", **shape, **heads)
+    (tmp_path / "engine").mkdir()
+    words = [pair.target_dir, pair.drafter_dir, tmp_path / "engine", str(ranks)]
+    command = [sys.executable, "-c", BUILD, *words]
     grown = int(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     largest = 2 * wide * hidden * 4  # gate and up, side by side in float32
-    written = sum(file.stat().st_size for file in engine.rglob("model.onnx.data"))
+    written = sum(file.stat().st_size for file in tmp_path.rglob("model.onnx.data"))
     assert written > 30 * largest / 2  # the model is far larger than what may be resident
     assert grown * 1024 < 6 * largest  # read, converted, handed over: a few copies of one tensor

@@ -4,11 +4,11 @@ import json
 import re
 import threading
 import time
-from functools import cache
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from dflash_trt.decoding import Grammar, Grammars
 from dflash_trt.decoding.grammar import Matcher
@@ -49,20 +49,13 @@ def sentencepiece() -> Tokenizer:
 KINDS = {"byte level": byte_level, "sentencepiece": sentencepiece}
 
 
+BYTES_OF_LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
 def of_byte_level(word: str) -> bytes:
     if word.startswith("<|"):
         return b""
-    return bytes(bytes_of_letters()[letter] for letter in word)
-
-
-@cache
-def bytes_of_letters() -> dict[str, int]:
-    """GPT-2's: bytes that print are themselves, the others come after 255, in order."""
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
+    return bytes(BYTES_OF_LETTERS[letter] for letter in word)
 
 
 def of_sentencepiece(word: str) -> bytes:

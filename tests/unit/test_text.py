@@ -4,29 +4,28 @@ import random
 
 import numpy as np
 import pytest
-from test_matcher import byte_level
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from test_matcher import byte_level, sentencepiece
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
-from dflash_trt.serving.front.output_processor import HOLE, Detokenizer, StopWords
+from dflash_trt.chat import has_channels
+from dflash_trt.chat.formats.harmony import MARKERS
+from dflash_trt.decoding import Request, SequenceState
+from dflash_trt.serving.front.output_processor import (
+    HOLE,
+    Detokenizer,
+    OutputProcessor,
+    StopWords,
+)
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 
 
-def _sentencepiece() -> Tokenizer:
-    """Llama 2: bytes where there is no piece, and the first piece loses its leading space."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "▁def", "▁return", "▁x", *sorted(set("naveokdfrtux(),:;"))]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+def llama2() -> Tokenizer:
+    """Bytes where there is no piece, and the first piece loses its leading space."""
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 
@@ -43,7 +42,7 @@ def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[s
     return pieces
 
 
-@pytest.mark.parametrize("make", [byte_level, _sentencepiece])
+@pytest.mark.parametrize("make", [byte_level, llama2])
 @pytest.mark.parametrize("seed", range(20))
 def test_text_comes_in_whole_characters(make, seed: int) -> None:
     tokenizer = make()
@@ -74,6 +73,22 @@ def test_hidden_tokens_are_no_text() -> None:
     ids = [*tokenizer.encode("é").ids, end]
     detokenizer = Detokenizer(tokenizer, frozenset({end}))
     assert detokenizer.push(ids, last=True) == "é"
+
+
+def test_markers_of_channels_are_text_and_the_end_is_not() -> None:
+    """Models that write in channels (gpt-oss): chats tell them apart by their markers."""
+    tokenizer, answer = byte_level(), f"{''.join(MARKERS)}It is <|1|> é."
+    assert not has_channels(tokenizer)
+    tokenizer.add_special_tokens([*MARKERS, "<|return|>"])
+    end = tokenizer.token_to_id("<|return|>")
+    for stop_words in ((), ("never",)):
+        sequence = SequenceState(Request([1], max_tokens=999, stop_ids=frozenset({end})))
+        choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
+        for token in tokenizer.encode(f"{answer}<|return|>").ids:
+            sequence.commit([token])
+            news = choice.output(final_only=False)
+            text += news.text_output[0] if news else ""
+        assert (sequence.finish_reason, text) == ("stop", answer)
 
 
 def test_the_window_stays_short() -> None:

@@ -1,4 +1,4 @@
-"""Formats of calls: what templates write is read, in any split; grammars admit nothing else."""
+"""Tools: definitions; what templates write is read, in any split; grammars admit nothing else."""
 
 import json
 import random
@@ -16,6 +16,7 @@ from tool_templates import WRITING, renderer
 from dflash_trt.chat.dialect import dialect_of
 from dflash_trt.chat.formats import (
     FORMATS,
+    HARMONY,
     HERMES,
     REASONING_TAGS,
     Answer,
@@ -279,8 +280,74 @@ def test_thoughts_are_told_from_what_is_said() -> None:
         assert read_any_way(HERMES, text, reasoning_tags=THINK) == expected
     opened = read_any_way(HERMES, "Hm\n</think>\n\nHi", reasoning_tags=THINK, thinking=True)
     assert opened == ("Hm", "Hi", [])
+    said = "<|start|>assistant<|channel|>final<|message|>It is <|1|> é."
+    to = "to=f<|channel|>commentary <|constrain|>json<|message|>{}"  # of no tool that there is
+    for text, expected in (
+        (f"<|channel|>analysis<|message|>A < b.<|end|>{said}", ("A < b.", "It is <|1|> é.")),
+        ("no markers at all, a < b", ("", "no markers at all, a < b")),
+        ("<|channel|>final<|message|>Hi", ("", "Hi")),
+        (f"<|channel|>analysis<|message|>Hm<|end|><|start|> {to}", ("Hm", f"<|start|> {to}")),
+        ("<|channel|>commentary<|message|>First this.", ("", "First this.")),
+        ("<|channel|>analysis<|message|>cut off <|en", ("cut off <|en", "")),
+        (f" {to}", ("", f" {to}")),
+        ("", ("", "")),
+    ):
+        assert read_any_way(HARMONY, text, tools=[]) == (*expected, [])
     gemma = "<|channel>thought\nHm\n<channel|>Hi"
     assert read_any_way(None, gemma, reasoning_tags=REASONING_TAGS[2]) == ("Hm", "Hi", [])
+
+
+# --- definitions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ([3], r"tools\[0\]"),
+        ([{"type": "function"}], r"tools\[0\]"),
+        ([{"type": "web_search", "function": {"name": "f"}}], r"tools\[0\]"),
+        ([*DEFINITIONS, {"type": "function", "function": {"name": "a b"}}], r"tools\[2\].*name"),
+        ([DEFINITIONS[0], DEFINITIONS[0]], r"tools\[1\].*get_weather"),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+            "parameters of 'f'",
+        ),
+        ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], "parameters"),
+    ],
+)
+def test_wrong_definitions_are_refused(tools: list[Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parse_tools(tools)
+
+
+def test_arguments_that_a_schema_does_not_name() -> None:
+    def schema(parameters: dict[str, Any]) -> Any:
+        function = {"name": "f", "parameters": parameters}
+        return parse_tools([{"type": "function", "function": function}])[0].schema
+
+    named = {"a": {"type": "string"}}
+    assert schema({"properties": named})["additionalProperties"] is False
+    assert schema({"properties": named, "additionalProperties": True})["additionalProperties"]
+    assert schema({})["additionalProperties"] is False
+    assert "additionalProperties" not in schema({"type": "object"})
+    assert "additionalProperties" not in schema({"properties": named, "allOf": [{}]})
+
+
+def test_what_has_to_be_called() -> None:
+    assert chosen(TOOLS, "auto") == chosen([], "none") == []
+    assert chosen(TOOLS, "required") == TOOLS
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    assert chosen(TOOLS, named) == TOOLS[:1]
+    for tools, choice in (
+        (TOOLS, {"type": "function", "function": {"name": "other"}}),
+        (TOOLS, {"function": {"name": "get_weather"}}),
+        (TOOLS, "sometimes"),
+        (TOOLS, None),
+        ([], "required"),
+        ([], named),
+    ):
+        with pytest.raises(RequestError, match="tool_choice"):
+            chosen(tools, choice)
 
 
 # --- grammars -------------------------------------------------------------------------------------
