@@ -131,7 +131,11 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         lambda a: all(a["choices"][0]["logprobs"]["top_logprobs"]),
     ),
     ("responses", {"input": HI, "instructions": "Be brief."}, lambda a: a["status"]),
-    ("responses", {"input": COUNT, "max_output_tokens": 5}, lambda a: a["incomplete_details"]),
+    (
+        "responses",
+        {"input": COUNT, "max_output_tokens": 5},
+        lambda a: a["incomplete_details"]["reason"] == "max_output_tokens",
+    ),
     (
         "responses",
         {"input": HI, "text": {"format": {**FORMAT["json_schema"], "type": "json_schema"}}},

@@ -36,7 +36,7 @@ COUNTERS = (
     "trtllm_time_to_first_token_seconds_sum",
 )
 # telemetry and what else would call home are off
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LANGSMITH_TRACING": "false"}
 
 
 def environment(requirement: str) -> Path:
@@ -70,7 +70,10 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
 @pytest.mark.parametrize(
     ("requirement", "script"),
     [
+        ("langchain-openai==1.7.3", "use_langchain.py"),
+        ("langchain-openai==1.7.3", "use_langchain_tools.py"),
         ("openai-agents==0.24.0", "use_agents.py"),
+        ("pydantic-ai-slim[openai]==2.68.0", "use_pydantic_ai.py"),
         ("litellm==1.110.2", "use_litellm.py"),
     ],
 )
