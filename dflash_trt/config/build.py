@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import Machine, machine
+from dflash_trt.planning import PRESETS, Machine, machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
@@ -244,9 +244,17 @@ class TensorRTLLM(Section):
         "there",
     )
 
+    @field_validator("hardware")
+    @classmethod
+    def _is_known(cls, hardware: str | Machine) -> str | Machine:
+        if isinstance(hardware, str) and hardware not in PRESETS:
+            message = "the presets are {presets}"
+            raise PydanticCustomError("machine", message, {"presets": ", ".join(PRESETS)})
+        return hardware
+
     @property
     def machine(self) -> Machine:
-        """The machine; ConfigError if no preset has its name."""
+        """The machine."""
         return machine(self.hardware)
 
     @model_validator(mode="after")
