@@ -149,17 +149,13 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_checkpoints.yaml").read_text())
 
 
-@pytest.mark.parametrize("case", REFUSED["models"], ids=lambda case: case["says"])
+@pytest.mark.parametrize(
+    "case", REFUSED["models"] + REFUSED["pairs"], ids=lambda case: case["says"]
+)
 def test_what_is_not_handled_is_refused(pair: Path, case: dict[str, Any]) -> None:
-    edit(pair / case["role"], **case["change"])
-    with pytest.raises(CheckpointError, match=case["says"]):
-        check(pair)
-
-
-@pytest.mark.parametrize("case", REFUSED["pairs"], ids=lambda case: case["says"])
-def test_a_drafter_for_another_target_is_refused(pair: Path, case: dict[str, Any]) -> None:
-    edit(pair / "drafter", **case["change"])
-    with pytest.raises(PairError, match=case["says"]):
+    edit(pair / case.get("role", "drafter"), **case["change"])
+    error = PairError if case in REFUSED["pairs"] else CheckpointError
+    with pytest.raises(error, match=case["says"]):
         check(pair)
 
 
