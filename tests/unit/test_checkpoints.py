@@ -182,11 +182,6 @@ def test_tensors_must_be_those_of_the_spec(
         check(pair)
 
 
-def test_fields_of_older_transformers_are_read(pair: Path) -> None:
-    edit(pair / "target", rope_parameters=None, rope_theta=1e6, rope_scaling=None)
-    assert load_target(pair / "target").spec.layers[0].rope.theta == 1e6
-
-
 def test_dflash_config_wins_over_top_level(pair: Path) -> None:
     own = {"mask_token_id": 5, "target_layer_ids": [2, 1], "block_size": 4}
     edit(pair / "drafter", dflash_config=own, block_size=8, mask_token_id=6)
