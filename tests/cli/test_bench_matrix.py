@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builds import config_of
+from builds import config_of, quiet
 from commands import run
 from pycode import PYCODE, demo_config, prompt_texts
 
@@ -48,10 +48,6 @@ def matrix_of(config: BuildConfig, **changes: object) -> Matrix:
         max_tokens=8,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def quiet(step: str, done: int, total: int) -> None:
-    assert 0 <= done <= total
 
 
 def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,12 @@ MACHINES = {  # name, compute capability, MiB as the driver shows them
 }
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What `nvidia-smi` says of a machine."""
-
-    name: str = "dgx-b300"
-    count: int = 8
-    used: dict[int, int] = field(default_factory=dict)  # MiB by GPU
-
-    def query(self) -> str:
-        name, capability, total = MACHINES[self.name]
-        return "".join(
-            f"{i}, GPU-0000000{i}, {name}, {capability}, {total}, "
-            f"{total - self.used.get(i, 0)}, 580.95.05\n"
-            for i in range(self.count)
-        )
+def query(kind: str = "dgx-b300", count: int = 8, used: Mapping[int, int] | None = None) -> str:
+    """What `nvidia-smi` says of so many; used: MiB by GPU."""
+    name, capability, total = MACHINES[kind]
+    free = [total - (used or {}).get(i, 0) for i in range(count)]
+    row = f"{name}, {capability}, {total}"
+    return "".join(f"{i}, GPU-0000000{i}, {row}, {free[i]}, 580.95.05\n" for i in range(count))
 
 
 @pytest.fixture
@@ -66,8 +57,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def make(**changes: Any) -> None:
-        made = replace(Machine(), **changes)
-        (folder / "query").write_text(made.query())
+        (folder / "query").write_text(query(**changes))
 
     make()
     return make
@@ -156,7 +146,7 @@ def test_a_machine_that_fits_is_well(built: Path) -> None:
         ({"count": 3}, {"gpu-count": "error"}),
         ({"used": {2: 40_000}}, {"gpu-memory": "warning"}),
         ({"used": {6: 40_000}}, {}),  # not one of the four that it takes
-        ({"name": "hgx-h200"}, {"gpu-model": "warning", "gpu-memory": "warning"}),
+        ({"kind": "hgx-h200"}, {"gpu-model": "warning", "gpu-memory": "warning"}),
     ],
 )
 def test_what_is_wrong_with_the_gpus_is_found(

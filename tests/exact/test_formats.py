@@ -190,6 +190,14 @@ def test_same_text_and_as_many_drafts_kept_as_the_reference(
 Change = Callable[[dict[str, Any]], Any]
 
 
+@pytest.fixture
+def reduced(tmp_path: Path) -> tuple[Path, Path]:
+    """A target for the sample with a reduced head, and a copy of it to change."""
+    sample = SAMPLES / "speculators-reduced"
+    target = target_of(np.load(sample / "expected.npz"), tmp_path / "target")
+    return target, Path(shutil.copytree(sample, tmp_path / "drafter"))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -211,16 +219,14 @@ Change = Callable[[dict[str, Any]], Any]
     ],
 )
 def test_a_speculators_config_that_cannot_run_is_refused(
-    change: Change, says: str, tmp_path: Path
+    change: Change, says: str, reduced: tuple[Path, Path]
 ) -> None:
-    expected = np.load(SAMPLES / "speculators-reduced" / "expected.npz")
-    drafter = Path(shutil.copytree(SAMPLES / "speculators-reduced", tmp_path / "drafter"))
+    target, drafter = reduced
     config = json.loads((drafter / "config.json").read_text())
     change(config)
     (drafter / "config.json").write_text(json.dumps(config))
-    target = load_target(target_of(expected, tmp_path / "target"))
     with pytest.raises((CheckpointError, PairError), match=says):
-        check_pair(target, load_drafter(drafter), None)
+        check_pair(load_target(target), load_drafter(drafter), None)
 
 
 @pytest.mark.parametrize(
@@ -234,18 +240,12 @@ def test_a_speculators_config_that_cannot_run_is_refused(
     ],
 )
 def test_tensors_that_cannot_be_used_are_refused(
-    tensor: dict[str, torch.Tensor], says: str, tmp_path: Path
+    tensor: dict[str, torch.Tensor], says: str, reduced: tuple[Path, Path]
 ) -> None:
-    expected = np.load(SAMPLES / "speculators-reduced" / "expected.npz")
-    drafter = Path(shutil.copytree(SAMPLES / "speculators-reduced", tmp_path / "drafter"))
+    target, drafter = reduced
     file = drafter / "model.safetensors"
     save_file(load_file(file) | tensor, file)
-    target = load_target(target_of(expected, tmp_path / "target"))
     loaded = load_drafter(drafter)
-
-    def use() -> None:
-        check_pair(target, loaded, None)
+    with pytest.raises(CheckpointError, match=says):  # noqa: PT012
+        check_pair(load_target(target), loaded, None)
         draft_token_ids(loaded.weights, loaded.spec)
-
-    with pytest.raises(CheckpointError, match=says):
-        use()

@@ -1,13 +1,13 @@
-"""Penalties, forbidden words, least lengths and log-probabilities, against `transformers`."""
+"""Penalties, forbidden words and least lengths, against `transformers`; what a row is told.
+
+Log-probabilities through the engines are in `test_reported.py`.
+"""
 
 from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from built_pairs import BuildPair
-from exact import rounds_of, run_all, scheduler_of
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -16,11 +16,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import Request, SamplingParams
+from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.rounds import committed_logprobs
-from dflash_trt.decoding.speculation import Fixed
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
 STOP = (5, 6)
@@ -121,31 +120,3 @@ def test_nothing_is_made_where_nobody_asks() -> None:
     x = verify_input([0, 0, 1], [[3, 1, 20, 9]], [[9, 4, 5]])
     values, ids = committed_logprobs(x, [(1, 12)], np.zeros((1, 3, VOCAB), np.float32))
     assert values.shape == ids.shape == (1, 1, 1)
-
-
-# --- through the engines --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_logprobs_are_the_targets(temperature: float, built_pair: BuildPair) -> None:
-    built = built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
-    prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
-    sampling = SamplingParams(temperature, repetition_penalty=1.2, logprobs=3, seed=5)
-    requests = [
-        Request(prompts[0], 20, sampling),
-        Request(prompts[1], 20, SamplingParams(temperature)),
-        Request(prompts[2], 20, SamplingParams(temperature, logprobs=0)),
-    ]
-    sequences = run_all(scheduler_of(rounds_of(built), Fixed(7), prefill_chunk=7), requests)
-    assert sequences[1].logprobs == []
-    for sequence, prompt, count in zip(sequences[::2], prompts[::2], (3, 0), strict=True):
-        logits, _ = reference.target_logits_and_taps(
-            built.pair.target_dir, prompt + sequence.tokens, [0]
-        )
-        expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()[len(prompt) - 1 : -1]
-        assert len(sequence.logprobs) == len(sequence.logprob_ids) == 20
-        for token, ids, values, line in zip(
-            sequence.tokens, sequence.logprob_ids, sequence.logprobs, expected, strict=True
-        ):
-            assert ids == [token, *np.argsort(-line, kind="stable")[:count].tolist()]
-            np.testing.assert_allclose(values, line[ids], atol=1e-4)

@@ -1,8 +1,9 @@
-"""Quantized checkpoints, written and read by the formats' own libraries."""
+"""Quantized checkpoints, written and read by the formats' own libraries.
+
+ModelOpt's are in `trtllm/test_quantization.py`.
+"""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -47,15 +47,6 @@ def opened(directory: Path) -> Weights:
 
 def floats(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().float().numpy()
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny bf16 target, to be quantized; no size but the hidden one is a multiple of 128."""
-    directory = tmp_path_factory.mktemp("plain")
-    shape = {"hidden": 128, "intermediate": 208, "layers": 1, "taps": (0,)}
-    make_pair(directory, **shape, dtype="bfloat16", tied=False)
-    return directory / "target"
 
 
 def load(directory: Path, **options: Any) -> PreTrainedModel:
@@ -127,56 +118,6 @@ def test_fp8_scales_of_every_shape(
     expected = _dequantize_fp8_weight(codes, scales.float(), block, torch.float32)
     assert weights.names == ["a.weight"]
     assert np.array_equal(weights.read("a.weight"), expected.numpy())
-
-
-# apart, because importing ModelOpt changes transformers
-EXPORT = """
-import sys
-import torch
-import yaml
-from modelopt.torch import quantization as mtq
-from modelopt.torch.export import export_hf_checkpoint
-from modelopt_codes import dequantized
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
-
-plain, output = sys.argv[1:]
-for algorithm in ("FP8", "NVFP4"):
-    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)
-    config = getattr(mtq, f"{algorithm}_DEFAULT_CFG")
-    model = mtq.quantize(model, config, lambda model: model(torch.arange(32)[None]))
-    export_hf_checkpoint(model, export_dir=f"{output}/{algorithm}")
-    tensors = load_file(f"{output}/{algorithm}/model.safetensors")
-    save_file(dequantized(tensors), f"{output}/{algorithm}.safetensors")
-"""
-
-
-@pytest.fixture(scope="module")
-def modelopt(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exports, in `FP8` and `NVFP4`, and beside them what ModelOpt itself makes of the codes."""
-    output = tmp_path_factory.mktemp("modelopt")
-    command = [sys.executable, "-c", EXPORT, str(plain), str(output)]
-    lib = Path(__file__).parents[1] / "lib"  # of `modelopt_codes`
-    subprocess.run(command, check=True, timeout=120, capture_output=True, cwd=lib)
-    return output
-
-
-@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
-@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
-def test_modelopt_is_read_as_its_library_reads_it(
-    plain: Path, modelopt: Path, algorithm: str, where: str
-) -> None:
-    config = json.loads((modelopt / algorithm / "config.json").read_text())
-    if where == "hf_quant_config.json":  # what older ones wrote
-        del config["quantization_config"]
-    weights = Weights(modelopt / algorithm, config)
-    assert weights.names == sorted(load_file(plain / "model.safetensors"))
-    assert [file.name for file in weights.files] == ["model.safetensors", "hf_quant_config.json"]
-    expected = load_file(modelopt / f"{algorithm}.safetensors")
-    assert [n for n in weights.names if weights.dtype(n) == "F32"] == sorted(expected)
-    assert len(expected) == 7
-    for name, tensor in expected.items():
-        assert np.array_equal(weights.read(name), floats(tensor)), name
 
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_quantizations.yaml").read_text())

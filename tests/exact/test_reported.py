@@ -229,6 +229,7 @@ RULES: dict[str, dict[str, Any]] = {
     "logprobs": {},
 }
 TEMPERATURES = (0.0, 1.0)
+SCORED = SamplingParams(repetition_penalty=1.2, prompt_logprobs=True, seed=5)
 
 
 @every
@@ -408,22 +409,28 @@ def test_a_kept_prefix_changes_no_round(name: str, case: Case) -> None:
 
 
 def assert_prompt_logprobs(case: Case, name: str, lengths: Sequence[int], chunk: int) -> None:
+    """Those of the target's own logits, whatever rules and temperature make of them."""
     text = [*case.built.texts[1], *case.built.texts[2]] * 4
-    sampling = SamplingParams(logprobs=2, prompt_logprobs=True)
     longest = max(lengths) + 9
-    requests = [Request(text[:length], 9, sampling) for length in lengths]
-    unscored = [replace(request, sampling=SamplingParams()) for request in requests]
+    requests = [
+        Request(text[:length], 9, replace(SCORED, temperature=0.9 * (i % 2), logprobs=i % 3))
+        for i, length in enumerate(lengths)
+    ]
+    unscored = [
+        replace(each, sampling=replace(each.sampling, logprobs=None, prompt_logprobs=False))
+        for each in requests
+    ]
     plain = case.plain(unscored, max_seq_len=longest)
     found = case.run(name, requests, plain, prefill_chunk=chunk, max_seq_len=longest)
-    for sequence, expected in zip(found, plain, strict=True):
-        assert sequence.tokens == expected.tokens
+    for i, (sequence, expected) in enumerate(zip(found, plain, strict=True)):
+        assert (sequence.tokens, expected.logprobs) == (expected.tokens, [])
         whole = [*sequence.request.prompt, *sequence.tokens]
         logits, _ = reference.target_logits_and_taps(case.built.pair.target_dir, whole, [0])
         lines = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
         told = zip(whole[1:], sequence.logprob_ids[1:], sequence.logprobs[1:], lines, strict=False)
-        assert len(sequence.logprobs) == len(whole)
+        assert len(sequence.logprobs) == len(sequence.logprob_ids) == len(whole)
         for token, ids, values, line in told:
-            assert ids == [token, *np.argsort(-line, kind="stable")[:2].tolist()]
+            assert ids == [token, *np.argsort(-line, kind="stable")[: i % 3].tolist()]
             np.testing.assert_allclose(values, line[ids], atol=1e-4)
 
 

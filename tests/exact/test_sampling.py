@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from dflash_trt.decoding import SamplingParams
-from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.logits_processor import tempered, truncate, weights
 from dflash_trt.decoding.sampling import NO_TOKEN, noise, sample
 
@@ -154,16 +153,3 @@ def test_tokens_of_little_weight_have_theirs() -> None:
         groups = np.where(ids < 4, ids, 4 + among)
         counts, probs = np.bincount(groups[sampled], minlength=20), np.bincount(groups, w)
         assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z
-
-
-def test_greedy_acceptance() -> None:
-    own = [4, 5, 6, 7]
-    for drafts, kept, token in (
-        ([4, 5, 6], 3, 7),
-        ([4, 9, 6], 1, 5),
-        ([9, 5, 6], 0, 4),
-        ([4, 5], 2, 6),  # fewer drafts than the neighbors: what comes after them is padding
-        ([], 0, 4),
-    ):
-        assert accept_greedy(drafts, own) == (kept, token)
-    assert accept_greedy([4, 5], [4, NO_TOKEN, 6]) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builds import build_engines
-from families import FAMILIES, FORMATS, pair_of
+from families import CELLS, pair_of
 from llm_build import write_llm_build
 from pycode import PYCODE, prompt_ids
 
@@ -25,8 +25,6 @@ from dflash_trt.tensorrt_llm.host import judged_arguments
 
 pytestmark = pytest.mark.gpu
 
-CELLS = [(family, "z-lab") for family in FAMILIES]
-CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 RTX = ("8.0", "8.6", "8.9", "12.0", "12.1")  # what TensorRT for RTX builds for
 
 

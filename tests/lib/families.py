@@ -225,6 +225,9 @@ FORMATS: dict[str, Fields] = {
     "speculators": DRAFTER,
     "dflash2": DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | OWN},
 }
+# each family, and each format once
+CELLS = [(family, "z-lab") for family in FAMILIES]
+CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 
 
 def pair_of(family: str, form: str, directory: Path, **options: Any) -> Pair:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from builds import build_engines
 from commands import program
-from families import FAMILIES, FORMATS, pair_of
+from families import CELLS, pair_of
 from pairs import make_pair
 
 from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
@@ -206,12 +206,6 @@ class Parsed:
         return check(self.network, self.graph)
 
 
-def test_a_network_as_it_is_written_passes(tiny: Path) -> None:
-    parsed = Parsed(tiny)
-    check_form(parsed.graph)
-    assert parsed.check() == []
-
-
 def test_attention_that_lost_its_mask_is_named(tiny: Path) -> None:
     def without_masks(graph: ir.Graph) -> None:
         for node in graph:
@@ -332,10 +326,6 @@ def test_heads_without_a_kernel_are_taken_apart_and_said(tmp_path: Path) -> None
     plan = read_info(tmp_path / "engines" / "target").plan
     assert plan is not None
     assert len(plan.taken_apart) == 2
-
-
-CELLS = [(family, "z-lab") for family in FAMILIES]
-CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 
 
 @pytest.mark.parametrize(("family", "form"), CELLS)

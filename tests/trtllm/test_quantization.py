@@ -19,7 +19,15 @@ from dflash_trt.build import acceptance_probe as costs
 from dflash_trt.build.acceptance_probe import calibration_texts, measure_cost
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.pipeline import build
-from dflash_trt.checkpoints import Pair, Weights, inspect, open_drafter, open_target, read_json
+from dflash_trt.checkpoints import (
+    Pair,
+    Weights,
+    inspect,
+    open_drafter,
+    open_target,
+    read_json,
+    stored,
+)
 from dflash_trt.cli.plan import make_plan as plan
 from dflash_trt.config import BuildConfig, Precision, load_config
 from dflash_trt.errors import BuildError, ConfigError
@@ -169,9 +177,12 @@ CASES = [
 @pytest.mark.models
 @pytest.mark.parametrize(("family", "method"), CASES)
 def test_a_target_is_written_as_modelopt_writes_and_reads_it(
-    tmp_path: Path, family: str, method: Precision
+    tmp_path: Path, family: str, method: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is read in parts that end within blocks of scales, as large matrices are."""
     from safetensors.torch import load_file  # noqa: PLC0415
+
+    monkeypatch.setattr(stored, "CHUNK", 2_000)
 
     write_pair(tmp_path, FAMILIES[family](), DRAFTER, dtype="bfloat16")
     target = open_target(tmp_path / "target")
@@ -193,6 +204,9 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
     written, plain = read_json(output / "config.json"), load_file(whole / "plain.safetensors")
     older = {name: value for name, value in written.items() if name != "quantization_config"}
     for weights in (Weights(output, written), Weights(output, older)):  # hf_quant_config.json alone
+        assert weights.names == target.weights.names
+        files = [file.name for file in weights.files]
+        assert files == ["model.safetensors", "hf_quant_config.json"]
         assert {name for name in weights.names if weights.dtype(name) == "F32"} == plain.keys()
         assert plain
         for name, tensor in plain.items():

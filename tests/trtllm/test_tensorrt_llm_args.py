@@ -113,14 +113,6 @@ def spec(**fields: Any) -> Fields:
     return {"speculative_config": fields}
 
 
-def kv(**fields: Any) -> Fields:
-    return {"kv_cache_config": fields}
-
-
-def graphs(**fields: Any) -> Fields:
-    return {"cuda_graph_config": fields}
-
-
 H200 = {"hardware": "hgx-h200"}
 # the setup that fails the check, and one as near as can be that does not
 CASES: dict[str, tuple[Setup, Setup]] = {
@@ -241,7 +233,9 @@ def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
-    args = chosen(deploy, Setup(args={"max_batch_size": 4096, **kv(dtype="bfloat16")}))
+    args = chosen(
+        deploy, Setup(args={"max_batch_size": 4096, "kv_cache_config": {"dtype": "bfloat16"}})
+    )
     assert args.max_num_tokens == 40960
     assert args.cuda_graph_config is not None
     assert args.cuda_graph_config.batch_sizes is not None
@@ -252,7 +246,8 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     own = chosen(deploy, Setup()).to_dict()["speculative_config"]
     made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).to_dict()
     assert made["speculative_config"] == {**own, "draft_len_schedule": schedule}
-    assert chosen(deploy, Setup(args=graphs(max_batch_size=32))).to_dict()["cuda_graph_config"] == {
+    graphs = {"cuda_graph_config": {"max_batch_size": 32}}
+    assert chosen(deploy, Setup(args=graphs)).to_dict()["cuda_graph_config"] == {
         "batch_sizes": [1, 2, 4, 8, 16, 24, 32],
         "max_batch_size": 32,
         "enable_padding": True,

@@ -235,17 +235,6 @@ def test_a_limit_met_ahead_of_the_text_ends_nothing() -> None:
     assert "2000" in matcher.look_ahead()
 
 
-def test_copies_share_nothing_of_their_texts() -> None:
-    tokenizer = byte_level()
-    made = grammars(tokenizer)
-    first, second = (made.matcher(Grammar("regex", "[ab]c")) for _ in range(2))
-    a, b, c = (ids_of(tokenizer, letter)[0] for letter in "abc")
-    first.push(a)
-    assert first.look_ahead() == ""
-    assert after(first) == {c}
-    assert after(second) == {a, b}
-
-
 def test_a_schema_may_say_how_its_json_is_written() -> None:
     tokenizer = byte_level()
     (space,) = ids_of(tokenizer, " ")

@@ -135,19 +135,3 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
         field.name for field in dataclasses.fields(RequestOutput)
     ]
     assert config("dflash").model_transaction_policy.decoupled
-
-
-def test_the_ensemble_wires_equal_types() -> None:
-    ensemble = read_config(templates() / "draft_verify" / "config.pbtxt")
-    types: dict[str, tuple] = {t.name: (t.data_type, tuple(t.dims)) for t in ensemble.input}
-    for step in ensemble.ensemble_scheduling.step:
-        model = read_config(templates() / step.model_name / "config.pbtxt")
-        inputs = {t.name: (t.data_type, tuple(t.dims)) for t in model.input}
-        assert inputs == {name: types[tensor] for name, tensor in step.input_map.items()}
-        for t in model.output:
-            tensor = step.output_map[t.name]
-            assert tensor not in types, f"{tensor} has two writers"
-            types[tensor] = (t.data_type, tuple(t.dims))
-    for t in ensemble.output:
-        assert types[t.name] == (t.data_type, tuple(t.dims))
-    assert "features" not in _names(ensemble.output)
