@@ -133,7 +133,7 @@ class Sampling(Schema):
     guided_grammar: Text | None = Field(None, description="a grammar, llguidance's Lark")
     ignore_eos: Switch = Field(False, description="go on after an end-of-text token")
     drafting: Switch = Field(
-        True, description="false: plain decoding, to compare with, which tensorrt_llm refuses"
+        True, description="false: plain decoding, which tensorrt_llm refuses where it drafts"
     )
     cache_salt: Text = Field(
         "", description="KV cache of earlier texts is reused among requests of the same one alone"

@@ -126,7 +126,7 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
         if drafts is not None and not 1 <= drafts <= longest:
             raise RequestError(
                 f"--draft-tokens {drafts} is not 1 to {longest}, the block size less the anchor",
-                "Give a number in that range, or auto",
+                "Give a number in that range, or leave it out",
             )
 
 

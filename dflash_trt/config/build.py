@@ -128,12 +128,12 @@ class OnnxRuntime(Section):
     threads: Count | None = Field(
         default=None,
         description="sets the CPU threads of one engine call; unset: as many as the "
-        "machine, or its container, has cores where the build runs",
+        "machine that serves, or its container, has cores",
     )
     quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,
         description="quantizes the target's linear layers to int8 or int4, one scale for 32 "
-        "weights, and the drafter's to int8. none: the checkpoint's precision. Unset: as none, but "
+        "weights, and the drafter's to int8. none: compute in float32. Unset: as none, but "
         "a quantized GGUF file keeps its blocks, with a drafter in int8",
     )
 
@@ -142,7 +142,7 @@ class OnnxRuntime(Section):
         if self.device == "cuda" and self.quantize not in (None, "none"):
             raise PydanticCustomError(
                 "one_gpu",
-                "device: cuda runs in the checkpoint's precision; leave out quantize",
+                "device: cuda computes in float32; leave out quantize",
             )
         return self
 
@@ -295,8 +295,8 @@ class Speculation(Section):
     )
     draft_tokens: Count | None = Field(
         default=None,
-        description="limits the draft tokens of a round; unset: block size - 1, the most possible "
-        "(tensorrt_llm: 3 of eagle3 and ngram)",
+        description="limits what the drafter drafts in a round; unset: block size - 1, the most "
+        "possible. ngram: limits the copied tokens; unset: 15 (tensorrt_llm: 3, as of eagle3)",
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
@@ -333,7 +333,7 @@ class Serving(Section):
     max_seq_len: Count | None = Field(
         default=None,
         description="limits the tokens of one sequence, prompt included; unset: the smaller "
-        "max_position_embeddings of target and drafter, at most 4096",
+        "max_position_embeddings of target and drafter, at most 4096 (tensorrt_llm: 131072)",
     )
     prefill_chunk: Count = Field(
         default=256,

@@ -1,4 +1,4 @@
-"""Engines: one module per kind builds, loads and steps it."""
+"""Engines: their description, and one module per kind that loads and steps it."""
 
 from dflash_trt.engines.info import (
     ENGINE_FILE,
