@@ -209,5 +209,6 @@ def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
 def _libraries() -> Iterator[Json]:
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            number, purl = version(name), f"pkg:pypi/{name}@{version(name)}"
+            number = version(name)
+            purl = f"pkg:pypi/{name}@{number}"
             yield {"type": "library", "name": name, "version": number, "purl": purl}

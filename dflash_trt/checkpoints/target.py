@@ -176,9 +176,12 @@ def _offset(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "attention_scale": scale}
 
 
-def _gemma(config: Config, kinds: list[str], **own: Any) -> dict[str, Any]:
-    """Read fields common to all Gemmas; kinds: of the layers; own: fields that override."""
-    if config.get("use_bidirectional_attention") not in (None, False, "vision"):
+def _gemma(config: Config, kinds: list[str], *two_sided: str, **own: Any) -> dict[str, Any]:
+    """Read fields common to all Gemmas.
+
+    kinds: of the layers; two_sided: inputs other than text; own: fields that override.
+    """
+    if config.get("use_bidirectional_attention") not in (None, False, *two_sided):
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
     activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
     own |= {"hidden_act": activation, "layer_types": kinds}
@@ -218,7 +221,8 @@ def gemma4(config: Config) -> dict[str, Any]:
         fewer = config.number("num_key_value_heads")
         wide["num_key_value_heads"] = config.number("num_global_key_value_heads", fewer)
     by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
-    fields = _gemma(config, kinds, per_layer_config=config.get("per_layer_config") or by_index)
+    by_layer = config.get("per_layer_config") or by_index
+    fields = _gemma(config, kinds, "vision", per_layer_config=by_layer)
     layers = (replace(x, value_is_key=shared and x.window is None) for x in fields["layers"])
     return fields | {
         "layers": tuple(layers),

@@ -15,12 +15,12 @@ from exact import (
 from families import DENSE, FORMS, GEMMA4, MOE, ORIGINAL, ROPES, WIDE
 from op_profile import assert_in_profile
 from safetensors.numpy import save_file
-from transformers import AutoConfig, Gemma4TextConfig, LlamaConfig
+from transformers import AutoConfig, Gemma3TextConfig, Gemma4TextConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.checkpoints import load_target
 from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
-from dflash_trt.checkpoints.target import gemma4
+from dflash_trt.checkpoints.target import gemma3, gemma4
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.positions import inverse_frequencies
 
@@ -128,3 +128,11 @@ def test_what_gemma_4_has_beside_is_refused_by_name(change: dict[str, object], s
     config = Gemma4TextConfig(**GEMMA4).to_dict()
     with pytest.raises(CheckpointError, match=says):
         gemma4(Config(Path("config.json"), config | change))
+
+
+@pytest.mark.parametrize("value", [True, "vision"])
+def test_gemma_3_that_looks_ahead_is_refused(value: object) -> None:
+    config = Gemma3TextConfig(use_bidirectional_attention=False).to_dict()
+    gemma3(Config(Path("config.json"), config))
+    with pytest.raises(CheckpointError, match="use_bidirectional_attention"):
+        gemma3(Config(Path("config.json"), config | {"use_bidirectional_attention": value}))
