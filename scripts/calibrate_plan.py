@@ -31,7 +31,6 @@ from dflash_trt.planning import (
     Runtime,
     dflash,
     drafter_size,
-    eagle,
     machine,
     published_data,
     published_models,
@@ -98,7 +97,7 @@ def figures() -> Iterator[Figure]:
         levels = [(n,) for n in group["concurrency"]]
         if group.get("mean"):
             levels = [tuple(group["concurrency"])]
-        for name in ("plain", "EAGLE-3", "DFlash"):
+        for name in ("plain", "DFlash"):
             measured = group.get(name) or {}
             for unit in ("tokens", "times"):
                 for level, value in zip(levels, measured.get(unit, ()), strict=unit in measured):
@@ -108,8 +107,6 @@ def figures() -> Iterator[Figure]:
 def _method(group: Mapping[str, Any], name: str, measured: Mapping[str, Any]) -> Method:
     if name == "plain":
         return PLAIN
-    if name == "EAGLE-3":
-        return eagle(target(group["target"]), measured["tau"], measured["drafts"])
     return drafting(group["drafter"], group["target"], tau_of(group), measured.get("drafts"))
 
 

@@ -83,10 +83,8 @@ def make_plan(
     if tau > block:
         fix = "Give the mean number of tokens that a round commits"
         raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
-    chain, chain_source = planning.expected_eagle(hubs[0])
     context = context or min(tensorrt_llm.CONTEXT, longest)
-    eagle, dflash = planning.eagle(size, chain), planning.dflash(deployment.drafter, tau, block - 1)
-    methods = (planning.PLAIN, eagle, dflash)
+    methods = planning.PLAIN, planning.dflash(deployment.drafter, tau, block - 1)
     return {
         "name": config.name,
         "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
@@ -97,8 +95,6 @@ def make_plan(
             "block": block,
             "acceptance": tau,
             "acceptance_from": source,
-            "eagle_acceptance": chain,
-            "eagle_acceptance_from": chain_source,
             "kv_bytes": deployment.kv_bytes,
             "attention_backend": backend,
         },
@@ -121,7 +117,7 @@ def dflash_drafter(config: BuildConfig) -> Source:
     if found := config.drafters.get("dflash", other):
         return found
     raise ConfigError(
-        "a plan is of a DFlash drafter beside other methods, and the config names none",
+        "a plan is of a DFlash drafter, and the config names none",
         "Name it: drafters: {dflash: {hub: ORG/NAME, revision: COMMIT}}",
     )
 

@@ -23,9 +23,7 @@ from dflash_trt.planning.rounds import (
     Method,
     Runtime,
     dflash,
-    eagle,
     expected_acceptance,
-    expected_eagle,
     fit_errors,
     round_time,
 )

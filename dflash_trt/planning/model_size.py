@@ -112,24 +112,6 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
     return config.size(tables=0, other=other)
 
 
-def eagle_size(target: ModelSize) -> ModelSize:
-    """Return a usual EAGLE-3 drafter: one dense Llama layer with input of twice the width.
-
-    Its MLP is four times as wide as the model; its head has 32,000 tokens.
-    """
-    hidden = target.hidden
-    layer = Layer(
-        attention=2 * hidden * (hidden + hidden // 2) + hidden * hidden,
-        query=hidden,
-        kv_heads=8,
-        cached=hidden // 2,
-        mlp=3 * hidden * 4 * hidden,
-    )
-    return ModelSize(
-        layers=(layer,), hidden=hidden, vocab=32000, tables=1, other=3 * hidden * hidden
-    )
-
-
 def section(values: Values, name: str) -> dict[str, Any]:
     """Return an object in a config; {} for anything else."""
     value = values.get(name)

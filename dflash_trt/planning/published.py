@@ -80,12 +80,3 @@ def published_config(hub: str) -> Mapping[str, Any] | None:
     models = published_models()
     drafter = models["drafters"].get(hub, {}).get("config")
     return models["targets"].get(hub) or drafter  # type: ignore[no-any-return]
-
-
-def eagle_acceptance(target: str) -> Acceptance | None:
-    """Return published EAGLE-3 figures for a target's Hub id, if any."""
-    for entry in published_data()["eagle3"]:
-        if entry["target"] == target:
-            fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
-            return Acceptance(name="eagle3", drafter="", **fields)
-    return None

@@ -15,14 +15,12 @@ from typing import Literal
 
 from dflash_trt.files import data_file
 from dflash_trt.planning.hardware import Gpu
-from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize, eagle_size
-from dflash_trt.planning.published import Acceptance, eagle_acceptance, published_acceptance
+from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize
+from dflash_trt.planning.published import published_acceptance
 
 # sequential kernels of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
 ACTIVATION_BYTES = 2
-EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
-EAGLE_ACCEPTANCE = 2.8943  # gpt-oss-120b's, if nothing is published for a target
 DRAFT_RATE = 0.8  # fraction of drafts accepted, if nothing is published for a drafter
 Software = Literal["tensorrt_llm", "sglang"]
 
@@ -124,13 +122,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Method:
-    """A drafting method.
+    """Plain decoding, or DFlash.
 
     acceptance: tokens committed per round with `draft_tokens` drafts, including the target's own.
-    block: tokens that a DFlash drafter fills, however few are verified.
+    block: tokens that the drafter fills, however few are verified.
     """
 
-    name: Literal["plain", "EAGLE-3", "DFlash"]
+    name: Literal["plain", "DFlash"]
     draft_tokens: int = 0
     acceptance: float = 1.0
     drafter: ModelSize | None = None
@@ -143,10 +141,6 @@ class Method:
 
 
 PLAIN = Method("plain")
-
-
-def eagle(target: ModelSize, acceptance: float, draft_tokens: int = EAGLE_CHAIN) -> Method:
-    return Method("EAGLE-3", draft_tokens, acceptance, eagle_size(target))
 
 
 def dflash(drafter: ModelSize, acceptance: float, draft_tokens: int) -> Method:
@@ -177,22 +171,11 @@ def converted(acceptance: float, drafts: int, to: int) -> float:
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """Return the expected tokens per round, and their source; drafter: its Hub id."""
     if (table := published_acceptance(drafter)) is not None:
-        return _published(table, draft_tokens)
+        tau = converted(mean(table.tau.values()), table.draft_tokens, draft_tokens)
+        tasks = len(table.tau)
+        return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
     tokens = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
     return tokens, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
-
-
-def expected_eagle(target: str) -> tuple[float, str]:
-    """Return the same for an EAGLE-3 chain; target: its Hub id."""
-    if (table := eagle_acceptance(target)) is not None:
-        return _published(table, EAGLE_CHAIN)
-    return EAGLE_ACCEPTANCE, "nothing published for this target: gpt-oss-120b's"
-
-
-def _published(table: Acceptance, draft_tokens: int) -> tuple[float, str]:
-    tau = converted(mean(table.tau.values()), table.draft_tokens, draft_tokens)
-    tasks = len(table.tau)
-    return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
 
 
 def fastest(
@@ -220,11 +203,9 @@ def round_time(
     if method.drafter is None or not method.draft_tokens:
         return step
     step = step.plus(Step(host=runtime.constants.host[runtime.software]))
-    if method.name == "DFlash":  # a pass over the whole block, and the target's head
-        fill = _forward(method.drafter, runtime, rows, method.block, context, ACTIVATION_BYTES)
-        return step.plus(fill).plus(_head(target, runtime, rows, method.block - 1))
-    each = _forward(method.drafter, runtime, rows, 1, context, ACTIVATION_BYTES)
-    return step.plus(each.plus(_head(method.drafter, runtime, rows, 1)), method.draft_tokens)
+    # a pass over the whole block, and the target's head
+    fill = _forward(method.drafter, runtime, rows, method.block, context, ACTIVATION_BYTES)
+    return step.plus(fill).plus(_head(target, runtime, rows, method.block - 1))
 
 
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
