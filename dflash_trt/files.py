@@ -124,7 +124,6 @@ def data_file(module: str, name: str) -> Any:
 
 
 def size_of(directory: Path) -> int:
-    """Return the bytes of all files in a directory."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
@@ -153,17 +152,15 @@ class Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
-def begin(size: int) -> tuple[str, Hash]:
-    """Return the kind of digest for a file of `size` bytes, and an empty hash."""
+def digest_for(size: int) -> tuple[str, Hash]:
     if size < LARGE:
         return "sha256", hashlib.sha256()
     return "blake3", blake3()
 
 
 def entry(file: Path) -> Entry:
-    """Return a file's digest and its size in bytes."""
     size = file.stat().st_size
-    kind, digest = begin(size)
+    kind, digest = digest_for(size)
     with open_regular(file) as stream:
         # not blake3's memory map: its pages would count as memory of the build
         hashlib.file_digest(stream, lambda: digest)  # type: ignore[arg-type,return-value]

@@ -48,7 +48,7 @@ class Pass:
 
     @property
     def ended(self) -> bool:
-        return not self._scheduler.busy
+        return not self._scheduler.has_work
 
     @property
     def pace(self) -> float:
@@ -61,7 +61,6 @@ class Pass:
             self._step()
 
     def keep(self) -> None:
-        """Add the results to the decoder."""
         self._sample.rounds = sum(sequence.rounds for sequence in self._sequences)
         self._decoder.cell.samples.append(self._sample)
         self._decoder.passes.append(self._sequences)

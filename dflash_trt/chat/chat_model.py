@@ -56,8 +56,6 @@ LETTERS: dict[str, Message] = {
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The prompt of a chat."""
-
     text: str
     thinking: bool  # ends within reasoning, which the answer continues
     grammar: str  # llguidance's, of required calls; "": none

@@ -141,7 +141,6 @@ def _model(size: planning.ModelSize, name: str) -> dict[str, Any]:
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
-    """Print a plan of `make_plan`."""
     console = text_console(WIDTH)
     errors = [math.expm1(plan["errors"][name]) for name in ("median", "nine_of_ten")]
     console.print(

@@ -153,7 +153,6 @@ class Matcher:
         return bool(self._inner.is_stopped())
 
     def push(self, token: int) -> None:
-        """Append an allowed token to the text."""
         self._go(())
         self._inner.consume_token(token)
         self._text.append(token)
@@ -172,8 +171,7 @@ class Matcher:
         found = self._inner.compute_ff_tokens() if self._go(path) else []
         return [] if self._recover() else found
 
-    def allowed(self, path: Sequence[int], tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, in order, the grammar allows after the path."""
+    def count_allowed(self, path: Sequence[int], tokens: Sequence[int]) -> int:
         count = self._inner.validate_tokens([*tokens]) if self._go(path) else 0
         return 0 if self._recover() else count
 

@@ -14,8 +14,6 @@ from dflash_trt.decoding.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class LogitsProcessor:
-    """One request's sampling parameters, prompt length and stop ids."""
-
     sampling: SamplingParams
     prompt_tokens: int
     stop_ids: tuple[int, ...]  # not sampled before min_tokens
@@ -36,7 +34,6 @@ class LogitsProcessor:
 
     @cached_property
     def only_temperature(self) -> bool:
-        """Whether temperature is the only parameter that changes the logits."""
         s = self.sampling
         cut = s.top_k or s.top_p < 1 or s.min_p or s.min_tokens
         return bool(s.temperature) and not (cut or s.logit_bias or self.needs_history)

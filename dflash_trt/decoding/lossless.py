@@ -95,7 +95,7 @@ def check_lossless(
     # repeat prompts to fill all slots
     again = islice(cycle(enumerate(requests)), max(slots, len(requests)) if slots > 1 else 0)
     together = [(i, dflash.submit(request)) for i, request in again]
-    while dflash.busy:
+    while dflash.has_work:
         dflash.step()
     for i, sequence in together:
         mismatches[i] = mismatches[i] or _mismatch(i, sequence, pairs[i][1], together=True)
@@ -141,7 +141,7 @@ def _scheduler(
 def _decode(scheduler: Scheduler, request: Request) -> tuple[SequenceState, float]:
     start = time.perf_counter()
     sequence = scheduler.submit(request)
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     return sequence, time.perf_counter() - start
 

@@ -79,8 +79,6 @@ class DraftInput(NamedTuple):
 
 
 class DraftOutput(NamedTuple):
-    """The drafter's candidates for the next drafts."""
-
     candidate_ids: Int64  # [n, D, k], best first; -1: no more drafts in this row
     # [n, D, k] at temperature 1; [n, D, k * k] if they depend on the candidate before
     candidate_probs: Float32
@@ -117,7 +115,7 @@ def verify_input(
 ) -> VerifyInput:
     """Build a VerifyInput of the tokens `lines`; defaults are plain greedy."""
     n, width = len(lines), max(map(len, lines))
-    greedy, no_history, no_masks = _plain(n)
+    greedy, no_history, no_masks = _plain_greedy(n)
     return VerifyInput(
         batch=np.array(batch),
         rows=np.array(rows),
@@ -129,8 +127,7 @@ def verify_input(
 
 
 @lru_cache(maxsize=256)
-def _plain(n: int) -> tuple[Bytes, Int64, Int32]:
-    """Return sampling, history and masks of n plain greedy rows."""
+def _plain_greedy(n: int) -> tuple[Bytes, Int64, Int32]:
     return (
         np.full(n, b"", object),
         np.full((n, 1), NO_HISTORY),
@@ -139,6 +136,5 @@ def _plain(n: int) -> tuple[Bytes, Int64, Int32]:
 
 
 def no_drafts(n: int) -> DraftOutput:
-    """Return an empty draft output, for a target alone or rows still in prefill."""
     # tensors of the ensemble are never empty
     return DraftOutput(np.full((n, 1, 1), NO_DRAFT), np.zeros((n, 1, 1), np.float32), 0.0)

@@ -31,7 +31,6 @@ class PrefixCache:
     """
 
     def __init__(self, blocks: int) -> None:
-        """Make an empty cache of at most `blocks` blocks."""
         self._most = blocks
         self._blocks: OrderedDict[Key, Block] = OrderedDict()  # least recently used first
         self._numbers = FIRST_BLOCK  # the next block's
@@ -128,5 +127,4 @@ def _keys(salt: str, tokens: Sequence[int], path: Sequence[Block]) -> Iterator[K
 
 
 def block_bytes(engines: Iterable[EngineInfo]) -> int:
-    """Return the bytes of one block in all engines."""
     return BLOCK * sum(info.token_bytes for info in engines)

@@ -104,7 +104,7 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     for i, place in enumerate(places):
         positions[i] = range(place, place + width)
         mask[i, :, :, :place] = True
-        mask[i, :, :, place : place + width] = _causal(width)
+        mask[i, :, :, place : place + width] = _causal_mask(width)
     step.run()
     outputs = step.outputs
     finite = np.isfinite(outputs["top_logits"])
@@ -190,8 +190,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
 
 
 @lru_cache(maxsize=64)
-def _causal(width: int) -> npt.NDArray[np.bool_]:
-    """Return the causal mask `[width, width]` of the new tokens."""
+def _causal_mask(width: int) -> npt.NDArray[np.bool_]:
     return np.tri(width, dtype=bool)
 
 

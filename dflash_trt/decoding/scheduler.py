@@ -46,12 +46,10 @@ class WaitingQueue(Generic[T]):
             self._arrivals += 1
 
     def take(self) -> T | None:
-        """Remove and return the next item, or None if the queue is empty."""
         with self._lock:
             return heapq.heappop(self._heap)[2] if self._heap else None
 
     def remove(self, item: T) -> bool:
-        """Remove an item; return whether it was in the queue."""
         with self._lock:
             kept = [entry for entry in self._heap if entry[2] is not item]
             removed = len(kept) < len(self._heap)
@@ -115,12 +113,10 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """Number of sequences that have a slot."""
         return len(self._slots)
 
     @property
-    def busy(self) -> bool:
-        """Whether `step` has work."""
+    def has_work(self) -> bool:
         return self.active > 0 or len(self._queue) > 0
 
     @property
@@ -200,7 +196,6 @@ class Scheduler:
         return [sequence]
 
     def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
-        """Return whether the drafter should run after the prompt, to draft its first round."""
         policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
         return sequence.request.drafting and policy.prefill(self.active, sampled)
 

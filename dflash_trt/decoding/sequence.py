@@ -29,7 +29,6 @@ class Request:
 
     @cached_property
     def processor(self) -> LogitsProcessor:
-        """The logits processor for this request."""
         return LogitsProcessor(self.sampling, len(self.prompt), tuple(sorted(self.stop_ids)))
 
 
@@ -49,8 +48,6 @@ def check_request(request: Request, max_seq_len: int) -> None:
 
 
 class Draft(NamedTuple):
-    """A draft token of one round."""
-
     token: int
     source: int  # index in `SOURCES`
     accepted: bool  # it is part of the text
@@ -59,8 +56,6 @@ class Draft(NamedTuple):
 
 @dataclass(eq=False)
 class SequenceState:
-    """One request being decoded."""
-
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated tokens
     # a list per token: its own log-probability, then the best. Prompt tokens come first, if

@@ -88,7 +88,6 @@ class Slots:
             self.cache.done()
 
     def forget(self) -> None:
-        """Clear the prefix cache after a failed step."""
         if self.cache is not None:
             self.cache.clear()
 

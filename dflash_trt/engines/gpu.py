@@ -53,7 +53,6 @@ class Gpu:
         return launch
 
     def wait(self) -> None:
-        """Wait until all calls are done."""
         self._stream.synchronize()
 
 

@@ -19,8 +19,6 @@ Shape = tuple[int | str, ...]  # a string is a size chosen by each step
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInfo:
-    """A TensorRT plan."""
-
     __pydantic_config__: ClassVar = EXACT
 
     library: str  # "tensorrt" or "tensorrt_rtx"
@@ -96,7 +94,6 @@ def rank_directory(directory: Path, rank: int) -> Path:
 
 
 def write_info(directory: Path, info: EngineInfo) -> None:
-    """Write `engine.json` into an engine directory."""
     (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints import BITS, Blocks, DecoderSpec, Span, Weights
-from dflash_trt.files import Entry, begin
+from dflash_trt.files import Entry, digest_for
 from dflash_trt.graphs.quantized import (
     BLOCK,
     Matrix,
@@ -54,7 +54,7 @@ class DataFile:
 
     def write(self, file: Path, done: Callable[[str], None]) -> Entry:
         """Write the file; call `done` with each name. Returns its manifest entry."""
-        kind, digest = begin(self._size)
+        kind, digest = digest_for(self._size)
         with (
             file.open("wb", buffering=0) as stream,
             ThreadPoolExecutor(1) as hasher,  # in order
@@ -217,7 +217,6 @@ class GraphBuilder:
         return out
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Split `value` along `axis` into parts of the given sizes."""
         return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)
 
     def ints(self, *values: int) -> ir.Value:
@@ -356,7 +355,6 @@ class GraphBuilder:
         return made
 
     def bias(self, *names: str) -> ir.Value:
-        """Concatenate biases."""
         shape = (sum(self.weights.shape(name)[0] for name in names),)
         read = self._float32
         return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))

@@ -11,8 +11,7 @@ from dflash_trt.graphs.builder import Bits, GraphBuilder
 from dflash_trt.graphs.quantized import BLOCK
 
 
-def add_up(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Sum `x` over all ranks."""
+def sum_ranks(g: GraphBuilder, x: ir.Value) -> ir.Value:
     return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
 
 
@@ -44,7 +43,7 @@ def look_up(g: GraphBuilder, table: ir.Value, tokens: ir.Value, vocab: int) -> i
     ours = g.op("And", g.op("Less", g.ints(-1), row), g.op("Less", row, g.ints(size)))
     found = g.op("Gather", table, g.op("Where", ours, row, g.ints(0)), axis=0)
     found = g.float32(found, table.dtype)
-    return add_up(g, g.op("Where", g.op("Unsqueeze", ours, g.ints(-1)), found, g.number(0.0)))
+    return sum_ranks(g, g.op("Where", g.op("Unsqueeze", ours, g.ints(-1)), found, g.number(0.0)))
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
 
 
 def rms_norm(g: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """Build RMSNorm over the last axis with the checkpoint's weight."""
     scale = g.vector(f"{name}.weight", g.spec.norm_offset)
     return g.op("RMSNormalization", x, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
 
@@ -143,7 +141,7 @@ def linear(
     bits = None if exact else g.storage.bits
     if not summed or g.rank.of == 1:
         return _product(g, g.weights, x, matrices, bits, biases)
-    out = add_up(g, _product(g, g.weights, x, matrices, bits))
+    out = sum_ranks(g, _product(g, g.weights, x, matrices, bits))
     return g.op("Add", out, *biases) if biases else out
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Experts, Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
-from dflash_trt.graphs.layers import Layer, activation, add_up, linear, rms_norm
+from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm, sum_ranks
 from dflash_trt.graphs.positions import Positions
 
 Array = npt.NDArray[Any]
@@ -34,7 +34,7 @@ def mixture(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.
     """
     routed = _route(g, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return add_up(g, body(g, layer, experts, routed))
+    return sum_ranks(g, body(g, layer, experts, routed))
 
 
 def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:

@@ -25,8 +25,6 @@ MAX_CONCURRENCY = 16384  # largest number of sequences considered
 
 @dataclass(frozen=True)
 class Deployment:
-    """The subject of a plan."""
-
     machine: Machine
     gpus: int
     target: ModelSize
@@ -48,7 +46,6 @@ class Deployment:
             gpus *= 2
 
     def free(self, layout: Layout) -> float:
-        """Return the bytes of a GPU that are left for caches."""
         used = weights(self.target, layout) + weights(self.drafter, layout) + OVERHEAD
         return self.machine.gpu.memory_bytes - used
 

@@ -21,8 +21,6 @@ Values = Mapping[str, Any]  # flat config.json (checkpoints.model.flat)
 
 
 class Format(NamedTuple):
-    """Storage format of a matrix."""
-
     name: str
     bytes: float  # per parameter, including its share of a scale
     multiplied: str  # a type of Flops
@@ -63,8 +61,6 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """Size of a target or a drafter."""
-
     layers: tuple[Layer, ...]
     hidden: int
     vocab: int
@@ -119,8 +115,6 @@ def section(values: Values, name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reader of any config.json."""
-
     def __init__(self, values: Values, role: str) -> None:
         self.values, self.role = values, role
 
@@ -188,7 +182,6 @@ class _Reader:
         return "full_attention"
 
     def _grouped(self, kind: str) -> Layer:
-        """Return grouped-query attention."""
         hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
         kv_heads = self.number("num_key_value_heads", heads)
         head_dim = self.number("head_dim", hidden // heads)

@@ -66,8 +66,7 @@ class Layout:
         """GPUs that divide everything but experts."""
         return 1 if self.attention_dp else self.gpus
 
-    def own_rows(self, rows: int) -> int:
-        """Return the sequences per GPU."""
+    def rows_per_gpu(self, rows: int) -> int:
         return math.ceil(rows / self.gpus) if self.attention_dp else rows
 
 
@@ -93,8 +92,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The environment that a model runs in."""
-
     gpu: Gpu
     layout: Layout
     constants: Constants
@@ -227,8 +224,8 @@ def _forward(
 ) -> Step:
     """Return one pass over `rows` sequences of `context` tokens, `tokens` new each; no head."""
     layout, constants = runtime.layout, runtime.constants
-    split, own_rows = layout.split, layout.own_rows(rows)
-    new, everything = own_rows * tokens, rows * tokens
+    split, rows_per_gpu = layout.split, layout.rows_per_gpu(rows)
+    new, everything = rows_per_gpu * tokens, rows * tokens
     step = Step()
     for layer, count in model.kinds.items():
         seen = context + tokens
@@ -256,7 +253,7 @@ def _forward(
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)
         one = Step(
             weights=runtime.read(weights),
-            cache=runtime.read(own_rows * cached / min(split, layer.kv_heads)),
+            cache=runtime.read(rows_per_gpu * cached / min(split, layer.kv_heads)),
             arithmetic=work,
             communication=exchanged,
             kernels=kernels * constants.kernel[runtime.software],
@@ -267,10 +264,10 @@ def _forward(
 
 def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:
     """Return the time of the output head, divided by vocabulary, and of sampling."""
-    split, own_rows = runtime.layout.split, runtime.layout.own_rows(rows)
+    split, rows_per_gpu = runtime.layout.split, runtime.layout.rows_per_gpu(rows)
     return Step(
         weights=runtime.read(model.head * ACTIVATION_BYTES / split),
-        arithmetic=runtime.multiply(own_rows * tokens * model.head / split, BF16),
+        arithmetic=runtime.multiply(rows_per_gpu * tokens * model.head / split, BF16),
         communication=runtime.exchange(0) if split > 1 else 0.0,
         kernels=HEAD_KERNELS * runtime.constants.kernel[runtime.software],
     )

@@ -90,7 +90,7 @@ def decode(scheduler: Scheduler, case: Case) -> None:
         if waiting and turn % 5 == 0:
             sequences.append(scheduler.submit(waiting.pop(0)))
         scheduler.step()
-        if not (waiting or scheduler.busy):
+        if not (waiting or scheduler.has_work):
             break
     assert [sequence.tokens for sequence in sequences] == case.texts
 

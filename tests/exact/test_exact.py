@@ -182,7 +182,7 @@ def test_a_row_without_numbers_fails_alone(
     row = scheduler.sequences.index(broken)
     for caches in target._alike:
         caches[:, row, :, 0] = np.nan
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     assert [s.finish_reason for s in (first, broken, after)] == ["length", "error", "length"]
     assert first.tokens == case.greedy[0]

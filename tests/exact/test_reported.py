@@ -177,7 +177,7 @@ def test_nothing_runs_on_behind_a_stop_word(name: str, case: Case, words: Tokeni
         (*each, OutputProcessor(0, scheduler.submit(request), 0.0, words, [each[1]], ""))
         for each, request in zip(found, requests, strict=True)
     ]
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     assert len({count for count, *_ in ended}) > 16
     for count, word, processor in ended:
@@ -205,7 +205,7 @@ def test_what_is_thrown_away_is_not_counted(name: str, ends: str, case: Case) ->
         ]
     scheduler = case.scheduler(name, requests, [whole.tokens] * len(requests))
     sequences, reports = [scheduler.submit(request) for request in requests], []
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
         reports += scheduler.report.sequences if scheduler.report else []
     counts = [*(ENDS if ends == "length" else first.values())]

@@ -31,7 +31,7 @@ def decode(engine: Engine, requests: list[Request]) -> list[SequenceState]:
         proposer=Proposer(),
     )
     sequences = [scheduler.submit(request) for request in requests]
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     return sequences
 

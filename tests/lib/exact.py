@@ -74,7 +74,7 @@ def run_all(
     scheduler: Scheduler, requests: Sequence[Request], grammars: Grammars | None = None
 ) -> list[SequenceState]:
     sequences = [submit(scheduler, request, grammars) for request in requests]
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     return sequences
 

@@ -267,7 +267,7 @@ def _decode(
     started: list[
         tuple[Expected, SequenceState, int]
     ] = []  # and at how many tokens it is cancelled
-    while waiting or scheduler.busy:
+    while waiting or scheduler.has_work:
         while waiting and dice.random() < pace:
             each = waiting.pop()
             end = int(dice.integers(LONGEST)) if dice.random() < cancelled else MAX_SEQ_LEN

@@ -255,7 +255,7 @@ class SchedulerModel(RuleBasedStateMachine):
         """Nothing is lost: everything ends, is told of once, and leaves nothing behind."""
         self.engine.fails_after = self.engine.spoils = None
         for _ in range(LONG):
-            if not self.scheduler.busy:
+            if not self.scheduler.has_work:
                 break
             self._step()
         assert sorted(map(id, [*self.told, *self.ended_here])) == sorted(map(id, self.asked))

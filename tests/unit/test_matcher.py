@@ -129,7 +129,7 @@ def test_forced_tokens_are_the_usual_ones(kind: str) -> None:
     forced = matcher.forced([])
     assert forced == ids_of(tokenizer, "the there is ")[: len(forced)]
     assert tokenizer.decode(forced).startswith("the there is")
-    assert matcher.allowed([], forced) == len(forced)
+    assert matcher.count_allowed([], forced) == len(forced)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +141,7 @@ def test_the_end_comes_where_a_grammar_may_end(kind: str) -> None:
     assert x in (after(matcher, [x]) or ())
     assert end in (after(matcher, [x]) or ())
     assert after(matcher, [x, end]) is None
-    assert matcher.allowed([x], [end, x]) == 1
+    assert matcher.count_allowed([x], [end, x]) == 1
     for token, ended in ((x, False), (x, False), (y, True)):
         matcher.push(token)
         assert matcher.ended == ended
@@ -192,8 +192,8 @@ def test_looking_ahead_leaves_no_trace() -> None:
             alone = made.matcher(grammar)
             for each in text:
                 alone.push(each)
-            legal = alone.allowed([], path) == len(path)
-            assert looking.allowed([], path) == alone.allowed([], path)
+            legal = alone.count_allowed([], path) == len(path)
+            assert looking.count_allowed([], path) == alone.count_allowed([], path)
             if legal:
                 for each in path:
                     alone.push(each)

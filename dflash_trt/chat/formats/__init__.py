@@ -84,9 +84,9 @@ def _read(
     thinking: bool,
 ) -> Steps[None]:
     if tags and (thinking or (yield from reader.skip(tags.open + tags.label))):
-        if (yield from reader.until((tags.close,), reader.think)) is not None:
+        if (yield from reader.until((tags.close,), reader.add_reasoning)) is not None:
             reader.take(len(tags.close))
-        reader.think("")
+        reader.add_reasoning("")
     if format:
         yield from format.read(reader, tools)
     yield from reader.rest()

@@ -29,7 +29,7 @@ KEY = "/[A-Za-z_][A-Za-z0-9_-]*/"
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.say)):
+    while (yield from reader.until((OPEN,), reader.add_content)):
         if (yield from reader.attempt(_call(reader))):
             yield from reader.close(CLOSE)
 
@@ -40,7 +40,7 @@ def _call(reader: Reader) -> Steps[None]:
     name = yield from reader.collect("{")
     if not NAME.fullmatch(name):
         raise BrokenError
-    reader.begin(name)
+    reader.begin_call(name)
     yield from _value(reader)
 
 
@@ -54,20 +54,20 @@ def _value(reader: Reader, depth: int = 0) -> Steps[None]:
     elif (yield from reader.skip("[")):
         yield from _items(reader, "[]", depth)
     elif (yield from reader.skip(QUOTE)):
-        reader.argue('"')
-        yield from reader.until((QUOTE,), lambda piece: reader.argue(as_json(piece)[1:-1]))
+        reader.add_arguments('"')
+        yield from reader.until((QUOTE,), lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
         yield from reader.expect(QUOTE)
-        reader.argue('"')
+        reader.add_arguments('"')
     else:
         word = (yield from reader.collect(",", "}", "]")).strip()
         if not word:
             raise BrokenError
         number = NUMBER.fullmatch(word)
-        reader.argue(word if number else WORDS.get(word) or as_json(word))
+        reader.add_arguments(word if number else WORDS.get(word) or as_json(word))
 
 
 def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
-    reader.argue(brackets[0])
+    reader.add_arguments(brackets[0])
     first = True
     while True:
         yield from reader.space()
@@ -76,7 +76,7 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
         if not first:
             yield from reader.expect(",")
             yield from reader.space()
-            reader.argue(", ")
+            reader.add_arguments(", ")
         first = False
         if brackets == "{}":
             quoted = yield from reader.skip(QUOTE)
@@ -84,10 +84,10 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
             if quoted:
                 yield from reader.expect(QUOTE)
             yield from reader.expect(":")
-            reader.argue(as_json(key.strip()) + ": ")
+            reader.add_arguments(as_json(key.strip()) + ": ")
             yield from reader.space()
         yield from _value(reader, depth + 1)
-    reader.argue(brackets[1])
+    reader.add_arguments(brackets[1])
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:

@@ -32,7 +32,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     pieces: list[str] = []
     found = yield from reader.until((MESSAGE,), pieces.append)
     if found is None:  # no channels after all
-        reader.say("".join(pieces))
+        reader.add_content("".join(pieces))
         return
     while found == MESSAGE:
         header = "".join(pieces)
@@ -41,13 +41,13 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
         if to and tools and to[1].startswith(OURS):
             yield from reader.attempt(_arguments(reader, header, to[1][len(OURS) :]))
         elif to:
-            reader.say(header + MESSAGE)
+            reader.add_content(header + MESSAGE)
         thinks = not to and header.endswith(CHANNEL + REASONING)
-        give = reader.think if thinks else reader.say
+        give = reader.add_reasoning if thinks else reader.add_content
         ended = yield from reader.until((START, CHANNEL, END, CALL), give)
         if ended in (END, CALL):
             reader.take(len(ended))
-            yield from reader.until((START, CHANNEL), reader.say)
+            yield from reader.until((START, CHANNEL), reader.add_content)
         pieces = []
         found = yield from reader.until((MESSAGE,), pieces.append)
 
@@ -59,8 +59,8 @@ def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
     yield from reader.space()
     if not (yield from reader.starts("{")):
         raise BrokenError
-    reader.begin(name)
-    yield from reader.json_object(reader.argue)
+    reader.begin_call(name)
+    yield from reader.json_object(reader.add_arguments)
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:

@@ -14,7 +14,7 @@ MARKERS = (OPEN, CLOSE)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.say)):
+    while (yield from reader.until((OPEN,), reader.add_content)):
         if (yield from reader.attempt(_call(reader))):
             yield from reader.close(CLOSE)
 

@@ -15,7 +15,7 @@ MARKERS = (TAG,)
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     called = yield from reader.attempt(_call(reader))
-    while called or (yield from reader.until((TAG,), reader.say)):
+    while called or (yield from reader.until((TAG,), reader.add_content)):
         called = yield from reader.attempt(_call(reader, after=";" if called else ""))
 
 

@@ -14,10 +14,10 @@ MARKERS = (OPEN, ID, ARGUMENTS)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.say)):
+    while (yield from reader.until((OPEN,), reader.add_content)):
         called = yield from reader.attempt(_first(reader))
         if called:
-            while (yield from reader.attempt(_next(reader))):
+            while (yield from reader.attempt(_next_call(reader))):
                 pass
             yield from reader.close("]")
 
@@ -39,12 +39,11 @@ def _first(reader: Reader) -> Steps[None]:
     yield from reader.space()
     if not (yield from reader.starts("{")):
         raise BrokenError
-    reader.begin(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
-    yield from reader.json_object(reader.argue)
+    reader.begin_call(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
+    yield from reader.json_object(reader.add_arguments)
 
 
-def _next(reader: Reader) -> Steps[None]:
-    """Parse the next call of a list."""
+def _next_call(reader: Reader) -> Steps[None]:
     yield from reader.space()
     yield from reader.expect(",")
     yield from reader.space()

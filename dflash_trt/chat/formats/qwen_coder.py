@@ -22,7 +22,7 @@ WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Py
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     schemas = {tool.name: tool.schema.get("properties") for tool in tools}
-    while (yield from reader.until((OPEN, FUNCTION), reader.say)):
+    while (yield from reader.until((OPEN, FUNCTION), reader.add_content)):
         if (yield from reader.attempt(_call(reader, schemas))):
             yield from reader.close(CLOSE)
 
@@ -35,8 +35,8 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     if not NAME.fullmatch(name):
         raise BrokenError
     yield from reader.expect(">")
-    reader.begin(name)
-    reader.argue("{")
+    reader.begin_call(name)
+    reader.add_arguments("{")
     schema, first = schemas.get(name), True
     while True:
         yield from reader.space()
@@ -44,29 +44,29 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
             break
         key = yield from reader.collect(">")
         yield from reader.expect(">")
-        reader.argue(("" if first else ", ") + as_json(key) + ": ")
+        reader.add_arguments(("" if first else ", ") + as_json(key) + ": ")
         first = False
         yield from reader.skip("\n")
         yield from _value(reader, schema.get(key) if isinstance(schema, dict) else None)
     if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # truncated
         reader.take(len(reader.text))
         return
-    reader.argue("}")
+    reader.add_arguments("}")
     yield from reader.expect(END)
 
 
 def _value(reader: Reader, schema: Any) -> Steps[None]:
     kinds = _kinds(schema)
     if kinds == {"string"}:
-        reader.argue('"')
-        yield from _text(reader, lambda piece: reader.argue(as_json(piece)[1:-1]))
+        reader.add_arguments('"')
+        yield from _text(reader, lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
         yield from reader.expect(END_VALUE)
-        reader.argue('"')
+        reader.add_arguments('"')
         return
     pieces: list[str] = []
     yield from _text(reader, pieces.append)
     yield from reader.expect(END_VALUE)
-    reader.argue(_json("".join(pieces), kinds))
+    reader.add_arguments(_json("".join(pieces), kinds))
 
 
 def _text(reader: Reader, give: Any) -> Steps[None]:

@@ -35,8 +35,6 @@ class CallDelta:
 
 @dataclass
 class News:
-    """Additions from a piece of text."""
-
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -61,7 +59,7 @@ class Reader:
 
     # --- what it makes ----------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         """Add content, without white space next to calls and reasoning."""
         text = text.lstrip() if self._after else text
         if not text:
@@ -71,7 +69,7 @@ class Reader:
         self._space = text[len(said) :]
         self.news.content += said
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         """Add reasoning, without surrounding white space."""
         text = self._thought_space + (text if self._thinks else text.lstrip())
         thought = text.rstrip()
@@ -80,15 +78,14 @@ class Reader:
         self.news.reasoning += thought
         self._after = True
 
-    def begin(self, name: str, call_id: str = "") -> None:
+    def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call; its text so far is no longer possible content."""
         made = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
         self.news.calls.append(CallDelta(self._calls, call_id or made, name))
         self._calls += 1
         self._tried, self._after = None, True
 
-    def argue(self, piece: str) -> None:
-        """Add to the arguments of the last call."""
+    def add_arguments(self, piece: str) -> None:
         calls, index = self.news.calls, self._calls - 1
         if not calls or calls[-1].index != index:
             calls.append(CallDelta(index))
@@ -159,7 +156,7 @@ class Reader:
     def rest(self) -> Steps[None]:
         """Add all remaining text as content."""
         while True:
-            self.say(self.take(len(self.text)))
+            self.add_content(self.take(len(self.text)))
             if not (yield from self.more()):
                 self.news.content += "" if self._after else self._space
                 return
@@ -182,7 +179,7 @@ class Reader:
             yield from call
             self._tried = None
         tried, self._tried = self._tried, None
-        self.say(tried or "")
+        self.add_content(tried or "")
         return self._calls > calls
 
     # --- JSON -------------------------------------------------------------------------------------
@@ -254,9 +251,9 @@ def json_call(reader: Reader) -> Steps[None]:
         elif key in ("arguments", "parameters") and name and not begun:
             if not (yield from reader.starts("{")):
                 raise BrokenError
-            reader.begin(name)
+            reader.begin_call(name)
             begun = True
-            yield from reader.json_object(reader.argue)
+            yield from reader.json_object(reader.add_arguments)
         else:
             yield from reader.json_value()
         yield from reader.space()

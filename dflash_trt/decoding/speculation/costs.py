@@ -55,7 +55,7 @@ class CostModel:
         self, n: int, width: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
         """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it."""
-        near, at = _near(context), n.bit_length()
+        near, at = _bucket_middle(context), n.bit_length()
         self._now += 1
         if not self._now % REFRESH:
             self._corrected.clear()
@@ -76,7 +76,7 @@ class CostModel:
 
     def costs(self, n: int, context: int) -> Costs:
         """Return the costs of a step with 0, 1, .. drafts per row, and of the drafter."""
-        near = _near(context)
+        near = _bucket_middle(context)
         if (n, near) not in self._corrected:
             plain = self._profile.verify(n, 1, near)
             more = self._ratio(n, "verify") / plain
@@ -88,7 +88,7 @@ class CostModel:
 
     def plain_seconds(self, n: int, context: int) -> float:
         """Return the seconds of a plain step."""
-        return self._profile.verify(n, 1, _near(context)) * self._ratio(n, "plain")
+        return self._profile.verify(n, 1, _bucket_middle(context)) * self._ratio(n, "plain")
 
     def needs_plain(self, n: int) -> bool:
         """Return whether steps with drafts wait for a recent plain step to compare with."""
@@ -115,8 +115,7 @@ class CostModel:
 _Times = deque[tuple[int, float]]  # (round, ratio)
 
 
-def _near(context: int) -> int:
-    """Return the middle of a context's bucket."""
+def _bucket_middle(context: int) -> int:
     return context // NEAR * NEAR + NEAR // 2
 
 

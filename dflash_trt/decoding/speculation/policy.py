@@ -268,7 +268,6 @@ class Adaptive(Policy):
         self._gates.at(1, sampled).try_again()
 
     def prefill(self, n: int, sampled: bool) -> bool:
-        """Return whether the gate is open."""
         return self.draft_tokens > 0 and self._gates.at(n, sampled).open
 
     def keeps_features(self, budget: int) -> bool:
@@ -279,11 +278,9 @@ class Adaptive(Policy):
         return opens or self._idle + budget >= self._probe_cost / PROBING
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Update the estimator."""
         self._estimator.observe(proposal, accepted)
 
     def timed(self, verify: float, draft: float) -> None:
-        """Update the cost model."""
         n, width, context = self._last
         self._costs.add(n, width, context, verify, draft, self._streak)
         if self._probing and draft:

@@ -18,7 +18,6 @@ class Proposal(NamedTuple):
     forced: Sequence[bool] = ()  # which tokens the grammar forces; empty without one
 
     def cut(self, length: int) -> "Proposal":
-        """Return the first `length` drafts."""
         return self._replace(
             tokens=self.tokens[:length], values=self.values[:length], forced=self.forced[:length]
         )
@@ -36,16 +35,12 @@ class Proposal(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Proposals for one sequence."""
-
     proposals: Sequence[Proposal]
     sampled: bool  # whether its request has a temperature
     out_of_sync: bool = False  # whether the drafter lacks features of it and drafts no more
 
 
 class StepPlan(NamedTuple):
-    """The plan of a round."""
-
     chosen: Sequence[Proposal | None]  # proposal to verify for each row
     draft_tokens: int  # requested of the drafter afterwards; 0: it does not run
 

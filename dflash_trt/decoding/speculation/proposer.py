@@ -111,7 +111,7 @@ def allowed_chain(
             break
         there, line = candidates[depth], lines[depth][min(taken, len(lines[depth]) - 1)]
         order = sorted(range(len(there)), key=line.__getitem__, reverse=True)[:LOOKED_AT]
-        fitting = [i for i in order if matcher.allowed(tokens, [there[i]])]
+        fitting = [i for i in order if matcher.count_allowed(tokens, [there[i]])]
         if not (mass := sum(line[i] for i in fitting)):
             break
         taken = fitting[0]
@@ -136,8 +136,6 @@ SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the de
 
 
 class Proposer:
-    """Makes the proposals that a policy chooses from."""
-
     def __init__(
         self,
         max_drafts: int | None = None,
@@ -151,7 +149,6 @@ class Proposer:
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
     def rows(self, sequences: "Sequence[SequenceState]") -> list[Row]:
-        """Return all proposals of each sequence for this round."""
         rows = []
         for sequence in sequences:
             count = sequence.budget - 1
@@ -181,7 +178,6 @@ class Proposer:
         return Proposal("drafter", *best_chain(ids, probs), sampled)
 
     def _looked_up(self, sequence: "SequenceState", count: int) -> list[Proposal]:
-        """Return the n-gram proposal, if any."""
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
         if text is None:
@@ -189,7 +185,7 @@ class Proposer:
         text.extend(sequence.tokens[len(text) - len(prompt) :])
         match, tokens = text.find(count)
         if match and sequence.matcher is not None:
-            tokens = tokens[: sequence.matcher.allowed((), tokens)]
+            tokens = tokens[: sequence.matcher.count_allowed((), tokens)]
         if not (match and tokens):
             return []
         return [Proposal("lookup", tokens, (), _is_sampled(sequence), match)]

@@ -36,7 +36,6 @@ Profile = dict[str, tuple[int, int, int]]
 
 
 def build_plans(engines: Path, engine: TensorRT, prefill_chunk: int, report: Report) -> None:
-    """Turn all engines below a directory into plans; see `build_plan`."""
     found = sorted(file.parent for file in engines.rglob(ENGINE_FILE))
     for done, directory in enumerate(found):
         report("building the plans", done, len(found))
@@ -174,13 +173,11 @@ def timing_cache(plan: PlanInfo) -> Path:
 
 
 def load_timings(config: trt.IBuilderConfig, file: Path) -> None:
-    """Load earlier builds' timings into a build."""
     stored = file.read_bytes() if file.is_file() else b""
     config.set_timing_cache(config.create_timing_cache(stored), False)
 
 
 def save_timings(config: trt.IBuilderConfig, file: Path) -> None:
-    """Save a build's timings."""
     serialized: Any = config.get_timing_cache().serialize()  # a buffer, which its type hides
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"{file.name}.{os.getpid()}")

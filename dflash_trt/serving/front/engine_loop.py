@@ -133,7 +133,7 @@ class EngineLoop:
                     self._fail(sequences, error)
 
     def _has_work(self) -> bool:
-        return self._scheduler.busy or self._drafter_loads is not None
+        return self._scheduler.has_work or self._drafter_loads is not None
 
     def _step(self, sequences: list[SequenceState]) -> None:
         """Run one scheduler step; add sequences that joined to `sequences`."""

@@ -93,7 +93,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            while not (self._scheduler.busy and self._inbox.empty()):
+            while not (self._scheduler.has_work and self._inbox.empty()):
                 message = self._inbox.get()
                 if message is None:
                     return
