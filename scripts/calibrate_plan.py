@@ -64,12 +64,11 @@ class Figure:
 
     @property
     def use(self) -> str:
-        """calibrate or check."""
         return str(self.group["use"])
 
     @property
     def at_least(self) -> bool:
-        """ "More than" was published."""
+        """Whether "more than" was published."""
         return bool(self.group.get("at_least"))
 
     @property
@@ -85,7 +84,7 @@ def target(name: str) -> ModelSize:
 
 
 def drafting(name: str, of: str, acceptance: float, draft_tokens: int | None = None) -> Method:
-    """DFlash by a published drafter; draft_tokens: its whole block unless given."""
+    """Return DFlash by a published drafter; draft_tokens: by default its whole block."""
     config = published_models()["drafters"][name]["config"]
     config = {**config, **config["dflash_config"]}
     drafts = draft_tokens or config["block_size"] - 1
@@ -111,7 +110,7 @@ def _method(group: Mapping[str, Any], name: str, measured: Mapping[str, Any]) ->
 
 
 def tau_of(group: Mapping[str, Any]) -> float:
-    """Of the table that an entry of `figures` names; drafts: the whole block by default."""
+    """Return tau from the table that an entry of `figures` names."""
     block = published_models()["drafters"][group["drafter"]]["config"]["block_size"]
     drafts = group.get("DFlash", {}).get("drafts", block - 1)
     named = (group.get("acceptance", ""), group["drafter"], drafts)
@@ -120,7 +119,7 @@ def tau_of(group: Mapping[str, Any]) -> float:
 
 
 def predict(figure: Figure, constants: Constants) -> float:
-    """The same number by the plan."""
+    """Return the plan's prediction of the figure."""
     group, size = figure.group, target(figure.group["target"])
     gpu = machine(group["machine"]).gpu
     runtime = Runtime(gpu, figure.layout, constants, group["software"])
@@ -137,7 +136,7 @@ def predict(figure: Figure, constants: Constants) -> float:
 
 
 def errors(constants: Constants, use: str) -> list[float]:
-    """predicted / measured - 1 of each figure that is not merely a bound."""
+    """Return predicted / measured - 1 of each figure that is not merely a bound."""
     return [
         predict(figure, constants) / figure.value - 1
         for figure in figures()
@@ -146,7 +145,7 @@ def errors(constants: Constants, use: str) -> list[float]:
 
 
 def numbers(constants: Constants) -> np.ndarray:
-    """What is fitted, as logarithms."""
+    """Return the fitted constants as logarithms."""
     kernel, host = constants.kernel, constants.host
     shares = (constants.bandwidth, constants.flops, constants.expert_flops)
     seconds = (kernel["sglang"], kernel["tensorrt_llm"], host["sglang"], host["tensorrt_llm"])

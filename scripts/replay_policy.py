@@ -53,7 +53,7 @@ CANDIDATES = 8
 
 @dataclass
 class Text:
-    """What the target says to a request, and the drafter after each token of it."""
+    """The target's answer to a request, and the drafter's candidates after each token of it."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # the prompt's, too
@@ -62,7 +62,7 @@ class Text:
 
 
 class EveryToken(Fixed):
-    """Verifies nothing; the drafter runs after every token."""
+    """A policy that verifies nothing and runs the drafter after every token."""
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
@@ -91,7 +91,7 @@ def decode(
 
 
 def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: int) -> list[Text]:
-    """Greedy texts of `new` tokens."""
+    """Record greedy texts of `new` tokens."""
     texts = [Text(Request(prompt, new)) for prompt in prompts]
     every = EveryToken(info.block_size - 1)
     for text in texts:
@@ -164,7 +164,7 @@ def replay(
     by: Proposer,
     streams: int = 1,
 ) -> tuple[float, list[SequenceState]]:
-    """Seconds, and what was decoded. ValueError if it is not the text."""
+    """Return the seconds and what was decoded; ValueError if it is not the text."""
     run = Replay(texts, costs, info.block_size - 1)
     rows, timed = by.rows, policy.timed
     of = {tuple(text.request.prompt): text for text in texts}
@@ -188,7 +188,7 @@ def replay(
 
 
 def oracle(text: Text, costs: CostProfile) -> float:
-    """Seconds of the cheapest rounds over a text, of all that was ever proposed."""
+    """Return the seconds of the cheapest rounds over a text, of all that was ever proposed."""
     first, last = len(text.request.prompt), len(text.tokens) - 1
     rest = {(last, ran): 0.0 for ran in (False, True)}  # by position, and if the drafter has run
     after = {last: 0.0}
@@ -211,7 +211,7 @@ Made = Callable[[], tuple[Policy, Proposer]]
 
 
 def strategies(info: EngineInfo, costs: CostProfile) -> Iterator[tuple[str, Made]]:
-    """By name; those to listen to all along a text first."""
+    """Yield policies and proposers by name; ones that need whole texts first."""
     block = info.block_size
 
     def made(**switches: bool) -> tuple[Policy, Proposer]:
@@ -239,7 +239,6 @@ MECHANISMS: Mapping[str, tuple[object, str, object]] = {
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """A mechanism taken out."""
     with patch.object(*MECHANISMS[name]):
         yield
 
@@ -247,7 +246,7 @@ def without(name: str) -> Iterator[None]:
 def compare(
     texts: Sequence[Text], info: EngineInfo, costs: CostProfile, streams: int = 1
 ) -> dict[str, float]:
-    """Speed over plain decoding, by policy; the oracle is known for one stream only."""
+    """Print speeds over plain decoding by policy; the oracle is known for one stream only."""
     found = {}
     for name, make in strategies(info, costs):
         taken_out = MECHANISMS.get(name.removeprefix("without "))
@@ -259,7 +258,7 @@ def compare(
 
 
 def given(text: str) -> CostProfile:
-    """As --costs says them."""
+    """Parse the value of --costs."""
     times = {key: float(value) / 1e3 for key, value in (x.split(":") for x in text.split(","))}
     draft = times.pop("draft")
     return CostProfile([0], [1], [*map(int, times)], [[[*times.values()]]], [[draft]])

@@ -34,7 +34,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair as `build` writes it; shared, so not to be changed."""
+    """Return the demo pair as `build` writes it; shared, so not to be changed."""
     directory = tmp_path_factory.mktemp("demo") / "built"
     build(demo_config(), directory, lambda *_: None)
     return directory
@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny pair, in `target` and `drafter`, and its build in `built`; not to be changed."""
+    """Return a tiny pair, `target` and `drafter`, and its build `built`; not to be changed."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory)
     build_pair(directory, directory / "built")
@@ -51,13 +51,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pair(original: Path, tmp_path: Path) -> Path:
-    """A copy to change."""
+    """Return a copy of `original` that may be changed."""
     return Path(shutil.copytree(original, tmp_path / "pair"))
 
 
 @pytest.fixture(scope="session")
 def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
-    """`built_pair(taught=True, **shape)`: make a pair (see `pairs.make_pair`) and its engines."""
+    """Return `built_pair(taught=True, **shape)`, which makes a pair and its engines."""
     cache: dict[tuple[object, ...], BuiltPair] = {}
     numbers = itertools.count()
 
@@ -74,7 +74,7 @@ def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
 
 @pytest.fixture(scope="session")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """`case_of(name)`: a pair of `families.make`, taught, and what the references make of it."""
+    """Return `case_of(name)`: a taught pair of `families.make` and the references' results."""
     import exact  # noqa: PLC0415
     import families  # noqa: PLC0415
 
@@ -90,11 +90,10 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
 @pytest.fixture(scope="session")
 def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
-    """`case_of` by parameter."""
     return case_of(request.param)
 
 
 @pytest.fixture
 def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs are made up to force choices: what rounds really take must not correct them."""
+    """Keep measured times out of tests whose made-up costs force choices."""
     monkeypatch.setattr(Adaptive, "timed", lambda *_: None)

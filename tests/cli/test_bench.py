@@ -16,7 +16,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with run.json and report.md: every method, two batches, two temperatures."""
+    """Return a folder with run.json and report.md: every method, two batches, two temperatures."""
     folder = tmp_path_factory.mktemp("bench")
     done = run(
         *("bench", "engine", built, *(f"--methods={method}" for method in METHODS)),

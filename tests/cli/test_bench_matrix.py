@@ -26,7 +26,7 @@ OPTIONS = ("--concurrency=1", "--concurrency=2", "--requests", "2", "--max-token
 
 @pytest.fixture
 def aiperf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The stand-in on PATH, which notes each of its runs in a file."""
+    """Put the stand-in on PATH; it records each of its runs in a file."""
     folder, calls = tmp_path / "bin", tmp_path / "calls"
     folder.mkdir()
     line = f'#!/bin/sh\necho "$@" >> {calls}\nexec {sys.executable} {AIPERF} "$@"\n'

@@ -21,7 +21,6 @@ from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, its config, a build of it and a file of prompts."""
     directory = tmp_path_factory.mktemp("home")
     make_pair(directory)
     (directory / "tiny.yaml").write_text(

@@ -33,7 +33,6 @@ MACHINES = {  # name, compute capability, MiB as the driver shows them
 
 
 def query(kind: str = "dgx-b300", count: int = 8, used: Mapping[int, int] | None = None) -> str:
-    """What `nvidia-smi` says of so many; used: MiB by GPU."""
     name, capability, total = MACHINES[kind]
     free = [total - (used or {}).get(i, 0) for i in range(count)]
     row = f"{name}, {capability}, {total}"
@@ -42,7 +41,7 @@ def query(kind: str = "dgx-b300", count: int = 8, used: Mapping[int, int] | None
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`machine(**changes)`: from then on `nvidia-smi` says so."""
+    """Return `machine(**changes)`, which changes what `nvidia-smi` prints."""
     folder = tmp_path / "driver"
     folder.mkdir()
     script = folder / "nvidia-smi"
@@ -65,7 +64,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TensorRT-LLM to import, here and in processes that start."""
+    """Make a TensorRT-LLM importable, here and in child processes."""
     package = tmp_path / "site" / "tensorrt_llm"
     (package / "llmapi").mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '1.4.0rc1'")
@@ -78,7 +77,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that decodes."""
     monkeypatch.syspath_prepend(str(STANDINS))
     monkeypatch.setenv("PYTHONPATH", str(STANDINS))
 
@@ -168,7 +166,7 @@ def test_only_gpus_that_cuda_may_use_count(
 @pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) -> None:
-    """Over the stand-in's `TorchLlmArgs`; what it refuses here we let through."""
+    """The stand-in's `TorchLlmArgs` refuses here what our schema lets through."""
     engine = Path(shutil.copytree(make_build(pair), tmp_path / "b", symlinks=True)) / "engines"
     engine = engine / "tensorrt_llm"
     assert judged_arguments(engine) == ("1.4.0rc1", [])
@@ -282,7 +280,7 @@ def test_how_an_acceptance_length_is_judged(
 
 
 def test_what_is_believed_at_least_is_the_engines_own_figure() -> None:
-    """TensorRT-LLM's own test of four drafts, for as many or more; otherwise another engine's."""
+    """TensorRT-LLM's own test has four drafts; for fewer another engine's figure counts."""
     least, by = lowest_believed("z-lab/gpt-oss-20b-DFlash", 7, "TensorRT-LLM")
     assert least == 2.78
     assert "TensorRT-LLM's accuracy references" in by

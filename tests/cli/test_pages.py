@@ -20,7 +20,7 @@ from dflash_trt.config import load_config
 
 
 def test_every_block_is_run_or_listed() -> None:
-    """A new block is run by its language; a language without a runner has to be listed."""
+    """A language without a runner has to be listed."""
     blocks = [block for page in PAGES for block in read(page)]
     run = {"sh", "python", "command", "yaml", "setting", "promql", "console"}
     others = [block for block in blocks if block.language not in run and not not_run(block)]
@@ -31,7 +31,7 @@ def test_every_block_is_run_or_listed() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_line_is_understood(page: str) -> None:
-    """Also those within a line of Docker's or Slurm's, and those that no test runs."""
+    """Commands inside Docker's or Slurm's lines, and those that no test runs, count too."""
     for block in read(page):
         if block.language in ("sh", "command"):
             for line in re.findall(r"^[^#\n]*?\bdflash-trt ([^#\n]*)", block.text, re.MULTILINE):
@@ -59,7 +59,6 @@ def test_help_lists_whole_sentences_by_group_and_each_command_has_an_example(
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -81,7 +80,7 @@ def of(*languages: str) -> list[Any]:
 
 @pytest.mark.parametrize("block", of("yaml", "setting"))
 def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
-    """With what it leaves out; `a.b: c` is a path and a value."""
+    """Settings written `a.b: c` are a path and a value."""
     found = yaml.safe_load(block.text)
     if "scrape_configs" in found:  # Prometheus's own
         known = {"job_name", "scrape_interval", "static_configs"}
@@ -114,7 +113,6 @@ def test_the_queries_are_of_what_is_exported(block: Block) -> None:
 
 
 def named(text: str) -> list[Path]:
-    """The files that docs/structure.md names with their folder."""
     package, roots = ROOT / "dflash_trt", ("tests", "scripts", "model_repository", "build_configs")
     names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))`", text)
     beside = [package / name for name in re.findall(r"`(\w+\.py)`", text)]

@@ -9,7 +9,7 @@ from test_adaptive import Case, CaseOf, case_for, pair_of
 
 @pytest.fixture(scope="session")
 def long_case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
-    """`long_case_of(name)`: a pair, and requests of texts longer than features are held back."""
+    """Return `long_case_of(name)`: a pair, and requests longer than features are buffered."""
 
     @cache
     def make(name: str) -> Case:

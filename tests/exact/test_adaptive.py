@@ -43,8 +43,6 @@ scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
 
 @dataclass(frozen=True)
 class Case:
-    """A pair, requests greedy and sampled, and the texts that they must lead to."""
-
     built: BuiltPair
     rounds: RunRound
     requests: list[Request]
@@ -66,7 +64,6 @@ def pair_of(name: str, built_pair: BuildPair, paths: pytest.TempPathFactory) -> 
 
 
 def case_for(built: BuiltPair) -> Case:
-    """Prompts whose continuation the drafter knows for a while."""
     target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
     prompts = [text[: 14 + 9 * i] for i, text in enumerate(built.texts)]
     counts = [NEW_TOKENS, 7, NEW_TOKENS, 1, 30, 2, 23, NEW_TOKENS]
@@ -83,7 +80,6 @@ def case_for(built: BuiltPair) -> Case:
 
 
 def decode(scheduler: Scheduler, case: Case) -> None:
-    """All requests, joining while others run. Asserts their texts."""
     sequences: list[SequenceState] = []
     waiting = list(case.requests)
     for turn in itertools.count():
@@ -96,7 +92,7 @@ def decode(scheduler: Scheduler, case: Case) -> None:
 
 
 class EveryToken(AtRandom):
-    """Verifies nothing; the drafter runs behind every token."""
+    """A policy that verifies nothing and runs the drafter after every token."""
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
@@ -111,7 +107,7 @@ def guesses_of(case: Case, seed: int) -> Guesses:
 
 
 def filled(case: Case) -> Case:
-    """With three requests more that fill the cache to its end, one by its prompt."""
+    """Add three requests that fill the cache to its end, one by its prompt."""
     prompts = case.built.texts[:3]
     prompts[2] = [token for text in case.built.texts[2:6] for token in text]
     longest = [
@@ -151,7 +147,7 @@ def test_a_drafter_that_was_held_back_drafts_what_it_always_would(
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_who_asks_for_no_drafting_has_none(long_case_of: CaseOf, adaptive: bool) -> None:
-    """Alone and beside others, whose drafter goes on; and each token says who wrote it."""
+    """The drafter goes on for others in the batch, and each token has its source."""
     case = long_case_of("qwen3")
 
     target = read_info(case.built.target_engine)

@@ -38,7 +38,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", ["plain", "fixed", "adaptive"])
 def test_texts_by_seed(name: str, temperature: float, engines: tuple[Engine, Engine]) -> None:
-    """Those of `fixed` with a temperature were others: it has the one sampler since."""
     policies = {
         "plain": (Fixed(0), Proposer()),
         "fixed": (Fixed(7), Proposer()),

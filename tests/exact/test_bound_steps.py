@@ -22,7 +22,6 @@ def test_the_oldest_makes_room_for_another() -> None:
 
 
 def test_all_steps_share_their_memory(built: Path) -> None:
-    """Of a drafter: features of a prompt are its largest input, and each length has a step."""
     engine = Engine(built / "engines" / "drafter")
     steps = [engine.step(0, 1, 8, 128, 7, context=length) for length in (100, 30, 60)]
     for name, array in {**steps[0].inputs, **steps[0].outputs}.items():

@@ -42,7 +42,7 @@ def case(case_of: Callable[[str], Case]) -> Case:
 
 
 def blocks(case: Case) -> Iterator[tuple[int, torch.Tensor, Any, Any]]:
-    """Block after block, as while decoding: the anchor, z-lab's states, our ids and pair scores."""
+    """Yield blocks as decoding does: the anchor, z-lab's states, our ids and pair scores."""
     text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
     starts = [13, 14, 17, 25, 33, 60]
     states = reference.drafter_states(pair.target_dir, pair.drafter_dir, text, starts)
@@ -55,7 +55,6 @@ def blocks(case: Case) -> Iterator[tuple[int, torch.Tensor, Any, Any]]:
 
 
 def test_pair_scores(case: Case) -> None:
-    """Of every candidate after every other one, as log-probabilities."""
     pair = case.built.pair
     for anchor, states, ids, scores in blocks(case):
         places, k = ids.shape
@@ -73,7 +72,6 @@ def test_pair_scores(case: Case) -> None:
 
 
 def test_other_kernels_groups_and_candidates(tmp_path: Path) -> None:
-    """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
     own = DFLASH2["dflash_config"] | {
         "block_size": 5,
         "conv_kernel_size": 3,

@@ -100,7 +100,7 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
 def test_rounds_do_not_depend_on_neighbors(name: str, case_of: CaseOf) -> None:
-    """Towards its end a text is drafted with fewer masks, and none of a longer neighbor's."""
+    """Near its end a text is drafted with fewer masks, and none of a longer neighbor's."""
     case = case_of(name)
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
@@ -118,7 +118,7 @@ ONE = "llama-gqa2-tied-b8-5taps"
 
 @pytest.mark.parametrize("drafts", range(1, 8))
 def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
-    """Fewer drafts than the block holds: same text, and the drafts are those of a whole block."""
+    """With fewer drafts than a block the text stays; the drafts are those of a whole block."""
     case = case_of(ONE)
     scheduler = scheduler_of(rounds_of(case.built), Fixed(drafts))
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
@@ -133,7 +133,7 @@ def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
 def test_verify_notices_what_neighbors_change(
     case_of: CaseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A target that is right about every prompt alone, and wrong about the last of several."""
+    """The target is right about every prompt alone, and wrong about the last of several."""
     case = case_of(ONE)
     engines, speculation = case.built.target_engine.parent, Speculation(draft_tokens=7)
     found = check_lossless(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
@@ -169,7 +169,7 @@ def test_verify_notices_what_neighbors_change(
 def test_a_row_without_numbers_fails_alone(
     sampling: SamplingParams, drafts: int, position: int, case_of: CaseOf
 ) -> None:
-    """Nor does whoever has its cache row next notice."""
+    """The next sequence in its slot does not notice either."""
     case = case_of(ONE)
     target = Engine(case.built.target_engine)
     rounds = in_process(target, Engine(case.built.drafter_engine) if drafts else None)

@@ -51,7 +51,6 @@ def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 @pytest.mark.parametrize("name", ROPES)
 def test_rope_is_that_of_transformers(name: str, theta: float) -> None:
-    """In transformers 5's spelling and in the one before."""
     parameters = ROPES[name]
     shape = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}
     model = LlamaConfig(

@@ -34,7 +34,7 @@ SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def target_of(expected: Any, directory: Path) -> Path:
-    """A target with the embedding and head that a sample was computed with."""
+    """Return a target with the embedding and head that a sample was computed with."""
     config = LlamaConfig(**TARGET | {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 5})
     model = AutoModelForCausalLM.from_config(config)
     model.model.embed_tokens.weight.data = torch.tensor(expected["embedding"])
@@ -86,7 +86,7 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
 
 
 def test_a_selector_over_a_reduced_head(tmp_path: Path) -> None:
-    """Without the tokens that are never among the best, all scores stay those of the library."""
+    """Without the tokens that are never among the best, scores stay those of the library."""
     sample = SAMPLES / "speculators-dflash2"
     expected = np.load(sample / "expected.npz")
     top_k = expected["pair_scores"].shape[-1]
@@ -119,7 +119,7 @@ def test_a_selector_over_a_reduced_head(tmp_path: Path) -> None:
 
 
 def to_deepspec(pair: Pair, directory: Path) -> None:
-    """A z-lab drafter rewritten as DeepSpec saves it, with the target's tables as its own."""
+    """Rewrite a z-lab drafter as DeepSpec saves it, with the target's tables as its own."""
     config = json.loads((pair.drafter_dir / "config.json").read_text())
     config |= {
         "architectures": ["Qwen3DSparkModel"],
@@ -142,7 +142,7 @@ def to_deepspec(pair: Pair, directory: Path) -> None:
 def rewritten(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[BuiltPair, list[int]]:
-    """A taught pair whose drafter is in another format, and the tokens it can draft."""
+    """Return a taught pair with a drafter in another format, and the tokens it can draft."""
     directory, form = tmp_path_factory.mktemp("pair"), request.param
     from_anchor = form in ("from-anchor", "deepspec")
     pair = write_pair(directory, LlamaConfig(**TARGET), DRAFTER)
@@ -192,7 +192,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 @pytest.fixture
 def reduced(tmp_path: Path) -> tuple[Path, Path]:
-    """A target for the sample with a reduced head, and a copy of it to change."""
+    """Return a target for the sample with a reduced head, and a copy of it to change."""
     sample = SAMPLES / "speculators-reduced"
     target = target_of(np.load(sample / "expected.npz"), tmp_path / "target")
     return target, Path(shutil.copytree(sample, tmp_path / "drafter"))

@@ -72,7 +72,6 @@ quiet: Callable[..., None] = lambda *_: None  # noqa: E731
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    """Of each architecture; Qwen3's head is its own, and its heads are wider."""
     plain = {**SHAPE, "tie_word_embeddings": True, "rope_theta": 20000.0}
     qwen3 = {"tie_word_embeddings": False, "head_dim": 128}  # what transformers takes it to be
     return {
@@ -95,7 +94,7 @@ def theirs(file: Path) -> Any:
 def check_logits(
     file: Path, drafter: Path, directory: Path, tokens: list[int], atol: float
 ) -> None:
-    """transformers', and its weights bit for bit."""
+    """Compare logits with transformers', and weights bit for bit."""
     at, model = as_directory(file), theirs(file)
     build_engines(at, drafter, directory / "e", slots=2, max_seq_len=64)
     weights, state = load_target(at).weights, model.state_dict()
@@ -125,7 +124,7 @@ def test_the_spec_is_that_of_the_checkpoint(pairs: dict[str, Pair], tmp_path: Pa
 
 @pytest.mark.models
 def test_llama_3_frequencies(pairs: dict[str, Pair], tmp_path: Path) -> None:
-    """llama.cpp keeps them as a tensor; `transformers` computes them from its config."""
+    """llama.cpp stores them as a tensor; `transformers` computes them from its config."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     scaling |= {"rope_theta": 20000.0}
@@ -191,9 +190,9 @@ def test_a_quantized_file_keeps_its_bits_by_default(
 def test_blocks_stay_as_they_are(
     pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind, bits: Any
 ) -> None:
-    """A quantized engine's logits are the dequantized model's but for the rounding of inputs.
+    """Logits are the dequantized model's, except that inputs are rounded.
 
-    That can be switched off. With it, they are the same bits whatever else a step holds.
+    Without that rounding they are the same bits, whatever else a step holds.
     """
     pair = pairs[name]
     file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, kind)
@@ -250,7 +249,7 @@ def test_a_text_is_the_same_tokens(pairs: dict[str, Pair], tmp_path: Path) -> No
 
 
 def assert_same_tokens(file: Path, *, digits: bool) -> None:
-    """As `transformers` has them, which leaves out the step of SmolLM's that parts digits."""
+    """Compare tokens with `transformers`, which leaves out SmolLM's separation of digits."""
     ours = load_tokenizer(as_directory(file))
     reading = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if digits:
@@ -263,7 +262,6 @@ def assert_same_tokens(file: Path, *, digits: bool) -> None:
 
 
 def texts(count: int = 1500) -> list[str]:
-    """Of our pages and code, and of letters, digits, marks and signs of many scripts."""
     chance = random.Random(0)
     found = [page[i : i + 300] for page in ggufs.TEXTS for i in range(0, len(page), 300)]
     found += [Path(__file__).read_text(), " 1", "a1 b22 333 4444", "<|end|>a<|mask|> <|end|>"]
@@ -301,7 +299,7 @@ def test_tokenizer_and_template_go_into_the_build(pairs: dict[str, Pair], tmp_pa
 def test_turns_end_texts_and_recommendations_are_read(
     pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file that names the base model's end alone."""
+    """The file names only the base model's end."""
     monkeypatch.setattr("dflash_trt.checkpoints.gguf.ENDS_OF_TURNS", {"<|mask|>"})
     more: dict[str, object] = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
     more |= {"tokenizer.chat_template.tool_use": "with tools"}
@@ -318,7 +316,7 @@ def test_turns_end_texts_and_recommendations_are_read(
 def test_a_file_in_a_package(
     pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is not imported: it may lack what it needs."""
+    """The package is not imported: its dependencies may be missing."""
     package = tmp_path / "packed_model"
     package.mkdir()
     (package / "__init__.py").write_text("import what_is_not_there")

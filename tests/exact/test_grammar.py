@@ -61,8 +61,6 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A pair, requests under all grammars, and what plain decoding makes of them."""
-
     built: BuiltPair
     grammars: Grammars
     requests: list[Request]
@@ -115,7 +113,7 @@ def test_plain_texts_are_transformers_under_llguidances_masks(case: Case) -> Non
 
 
 def test_forced_tokens_are_drafts_for_free(case: Case) -> None:
-    """Without a drafter, and by a policy that asks it for nothing."""
+    """There is no drafter, or a policy that never runs it."""
     target = Engine(case.built.target_engine)
     request = case.requests[0]
     policy = strategy(Speculation(), target.info, COSTS["cheap"])
@@ -133,7 +131,7 @@ def test_forced_tokens_are_drafts_for_free(case: Case) -> None:
 
 @pytest.mark.models
 def test_answers_under_schemas_of_the_suite_are_valid(built_pair: BuildPair) -> None:
-    """Some of its schemas (MIT license), greedy and sampled; with drafts and without alike."""
+    """The schemas are some of the suite's (MIT license)."""
     cases = json.loads((SAMPLES / "json_schemas.json").read_text(encoding="utf-8"))
     built = built_pair(family="qwen3", taps=(1, 2))
     target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)

@@ -64,7 +64,7 @@ def test_rules_are_transformers(sampling: SamplingParams, processors: list[Any],
 
 
 def test_penalties_of_the_output_alone() -> None:
-    """OpenAI's definition: presence once, frequency by the count; the prompt does not count."""
+    """By OpenAI's definition presence counts once, frequency each time, and the prompt never."""
     logits = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
     expected = logits.copy()
     expected[7] -= 0.5 + 3 * 0.25

@@ -21,7 +21,6 @@ PROMPTS = [[5, 6, 7, 8] * 6, [9, 10, 11, 9, 10, 11, 9]]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Method, Path]:
-    """The same target with each method; the drafter is never looked for where it is not needed."""
     directory = tmp_path_factory.mktemp("pair")
     make_pair(directory, block_size=8)
     found: dict[Method, Path] = {}
@@ -47,7 +46,7 @@ def test_a_build_without_a_drafter_has_none(built: dict[Method, Path]) -> None:
 def test_its_text_is_the_targets(
     built: dict[Method, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps cost what they are said to: a busy machine's would leave lookups out."""
+    """Costs are made up: on a busy machine measured ones would leave lookups out."""
     monkeypatch.setattr("dflash_trt.decoding.lossless.measure", lambda *_: COSTS["cheap"])
     speculation = SPECULATION[name]
     directory = built[speculation.method] / "engines"

@@ -31,7 +31,6 @@ CELLS = [f"{family}-{form}" for family in FAMILIES for form in FORMATS]
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, list[list[int]]]:
-    """What transformers makes of the prompts, by family."""
     return {}
 
 

@@ -132,13 +132,11 @@ def test_a_wrong_config_of_experts_is_refused(
 
 
 def _spec(directory: Path) -> TargetSpec:
-    """Of a config.json; its weights are not looked at."""
     save_file({}, directory / "model.safetensors")
     return load_target(directory).spec
 
 
 def _build(case: Case, source: Path, engine: Path) -> None:
-    """The engine of a checkpoint that differs from the case's target."""
     target = load_target(source)
     check_pair(target, case.built.drafter, None)
     engine.mkdir()
@@ -153,7 +151,7 @@ def _operators(engine: Path) -> set[str]:
 
 @pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
 def test_sinks_do_not_show_how_many_rows_are_seen(case: Case) -> None:
-    """Bit for bit: the sum of a softmax starts with the sink, wherever the last row is."""
+    """Bit for bit, because a softmax's sum starts with the sink."""
     built = case.built
     engine, tokens = Engine(built.target_engine), built.texts[0][:30]
     found = []

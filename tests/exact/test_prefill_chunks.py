@@ -11,8 +11,6 @@ LEAST, PROMPT, NEW_TOKENS = 16, 100, 40
 
 
 class Watched:
-    """Rounds, and how many tokens each chunk had."""
-
     def __init__(self, rounds: RunRound) -> None:
         self._rounds = rounds
         self.chunks: list[int] = []

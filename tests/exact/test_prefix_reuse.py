@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("made_up_time")
 def chat(
     scheduler: Scheduler, turns: int, sampling: SamplingParams, said: int = 9, **options: object
 ) -> list[SequenceState]:
-    """Each turn sends all of the text back, and something new."""
     text, dice, answers = [*SYSTEM], np.random.default_rng(said), []
     for turn in range(turns):
         text += dice.integers(300, size=said + turn).tolist()
@@ -95,7 +94,6 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed(long_case_of: C
 
 
 def test_what_the_drafter_has_not_seen_is_for_those_who_draft_nothing(long_case_of: CaseOf) -> None:
-    """And once it has, for all."""
     case = long_case_of("qwen3")
     scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=PrefixCache(99))
     asked = [Request(SYSTEM, 9, drafting=drafting) for drafting in (False, True, False, True)]
@@ -110,7 +108,7 @@ def test_what_the_drafter_has_not_seen_is_for_those_who_draft_nothing(long_case_
 
 
 def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
-    """Nor does what is kept of a sequence that goes on take its features away."""
+    """Caching blocks of a sequence that goes on leaves its features alone."""
     buffer, features = FeatureBuffer(), np.ones((1, BLOCK, 4), np.float32)
 
     def pass_on(place: int, wanted: int, *copies: int) -> list[int]:

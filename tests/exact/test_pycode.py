@@ -16,7 +16,6 @@ BAR = 3.2  # generated tau, greedy, block 8
 
 
 def test_same_text_and_same_rounds(tmp_path: Path) -> None:
-    """One by one, as z-lab: every token and every round's acceptance, so tau to the digit."""
     pair, prompts = (PYCODE / "target", PYCODE / "drafter"), prompt_ids()
     assert len(prompts) == PROMPTS
     longest = max(map(len, prompts)) + NEW_TOKENS

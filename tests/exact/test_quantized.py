@@ -31,7 +31,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices are converted in parts that end within their blocks, as large ones are."""
+    """Convert matrices in parts that end within their blocks, as large ones are."""
     monkeypatch.setattr(stored, "CHUNK", 20_000)
 
 

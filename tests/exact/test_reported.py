@@ -55,7 +55,7 @@ every = pytest.mark.parametrize("name", [*POLICIES, RIGHT])
 
 
 class Right(Proposer):
-    """Proposes what plain decoding says, by the requests' `id`."""
+    """A proposer of the expected tokens, by the requests' `id`."""
 
     def __init__(self, texts: Mapping[int, list[int]]) -> None:
         super().__init__(7)
@@ -71,8 +71,6 @@ class Right(Proposer):
 
 @dataclass(frozen=True)
 class Case:
-    """A pair, whose drafter knows how the prompt goes on, and what plain decoding says."""
-
     built: BuiltPair
     target: Engine
     drafter: Engine
@@ -87,9 +85,9 @@ class Case:
         watch: Callable[[RunRound], RunRound] = lambda rounds: rounds,
         **options: Any,
     ) -> Scheduler:
-        """Of this policy; costs: by default all that can be proposed is worth its while.
+        """Return a scheduler with this policy; costs: by default every proposal pays.
 
-        texts: what the requests lead to, of which `RIGHT` proposes the next tokens.
+        texts: the expected ones, whose next tokens `RIGHT` proposes.
         """
         speculation = POLICIES.get(name, POLICIES["none"])
         policy, proposer = strategy(speculation, self.target.info, costs)
@@ -126,7 +124,6 @@ def case(built_pair: BuildPair) -> Case:
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    """Whose tokens are numbers with a space between."""
     tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(320)}, unk_token="0"))
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     return tokenizer
@@ -139,7 +136,7 @@ def assert_same(found: SequenceState, plain: SequenceState) -> None:
 
 
 def assert_counts(sequence: SequenceState) -> None:
-    """All figures are of what is in the text, not of what was verified behind its end."""
+    """Assert that all figures count what is in the text, not what was verified after its end."""
     drafts = sum(source > 0 for source in sequence.sources)
     assert len(sequence.sources) == len(sequence.tokens)
     assert sum(sequence.committed_per_round) == len(sequence.tokens) - 1
@@ -152,9 +149,10 @@ def assert_counts(sequence: SequenceState) -> None:
 
 
 def cuts(text: list[int], words: Tokenizer) -> Iterator[tuple[int, str]]:
-    """Stop words, each first complete with another token: how many tokens, and the word.
+    """Yield stop words, each with the number of tokens at which it is first complete.
 
-    They begin and end within tokens, and are of several."""
+    They begin and end within tokens, and span several.
+    """
     for count in ENDS:
         so_far = words.decode(text[:count])
         before = words.decode(text[: count - 1])
@@ -195,7 +193,7 @@ def test_nothing_runs_on_behind_a_stop_word(name: str, case: Case, words: Tokeni
 @every
 @pytest.mark.parametrize("ends", ["length", "stop"])
 def test_what_is_thrown_away_is_not_counted(name: str, ends: str, case: Case) -> None:
-    """vllm 56101 and PR 56137, sglang 39826, ik_llama.cpp PR 2358: nor in the server's metrics."""
+    """vllm 56101 and PR 56137, sglang 39826, ik_llama.cpp PR 2358: metrics counted it."""
     (whole,) = case.plain([Request(case.prompt, NEW_TOKENS)])
     first = {token: whole.tokens.index(token) + 1 for token in whole.tokens}
     requests = [Request(case.prompt, count) for count in ENDS]
@@ -235,9 +233,9 @@ SCORED = SamplingParams(repetition_penalty=1.2, prompt_logprobs=True, seed=5)
 @every
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_go_from_token_to_token_of_a_block(name: str, rule: str, case: Case) -> None:
-    """sglang 28200, PR 28242 and PR 33643, vllm PR 42802: not from round to round.
+    """sglang 28200, PR 28242, PR 33643, vllm PR 42802: rules applied round by round.
 
-    llama.cpp 27972, vllm 34497, z-lab 39: and log-probabilities are those of plain decoding.
+    llama.cpp 27972, vllm 34497, z-lab 39: log-probabilities differed from plain decoding's.
     """
     requests = [
         Request(
@@ -261,7 +259,7 @@ def test_rules_go_from_token_to_token_of_a_block(name: str, rule: str, case: Cas
 @every
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_min_tokens_counts_tokens(name: str, temperature: float, case: Case) -> None:
-    """sglang PR 33643: not rounds. The text would end at once, and ends as soon as it may."""
+    """sglang PR 33643 counted rounds. The text would end at once."""
     stops = frozenset(range(40, 320))
     requests = [
         Request(case.prompt, NEW_TOKENS, SamplingParams(temperature, min_tokens=n, seed=n), stops)
@@ -333,7 +331,7 @@ def test_a_format_begins_where_a_thought_ends(
 def test_drafts_are_accepted_under_json_object_to_its_end(
     name: str, case: Case, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    """vllm 49002, 53777: no draft was, and the closing brace took seconds. Rounds are counted."""
+    """vllm 49002, 53777: no draft was accepted, and the closing brace took seconds."""
     closing = tuple((tokenizer.token_to_id(sign), 6.0) for sign in '"}],')
     requests = [
         Request(
@@ -409,7 +407,7 @@ def test_a_kept_prefix_changes_no_round(name: str, case: Case) -> None:
 
 
 def assert_prompt_logprobs(case: Case, name: str, lengths: Sequence[int], chunk: int) -> None:
-    """Those of the target's own logits, whatever rules and temperature make of them."""
+    """Assert that they come from the target's unprocessed logits."""
     text = [*case.built.texts[1], *case.built.texts[2]] * 4
     longest = max(lengths) + 9
     requests = [
@@ -439,7 +437,7 @@ def assert_prompt_logprobs(case: Case, name: str, lengths: Sequence[int], chunk:
 def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
     name: str, chunk: int, case: Case
 ) -> None:
-    """vllm 53488: where a chunk ended they were another token's. Ours score 15 tokens at most."""
+    """vllm 53488: at a chunk's end they were another token's. Ours score at most 15 tokens."""
     lengths = [each + by for each in (7, 15, 30, 105) for by in (-1, 0, 1)]
     assert_prompt_logprobs(case, name, lengths, chunk)
 
@@ -448,7 +446,7 @@ def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
 
 
 class Bill:
-    """Rounds, and what they cost: made-up time in plain steps, so that no clock is read."""
+    """Rounds and their costs in plain steps, made up so that no clock is read."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
@@ -485,8 +483,10 @@ def test_a_useless_drafter_is_left_alone(built_pair: BuildPair) -> None:
 @pytest.mark.parametrize("streams", [1, pytest.param(2, marks=pytest.mark.models), 4])
 @pytest.mark.parametrize("more", [0.02, 0.15, 0.6])
 def test_adaptive_is_no_worse_than_any_fixed_width(streams: int, more: float, case: Case) -> None:
-    """llama.cpp PR 27342, vllm-project/recipes PR 839, ninfer-3090 PR 65: the best number of drafts
-    was less than the trained one, and with several streams none."""
+    """llama.cpp PR 27342, vllm-project/recipes PR 839, ninfer-3090 PR 65.
+
+    The best number of drafts was below the trained one, and 0 with several streams.
+    """
     costs = MadeUp((more, more * 1.5, more * 2, more * 2, more * 4), (0.2,))
     requests = [Request(text[:14], 64) for text in case.built.texts[:streams]] * (8 // streams)
     paid = {}

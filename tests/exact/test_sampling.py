@@ -30,10 +30,10 @@ def distribution(logits: Array, sampling: SamplingParams) -> Array:
 
 
 def chi_square(counts: Array, probs: Array) -> float:
-    """How many standard deviations too large the statistic is (Wilson-Hilferty).
+    """Return by how many standard deviations the statistic is too large (Wilson-Hilferty).
 
-    counts, probs: [groups, VOCAB], one distribution a group; cells that expect fewer than 5 draws
-    are put together. A token of probability 0 may never be drawn.
+    counts, probs `[groups, VOCAB]`: one distribution a group; cells that expect fewer than 5 draws
+    are joined. A token of probability 0 may never be drawn.
     """
     statistic, freedom = 0.0, 0
     for observed, p in zip(counts, probs, strict=True):
@@ -102,7 +102,7 @@ def test_many_lines_are_cut_as_each_alone() -> None:
 
 
 def test_rows_are_sampled_as_if_alone() -> None:
-    """A text must not depend on what else is running; a row without numbers hurts no other."""
+    """A row without numbers fails no other."""
     rng = np.random.default_rng(0)
     for vocab in (2, 31, 512, 5000):
         logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
@@ -119,7 +119,7 @@ def test_rows_are_sampled_as_if_alone() -> None:
 @pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])
 @pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**62])
 def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
-    """Of neighbors: seeds, positions, tokens. 40,000 pairs, all values alike likely."""
+    """Neighbors are seeds, positions and tokens: 40,000 pairs, all values equally likely."""
     seeds, positions, ids = range(seed, seed + 20), range(100, 140), np.arange(50)
     each, other = (
         np.array(
@@ -141,7 +141,7 @@ def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
 
 
 def test_tokens_of_little_weight_have_theirs() -> None:
-    """Most of a distribution in thousands of tokens that share their noise, some likelier."""
+    """Thousands of tokens share most of the weight and their noise."""
     w = np.full(8_000, 1e-4, np.float32)
     w[:4] = [1.0, 0.3, 0.1, 0.02]
     w[4::2] *= 2

@@ -38,7 +38,6 @@ LLAMA = LlamaConfig(**TARGET, tie_word_embeddings=False)
 
 
 def engines_of(pair: Pair, directory: Path, ranks: int) -> Path:
-    """`directory/RANKS/target` and `.../drafter`."""
     engines = directory / str(ranks)
     sizes = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
     build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, ranks=ranks)
@@ -46,9 +45,7 @@ def engines_of(pair: Pair, directory: Path, ranks: int) -> Path:
 
 
 def outputs_of(target: Any, drafter: Any, text: list[int]) -> list[Any]:
-    """Logits and features of a text, whole and in uneven chunks over the cache, and of two
-    blocks of drafts.
-    """
+    """Return logits and features of a text, whole and in chunks, and of two blocks of drafts."""
     found, features = [], []
     for row, start, end in ((0, 0, 40), (1, 0, 13), (1, 13, 14), (1, 14, 40)):
         outputs = target_step(target, text[start:end], start, row)
@@ -102,7 +99,6 @@ def test_every_family(family: str, tmp_path: Path) -> None:
 
 
 def own_vocabulary(directory: Path) -> Pair:
-    """A head over 240 of the target's tokens."""
     pair = write_pair(directory, LLAMA, DRAFTER)
     to_speculators(pair, directory / "speculators", from_anchor=True, ids=range(40, 280))
     return Pair(pair.target_dir, directory / "speculators")
@@ -129,7 +125,7 @@ def test_eight_ranks_that_share_two_heads(tmp_path: Path) -> None:
 
 
 def test_each_rank_has_its_share(tmp_path: Path) -> None:
-    """The same nodes, each with its half of the weights; one rank alone has no collectives."""
+    """Ranks have the same nodes with half of the weights; one rank alone has no collectives."""
     pair = make_pair(tmp_path, dtype="bfloat16", tied=False)
     whole, halves = (engines_of(pair, tmp_path, ranks) for ranks in (1, 2))
     for role in ("target", "drafter"):

@@ -28,7 +28,7 @@ NAMES = {name: stored for stored, name in LAYER_NAMES.items()}
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random target of SmolLM2's depth, as `target.py` writes one, with float32 for blocks."""
+    """Return a random target of SmolLM2's depth as `target.py` writes it, in float32."""
     directory = tmp_path_factory.mktemp("target")
     tokenizer = tiny_tokenizer(258)
     tokenizer.chat_template = TEMPLATE
@@ -65,7 +65,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command makes of a random target in two minutes."""
     output = tmp_path_factory.mktemp("trained")
     small = ["--sampled", "8", "--first", "4", "--turn", "8", "--rows", "2", "--every", "16"]
     command = [sys.executable, EXAMPLE / "train.py", "--target", target, "--output", output]

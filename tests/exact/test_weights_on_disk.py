@@ -77,7 +77,6 @@ def test_a_drafters_integers_are_near_its_numbers_and_each_row_stands_alone(
 
 
 def drafted(engine: Engine, n: int) -> Any:
-    """Logits of n blocks, the first of which is the same whatever n is."""
     rng, width = np.random.default_rng(0), engine.info.block_size
     step = engine.step(0, n, width, 32, n * width, 4)
     for name, array in step.inputs.items():
@@ -95,7 +94,7 @@ def drafted(engine: Engine, n: int) -> Any:
 
 @pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])
 def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
-    """Of 4 bits the farthest may be cut off, so that the others are nearer."""
+    """With 4 bits the farthest may be cut off, so that the others are nearer."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
@@ -116,7 +115,7 @@ def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
 
 
 def numbers(found: Matrix) -> np.ndarray[Any, Any]:
-    """`[in, out]`"""
+    """Return the matrix `[in, out]`."""
     zeros, scales, offsets = (np.repeat(x, 32, axis=0) for x in (found.zeros, *found[1:3]))
     return (found.codes.astype(np.float32) - zeros) * scales + offsets
 

@@ -91,7 +91,6 @@ def spread(unit: str, values: list[float]) -> dict[str, Any]:
 
 
 def ask(url: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """What came of one request, sent as it is in the file."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(payload).encode(), headers)
     start, first, usage, metrics = time.perf_counter(), 0.0, {}, {}

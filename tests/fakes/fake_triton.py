@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class FakeTriton:
-    """A stream goes on until its client is gone; `dflash_infer` answers when `go` is set."""
+    """A Triton whose streams last as long as their client; `go` lets `dflash_infer` answer."""
 
     port: int = 0
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)

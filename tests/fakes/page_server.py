@@ -58,8 +58,6 @@ trtllm_spec_decode_accepted_tokens_total{{token_position="2"}} 31
 
 
 class Refusal(Exception):
-    """The answer is an error with this status."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -67,18 +65,18 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Said:
-    """An answer whose message is not its raw text: what the last chunk's delta has of it."""
+    """An answer whose last delta has a message that differs from its raw text."""
 
     raw: str
     delta: Json
 
 
 class PageServer:
-    """Answers each request with the next of `answers`, the last one again and again.
+    """A server that gives the next of `answers`, the last one repeatedly.
 
-    An answer is a text, what is `Said`, a `Refusal`, or a text that ends with `CUT`: then the
-    connection ends without a word. pause: seconds before each round; together: rounds of a chunk;
-    tells: who wrote a token and what was proposed. seen: the bodies that came.
+    An answer is a text, a `Said`, a `Refusal`, or a text that ends with `CUT`, after which the
+    connection breaks off. pause: seconds before each round; together: rounds of a chunk; tells:
+    whether chunks have sources and proposals. seen: the bodies received.
     """
 
     CUT = "\N{BLACK SCISSORS}"
@@ -174,7 +172,6 @@ class PageServer:
 
 
 def faults(body: Json, prompt: str) -> list[str]:
-    """What of a request is outside the contract."""
     found = [f"lacks {name}" for name in (NEEDED | {prompt}) - body.keys()]
     found += [f"must not have {name}" for name in body.keys() - NEEDED - MAY_HAVE]
     if body.get("model") != MODEL or body.get("stream") is not True:
@@ -194,12 +191,11 @@ def faults(body: Json, prompt: str) -> list[str]:
 
 
 def tokens_of(text: str) -> list[str]:
-    """Pieces of a text that could be tokens; long words are several."""
     return re.findall(r"\n+| ?[^\s]{1,6}|\s", text)
 
 
 def drafted_rounds(text: str) -> list[Json]:
-    """Rounds of 1 to 5 tokens whose drafts come from every source."""
+    """Return rounds of 1 to 5 tokens with drafts from every source."""
     tokens = tokens_of(text)
     rounds = [_round(0, [(token, "target") for token in tokens[:1]], [])]
     at = 1
@@ -225,7 +221,7 @@ def plain_rounds(text: str) -> list[Json]:
 
 
 def untold(told: Json) -> Json:
-    """The round as TensorRT-LLM tells of it."""
+    """Return the round as TensorRT-LLM reports it, without drafts."""
     tokens = [{"text": token["text"], "source": None} for token in told["tokens"]]
     return {"round": told["round"], "tokens": tokens, "proposal": []}
 
@@ -265,7 +261,7 @@ def _error(status: int, message: str) -> Response:
 
 @contextmanager
 def page_server(server: PageServer) -> Iterator[PageServer]:
-    """It serves, on a port of its own; AssertionError if a request was outside the contract."""
+    """Serve on a free port; AssertionError if a request was outside the contract."""
     config = uvicorn.Config(server.app(), port=0, log_level="critical", lifespan="off")
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, daemon=True)

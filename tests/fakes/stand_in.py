@@ -36,24 +36,20 @@ Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferRespons
 
 
 class Call:
-    """What an answer may do beside giving responses."""
-
     def __init__(self, context: grpc.ServicerContext) -> None:
         self._context = context
 
     def abort(self, code: grpc.StatusCode, message: str) -> None:
-        """End the call with a gRPC status."""
         self._context.abort(code, message)
 
     def hang(self, seconds: float = 30.0) -> None:
-        """Say nothing until the client is gone."""
         deadline = time.monotonic() + seconds
         while self._context.is_active() and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
 class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers the requests one after the other with `answers`, the last one again and again."""
+    """A server that gives `answers` in order, the last one repeatedly."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)
@@ -68,7 +64,6 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     @property
     def ports(self) -> Ports:
-        """As those of a Triton that has gRPC alone."""
         return Ports(1, int(self.address.rpartition(":")[2]), 1)
 
     @property
@@ -100,7 +95,7 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 def stand_in(
     *answers: Answer, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[StandIn]:
-    """A stand-in at `address`, on a free port of 127.0.0.1; with credentials it wants TLS."""
+    """Start a stand-in at `address`, by default a free port; with credentials it requires TLS."""
     servicer = StandIn(*answers)
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
@@ -117,7 +112,7 @@ def stand_in(
 
 
 def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
-    """A response with the given tensors; what is not given is the end of a short answer."""
+    """Return a response with these tensors; the others are those of a short answer's end."""
     count = len(values.get("index", [0]))
     tokens = values.get("token_ids", [])
     defaults = {
@@ -151,7 +146,7 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
 
 
 def failure(code: str, message: str) -> Answer:
-    """An error of the model's, as it sends them to clients that ask for `coded_errors`."""
+    """Return a model's error, as clients that ask for `coded_errors` get it."""
 
     def answer(_: Inputs, __: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
         yield error(code, message)
@@ -164,12 +159,11 @@ def error(code: str, message: str) -> service_pb2.ModelStreamInferResponse:
 
 
 def parts(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
-    """An answer of these responses."""
     return lambda inputs, call: iter(responses)
 
 
 def hanging(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
-    """These responses, and then nothing until the client is gone."""
+    """Return these responses, then nothing until the client is gone."""
 
     def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
         yield from responses
@@ -179,7 +173,6 @@ def hanging(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
 
 
 def aborted(code: grpc.StatusCode) -> Answer:
-    """The call's end with a gRPC status."""
 
     def answer(_: Inputs, call: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
         call.abort(code, "socket closed")

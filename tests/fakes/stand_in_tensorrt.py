@@ -34,7 +34,6 @@ TYPES = {"float16": np.float16, "float": np.float32, "int64": np.int64, "bool": 
 
 
 def make_plan(directory: Path, prefill_chunk: int) -> None:
-    """What `build_plan` does, for this runtime."""
     use("tensorrt_rtx")
     info, path = read_info(directory), directory / "model.onnx"
     model = ir.load(path)
@@ -186,7 +185,7 @@ class ExecutionContext:
 
 
 class Memory:
-    """`engines.gpu.Gpu`; a recorded graph does the same work on the same memory again."""
+    """A stand-in of `engines.gpu.Gpu`; a recorded graph repeats its work on the same memory."""
 
     device, stream = "cpu", 7
     recorded = 0

@@ -29,7 +29,7 @@ RTX = ("8.0", "8.6", "8.9", "12.0", "12.1")  # what TensorRT for RTX builds for
 
 
 def assert_lossless(directory: Path, **engine: object) -> None:
-    """A build of the demo pair: its drafts change no text, and enough of them are accepted."""
+    """Assert that drafts change no text of the demo pair, and that enough are accepted."""
     paths = {role: {"path": PYCODE / role} for role in ("target", "drafter")}
     config = BuildConfig.model_validate({"name": "pycode", "engine": engine, **paths})
     build(config, directory, lambda *_: None)
@@ -44,7 +44,7 @@ def test_the_cuda_provider_runs_the_demo_pair(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "form"), CELLS)
 def test_the_cuda_providers_logits_are_the_cpus(family: str, form: str, tmp_path: Path) -> None:
-    """Each node on the GPU, too: see `check_placement`."""
+    """`check_placement` sees that each node runs on the GPU."""
     pair, found = pair_of(family, form, tmp_path), {}
     for device in ("cpu", "cuda"):
         build_engines(
@@ -62,7 +62,6 @@ def test_the_cuda_providers_logits_are_the_cpus(family: str, form: str, tmp_path
 
 
 def logits(engine: Engine) -> np.ndarray:
-    """Of 8 tokens of the second slot, all of which see those before them."""
     context = 0 if engine.info.role == "target" else 3
     step = engine.step(1, 1, 8, 32, 8, context)
     for name, array in step.inputs.items():

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def lacking() -> str:
-    """Why there is no browser here, or ""."""
+    """Return why there is no browser here, or ""."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"{program} is not installed (on Debian: apt-get install chromium-driver)"
@@ -23,7 +23,7 @@ def lacking() -> str:
 
 
 class Browser:
-    """One tab. What it asks of the network is in `requests`."""
+    """One tab; `requests` has what it asked of the network."""
 
     def __init__(self) -> None:
         from selenium import webdriver  # noqa: PLC0415
@@ -39,7 +39,7 @@ class Browser:
         self.driver.set_script_timeout(WAIT)
 
     def open(self, url: str) -> None:
-        """Its storage is empty, and `sessionStorage` of an origin ends with it."""
+        """Open a page with empty storage; `sessionStorage` ends with it."""
         size = {"width": 1280, "height": 860, "deviceScaleFactor": 1, "mobile": False}
         self.cdp("Emulation.setDeviceMetricsOverride", **size)
         self.driver.get("about:blank")
@@ -50,11 +50,11 @@ class Browser:
         return self.driver.execute_cdp_cmd(command, parameters)
 
     def js(self, script: str, *arguments: Any) -> Any:
-        """Of a page whose policy knows no `eval`: a debugger is not bound by it."""
+        """Evaluate in the debugger, which a policy without `eval` does not bind."""
         return self.driver.execute_script(script, *arguments)
 
     def until(self, found: Callable[[], T], what: str) -> T:
-        """The first true thing that `found` returns; AssertionError after a minute."""
+        """Return the first true result of `found`; AssertionError after a minute."""
         deadline = time.monotonic() + WAIT
         while time.monotonic() < deadline:
             if result := found():
@@ -66,12 +66,12 @@ class Browser:
         return int(self.js("return document.querySelectorAll(arguments[0]).length", selector))
 
     def text(self, selector: str) -> str:
-        """The text of the last element that there is, as it was written."""
+        """Return the text of the last such element, as written."""
         script = "return [...document.querySelectorAll(arguments[0])].at(-1)?.textContent ?? ''"
         return str(self.js(script, selector))
 
     def find(self, selector: str) -> Any:
-        """The last such element that can be seen."""
+        """Return the last visible such element."""
 
         def seen() -> Any:
             found = self.driver.find_elements("css selector", selector)
@@ -80,7 +80,6 @@ class Browser:
         return self.until(seen, selector)
 
     def click(self, selector: str, words: str = "") -> None:
-        """The last such element, of those that say `words`."""
 
         script = (
             "const found = [...document.querySelectorAll(arguments[0])].filter("
@@ -91,7 +90,7 @@ class Browser:
         element.click()
 
     def press(self, key: str) -> None:
-        """A key by its name, `ENTER`, or as it is, where the focus lies."""
+        """Press a key by name, `ENTER`, or character where the focus is."""
         from selenium.webdriver.common.keys import Keys  # noqa: PLC0415
 
         self.driver.switch_to.active_element.send_keys(getattr(Keys, key, key))
@@ -102,7 +101,7 @@ class Browser:
         field.send_keys(text)
 
     def ask(self, text: str, *, wait: bool = True) -> None:
-        """Types a message and sends it; returns when the answer has ended, if it shall `wait`."""
+        """Type a message and send it; with `wait` return when the answer has ended."""
         before = self.count(".answer")
         self.until(lambda: self.text("#model"), "the server's name")
         self.fill("#message", text)
@@ -115,7 +114,6 @@ class Browser:
         self.until(lambda: self.count(".answer") and not self.count(".running"), "its end")
 
     def counts(self) -> dict[str, int]:
-        """The last legend: tokens by source."""
         script = (
             "const list = [...document.querySelectorAll('.answer .legend')].at(-1);"
             "return [...list.children].map((e) => [e.dataset.source, Number(e.dataset.count)])"
@@ -123,7 +121,7 @@ class Browser:
         return dict(self.js(script))
 
     def requests(self) -> list[str]:
-        """Addresses that were asked since the last call."""
+        """Return addresses that were requested since the last call."""
         events = [
             json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
         ]
@@ -134,9 +132,9 @@ class Browser:
         ]
 
     def complaints(self) -> list[str]:
-        """What the console said since the last call: errors of scripts, refusals of the policy.
+        """Return the console's messages since the last call: script errors, policy refusals.
 
-        A response with an error's status is one too, and is no fault of the page.
+        A response with an error status is one too, and is no fault of the page.
         """
         said = [entry["message"] for entry in self.driver.get_log("browser")]
         return [each for each in said if "Failed to load resource" not in each]

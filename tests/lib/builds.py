@@ -16,7 +16,6 @@ def quiet(step: str, done: int, total: int) -> None:
 
 
 def config_of(directory: Path, **sections: Any) -> BuildConfig:
-    """Of `directory/target` and `directory/drafter`; sections: of the config, over these."""
     paths = {role: {"path": directory / role} for role in ("target", "drafter")}
     return BuildConfig.model_validate({"name": "tiny", **paths, **sections})
 
@@ -28,10 +27,7 @@ def build_pair(directory: Path, output: Path, **engine: Any) -> BuildResult:
 def build_engines(
     target_dir: Path, drafter_dir: Path, directory: Path, **options: Any
 ) -> tuple[Target, Drafter]:
-    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does.
-
-    options: of `EngineOptions`.
-    """
+    """Check a pair and write `directory/target` and `.../drafter`; options: of `EngineOptions`."""
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     check_pair(target, drafter, None)
     (directory / "target").mkdir(parents=True)
@@ -48,7 +44,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def assert_only(directory: Path, *outputs: str) -> None:
-    """Nothing lies beside the pair and the outputs, hidden or not."""
+    """Assert that nothing lies beside the pair and the outputs, hidden or not."""
     assert {path.name for path in directory.iterdir()} == {"target", "drafter", *outputs}
 
 

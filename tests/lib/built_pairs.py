@@ -15,8 +15,6 @@ MAX_SEQ_LEN = 160
 
 @dataclass(frozen=True)
 class BuiltPair:
-    """A random pair, its checkpoints as the package reads them, and its two engine directories."""
-
     pair: Pair
     texts: list[list[int]]  # greedy texts of the target; the drafter knows them when `taught`
     target: Target
@@ -31,7 +29,7 @@ BuildPair = Callable[..., BuiltPair]
 def built_from(
     pair: Pair, directory: Path, *, taught: bool = True, max_seq_len: int = MAX_SEQ_LEN
 ) -> BuiltPair:
-    """A pair (see `pairs.write_pair`), taught or not, with its engines in `directory/engines`."""
+    """Build engines of a pair (`pairs.write_pair`) in `directory/engines`."""
     texts = teach(pair, steps=120 if taught else 0)
     engines = directory / "engines"
     target, drafter = build_engines(

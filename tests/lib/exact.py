@@ -20,8 +20,6 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Case:
-    """A built pair, four prompts of different lengths, and what the references make of them."""
-
     built: BuiltPair
     prompts: list[list[int]]
     greedy: list[list[int]]
@@ -30,7 +28,7 @@ class Case:
 
 
 def case_for(built: BuiltPair, new_tokens: int = NEW_TOKENS) -> Case:
-    """The references' texts: prompts whose continuation a taught drafter knows."""
+    """Return the references' texts for prompts whose continuation a taught drafter knows."""
     pair = built.pair
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
     return Case(
@@ -91,7 +89,7 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[S
 def target_step(
     engine: AnyEngine, tokens: Sequence[int], start: int, row: int = 0
 ) -> dict[str, Any]:
-    """All logits and features of `tokens`, which stand at `start ..` of their text."""
+    """Return all logits and features of `tokens`, which are at `start ..` of their text."""
     n = len(tokens)
     step = engine.step(row, 1, n, start + n, n)
     step.inputs["tokens"][:] = tokens
@@ -107,7 +105,6 @@ def target_step(
 def drafter_step(
     engine: Engine, features: Any, anchor: int, seen: int, row: int = 0
 ) -> dict[str, Any]:
-    """All drafts' logits of the block behind `anchor`; the features stand at `seen ..`."""
     start, drafts = seen + len(features), engine.info.block_size - 1
     first = 0 if engine.info.sample_from_anchor else 1
     width = first + drafts
@@ -123,7 +120,6 @@ def drafter_step(
 
 
 def assert_target_logits_and_taps(case: Case) -> None:
-    """Whole and in chunks over a cache."""
     text = case.built.texts[0]
     taps = case.built.drafter.spec.target_layer_ids
     logits, features = reference.target_logits_and_taps(case.built.pair.target_dir, text, taps)
@@ -141,7 +137,6 @@ def assert_target_logits_and_taps(case: Case) -> None:
 
 
 def assert_drafter_logits(case: Case) -> None:
-    """Block after block, as while decoding."""
     text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
     starts = [13, 14, 17, 18, 26, 41, 60]
     expected = reference.drafter_logits(pair.target_dir, pair.drafter_dir, text, starts)
@@ -158,7 +153,6 @@ def assert_drafter_logits(case: Case) -> None:
 
 
 def assert_same_text_and_same_rounds(case: Case) -> None:
-    """Token for token, and as many of them in each round as z-lab's loop."""
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
     requests = [Request(prompt, case.new_tokens) for prompt in case.prompts]

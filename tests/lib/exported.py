@@ -10,7 +10,6 @@ PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.
 
 
 def commands(script: str) -> list[list[str]]:
-    """Its commands, without what is written to files and set."""
     lines = script.rsplit("\nEOF\n", maxsplit=1)[-1].replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     return [words for words in found if words and words[0] not in ("set", "export")]
@@ -21,7 +20,7 @@ def options(words: list[str]) -> list[str]:
 
 
 def assert_published(script: str, engine: str) -> list[str]:
-    """The last command is the engine's, and so are its options; its words. Others fetch models."""
+    """Assert that the last command and its options are the engine's; return its words."""
     *fetched, words = commands(script)
     assert all(each[:2] == ["hf", "download"] for each in fetched), fetched
     published = PUBLISHED[engine]
@@ -32,7 +31,6 @@ def assert_published(script: str, engine: str) -> list[str]:
 
 
 def assert_shell_agrees(scripts: dict[str, str], directory: Path) -> None:
-    """scripts: by a name for each."""
     files = [directory / f"{name}.sh" for name in scripts]
     for file, script in zip(files, scripts.values(), strict=True):
         file.write_text(script)

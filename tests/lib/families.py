@@ -231,7 +231,6 @@ CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 
 
 def pair_of(family: str, form: str, directory: Path, **options: Any) -> Pair:
-    """A cell of that table; options: of `write_pair`."""
     kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
     pair = write_pair(directory, FAMILIES[family](), FORMATS[form], drafter_class=kind, **options)
     if form == "dflash2":  # loading gives its codebooks the names that published drafters have
@@ -243,8 +242,9 @@ def pair_of(family: str, form: str, directory: Path, **options: Any) -> Pair:
 
 
 def to_speculators(pair: Pair, directory: Path, *, from_anchor: bool, ids: Sequence[int]) -> None:
-    """A z-lab drafter rewritten as speculators' converter and trainer do (checked against samples):
-    tap ids one higher, and the rows `ids` of the target's head as its own.
+    """Rewrite a z-lab drafter as speculators' converter and trainer do (checked against samples).
+
+    Tap ids are one higher; the head has rows `ids` of the target's.
     """
     config = json.loads((pair.drafter_dir / "config.json").read_text())
     own = config.pop("dflash_config")
@@ -273,7 +273,7 @@ def to_speculators(pair: Pair, directory: Path, *, from_anchor: bool, ids: Seque
 
 
 def make(name: str, directory: Path) -> Pair:
-    """A pair by the name of its family (`DENSE`, `MOE`) or of its drafter (`FORMS`, "dflash2")."""
+    """Make a pair by the name of its family (`DENSE`, `MOE`) or drafter (`FORMS`, "dflash2")."""
     if name == "dflash2":
         target = LlamaConfig(**DFLASH2_TARGET)
         return write_pair(directory, target, DFLASH2, drafter_class=DFlash2DraftModel)

@@ -29,8 +29,6 @@ BEST = 3  # log-probabilities of a place: the token's own and of so many less on
 
 
 class FakeReply:
-    """Keeps what the front sends."""
-
     def __init__(self) -> None:
         self.got: queue.Queue[tuple] = queue.Queue()
         self.gone = threading.Event()
@@ -49,7 +47,7 @@ class FakeReply:
 
 
 class CountingModel:
-    """A target that counts up by one, a drafter that is always right; `pause` holds a round."""
+    """A target that counts up by one with an always right drafter; `pause` holds a round."""
 
     def __init__(self) -> None:
         self.pause = threading.Event()
@@ -139,7 +137,6 @@ def describe(role: str, engines: Path, settings: Settings) -> None:
 
 
 def template(**values: Any) -> str:
-    """A chat template: the contents, then what else was given."""
     if not all(isinstance(m["content"], str) for m in values["messages"]):
         raise RequestError("the chat template refuses the messages", "Send strings")
     last = values["add_generation_prompt"] and values.get("word", "w9")
@@ -166,7 +163,7 @@ def submit(
     client: str = "",
     **values: Any,
 ) -> None:
-    """Strings, and lists of them, are sent as bytes."""
+    """Submit a request; strings and lists of them are sent as bytes."""
     if text is not None:
         values["text_input"] = text
     inputs = {}

@@ -18,7 +18,7 @@ TEXTS = [path.read_text() for path in sorted(Path(__file__).parents[2].glob("doc
 
 
 def vocabulary(size: int) -> tuple[list[str], list[str]]:
-    """Tokens, of which the last two are special, and merges, learned from our pages."""
+    """Return tokens, the last two special, and merges learned from our pages."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
@@ -45,9 +45,9 @@ def write(
     tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
     seed: int = 0,
 ) -> Path:
-    """A Hugging Face target of Llama or Qwen as llama.cpp's converter writes it.
+    """Write a Hugging Face target of Llama or Qwen as llama.cpp's converter does.
 
-    kind: of matrices; K quants are random blocks. more: metadata; tensors: beside the model's.
+    kind: of matrices; K quants are random blocks. more: metadata; tensors: added ones.
     """
     config = json.loads((target / "config.json").read_text())
     name = config["model_type"]
@@ -103,7 +103,6 @@ def write(
 
 
 def _blocks(kind: Kind, shape: tuple[int, ...], chance: np.random.Generator) -> Any:
-    """Random codes and scales, of which none is too large for a model."""
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = chance.integers(0, 256, (shape[0], shape[1] // numbers, size), np.uint8)
     start, end = SCALES[kind]

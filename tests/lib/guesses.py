@@ -32,7 +32,7 @@ COSTS = {
 
 
 class AtRandom(Policy):
-    """What the dice say; now and then the drafter rests until it has to run."""
+    """A policy that chooses at random; now and then the drafter rests until it has to run."""
 
     def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
         """dropping: how often features are, of all sequences."""
@@ -67,7 +67,7 @@ class AtRandom(Policy):
 
 
 class Guesses(Proposer):
-    """Proposes chains, too, that are right in places, and notes what the drafter says."""
+    """A proposer of chains that are partly right; it records the drafter's candidates."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Guesses(Proposer):
         return rows
 
     def _guess(self, text: list[int], free: list[int]) -> Proposal:
-        """text: what is right; a proposal is not as long, for the target adds a token."""
+        """Return a partly right proposal, shorter than `text` because the target adds a token."""
         tokens, right = list[int](), True
         for place in range(min(int(self._dice.integers(1, 16)), len(text) - 1)):
             token = int(self._dice.integers(300))

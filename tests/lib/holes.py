@@ -11,13 +11,12 @@ SIZES = {"I64": 8, "F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1, "BOOL": 1}
 
 
 def size_of(tensor: Tensor) -> int:
-    """In bytes."""
     dtype, shape = tensor
     return SIZES[dtype] * math.prod(shape)
 
 
 def write_hole(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """The file has its true size, and takes some KB of disk."""
+    """Write a file that has its full size but takes only some KB of disk."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + size_of(tensor)

@@ -44,7 +44,7 @@ class Hub:
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """A Hub that listens on a free port until the end of the `with`."""
+    """Serve a Hub on a free port until the end of the `with`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}", {})  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _listed(path: str, file: Path) -> dict[str, object]:
-    """A file as the tree route describes it: its git object id, and its LFS object if it is one."""
+    """Return a file as the tree route describes it: its git and, if it has one, its LFS object."""
     data = file.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     entry: dict[str, object] = {"type": "file", "path": path, "size": len(data)}

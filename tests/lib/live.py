@@ -33,10 +33,7 @@ def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
 def started(
     command: Sequence[object], **options: Any
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves, ready: it and what it has said; killed when the block ends.
-
-    options: of `Popen`.
-    """
+    """Yield a process that is ready and its log, and kill it at the end; options: of `Popen`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([*map(str, command)], **{"cwd": ROOT, **pipes, **options})
     try:
@@ -56,7 +53,7 @@ def started(
 def serving(
     directory: Path, ports: Ports, *options: str, files: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`dflash-trt serve`, as `started`; files: how many descriptors it may have."""
+    """Run `dflash-trt serve`, as `started`; files: its limit of descriptors."""
     limited = ["sh", "-c", f'ulimit -Sn {files} && exec "$@"', "sh"] if files else []
     with started([*limited, *serve_command(directory, ports, *options)]) as found:
         yield found
@@ -66,10 +63,7 @@ def serving(
 def openai_front(
     directory: Path, triton: Ports, security: Security | None = None, port: int = 0
 ) -> Iterator[str]:
-    """An application of its own over a Triton that runs already, ready: its address.
-
-    port: a free one by default.
-    """
+    """Run an application over a running Triton; yield its address. port: by default a free one."""
     port = port or free_ports().http
     application = Application(directory, port, triton, security or Security())
     with tempfile.NamedTemporaryFile() as log:
@@ -82,7 +76,6 @@ def openai_front(
 
 
 def serve_ports() -> Ports:
-    """Free ports for `dflash-trt serve`, which has its metrics on the HTTP port."""
     ports = free_ports()
     return replace(ports, metrics=ports.http)
 
@@ -93,9 +86,9 @@ def metrics(server: Ports) -> str:
 
 
 def rounds(server: Ports) -> int:
-    """Rounds that the server has run, by its own metrics.
+    """Return the rounds that the server has run, by its metrics.
 
-    TensorRT-LLM tells those of each sequence, when it has ended.
+    TensorRT-LLM reports a sequence's rounds when it ends.
     """
     text = metrics(server)
     if found := re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text):
@@ -106,7 +99,7 @@ def rounds(server: Ports) -> int:
 
 
 def cancelled(server: Ports) -> int:
-    """Requests that have ended so, by the front's metrics, which are sent once a second."""
+    """Return the cancelled requests in the metrics, which are sent once a second."""
     ended = metric(server.metrics, "dflash_requests_total")
     return int(sum(count for labels, count in ended.items() if '"cancelled"' in labels))
 
@@ -119,7 +112,6 @@ def assert_cancelled(server: Ports, count: int) -> None:
 
 
 def assert_goes_idle(server: Ports) -> None:
-    """No round is run any more: every slot is free."""
     counted = 'model="draft_verify"' in metrics(server)
     for _ in range(20):
         before = rounds(server)

@@ -15,7 +15,7 @@ STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
 
 
 def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **serving: Any) -> Path:
-    """As `build` writes it; args: of `LLM(...)`, over those that are chosen by rule."""
+    """Write a bundle as `build` does; args: of `LLM(...)`, over those chosen by rule."""
     engine = {"kind": "tensorrt_llm", "gpus": 1, "args": args}
     build(config_of(pair_dir, engine=engine, serving=serving), directory, quiet)
     return directory
@@ -23,7 +23,7 @@ def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **ser
 
 @contextmanager
 def standins() -> Iterator[None]:
-    """Processes that start meanwhile find the stand-in, and a GPU."""
+    """Let processes that start meanwhile find the stand-in, and a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(STANDINS), prepend=os.pathsep)
         patch.setenv("PATH", str(STANDINS / "bin"), prepend=os.pathsep)

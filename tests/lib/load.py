@@ -17,7 +17,6 @@ KINDS = {str: "BYTES", bool: "BOOL", float: "FP32", int: "INT32"}
 
 
 def tensors(values: dict[str, Any]) -> list[InferInput]:
-    """Of one element each."""
     result = []
     for name, value in values.items():
         datatype = KINDS[type(value)]
@@ -36,7 +35,6 @@ def wait_until(done: Callable[[], object]) -> None:
 
 
 def metric(port: int, name: str) -> dict[str, float]:
-    """The samples of a metric by their labels."""
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=WAIT) as page:
         text = page.read().decode()
     found = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", text, re.M)

@@ -70,8 +70,6 @@ LOST = 0.1
 
 
 class Subject(NamedTuple):
-    """A built pair, and what it is asked. Each batch decodes all of its requests."""
-
     what: str
     pair: Pair
     target: Engine
@@ -90,7 +88,7 @@ class Expected(NamedTuple):
 
 
 def alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> list[Expected]:
-    """Requests, of which the first fill the cache to its end, and what the target says alone."""
+    """Return requests, the first filling the cache to its end, and the target's texts alone."""
     constrained = dice.random() < 0.5
     rounds = in_process(subject.target, None)
     plain = scheduler_of(rounds, Fixed(0), slots=1, max_seq_len=MAX_SEQ_LEN)
@@ -118,7 +116,7 @@ def alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> li
 
 
 def _sampling(dice: np.random.Generator) -> SamplingParams:
-    """Half of them greedy, of these most without a rule."""
+    """Return parameters: half of them greedy, most of those without a rule."""
 
     def at_times(value: Any, otherwise: Any, share: float = 0.3) -> Any:
         return value if dice.random() < share else otherwise
@@ -143,8 +141,7 @@ def _sampling(dice: np.random.Generator) -> SamplingParams:
 def run(
     seed: int, directory: Path, requests: int = 64, batches: int = 8
 ) -> tuple[int, list[str], Counter[str]]:
-    """All prompt-runs of a random pair, its storage by turns: how many, what differs, what was
-    met."""
+    """Run all prompts of a random pair; return their number, differences, and what was covered."""
     storage = [*STORAGE][seed % len(STORAGE)]
     dice = np.random.default_rng(seed)
     cell = str(dice.choice([*FAMILIES])), str(dice.choice([*FORMATS]))
@@ -190,8 +187,10 @@ def _prompt_runs(
 def _against_transformers(
     subject: Subject, expected: list[Expected], counts: Counter[str]
 ) -> list[str]:
-    """Plain greedy texts that `transformers` would not have chosen, but for near ties; of a
-    quantized target, whether it would have chosen much else."""
+    """Return greedy texts that `transformers` would not choose, except near ties.
+
+    For a quantized target, return whether many would differ.
+    """
     model, wrong, shares = reference.load_target(subject.pair.target_dir), [], []
     for each in expected:
         request = each.request
@@ -213,7 +212,6 @@ def _against_transformers(
 def _scheduler(
     target: EngineInfo, rounds: RunRound, expected: list[Expected], dice: np.random.Generator
 ) -> tuple[Scheduler, str]:
-    """Of any policy, and what it is."""
     texts = {id(each.request): each.tokens for each in expected}
     tempting = {id(each.request): each.tempting for each in expected}
     guesses = Guesses(texts, target, int(dice.integers(2**32)), tempting)
@@ -256,10 +254,10 @@ def _decode(
     grammars: Grammars,
     bits: bool,
 ) -> list[tuple[Expected, SequenceState]]:
-    """All in random order, joining while others run, some cancelled, some losing their drafter to a
-    swap; returns what is different.
+    """Decode all in random order, joining while others run; return the differences.
 
-    bits: whether log-probabilities must be the same, too.
+    Some are cancelled, some lose their drafter to an update. bits: whether log-probabilities must
+    be equal bit for bit.
     """
     waiting = [asked[i] for i in dice.permutation(len(asked))]
     pace, cancelled = dice.choice([0.2, 1.0]), dice.choice([0.0, 0.1])
@@ -303,7 +301,6 @@ def one_seed(seed: int) -> tuple[int, list[str], Counter[str]]:
 
 
 def main(count: int) -> int:
-    """Run seeds from 0 on until there were so many prompts; 1 if any text is different."""
     done, wrong, counts = 0, list[str](), Counter[str]()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), max_tasks_per_child=1) as pool:
         seeds = [pool.submit(one_seed, seed) for seed in range(-(-count // 512))]

@@ -110,7 +110,7 @@ def request(seed: int, number: int) -> Wrong:
 
 
 def send(wrong: Wrong, port: int) -> Outcome:
-    """Sends it and reads all that comes back; the sending end is closed then."""
+    """Send it, close the sending end, and return all that comes back."""
     begun = time.monotonic()
     answer = bytearray()
     with socket.create_connection((HOST, port), timeout=WAIT) as connection:
@@ -127,7 +127,6 @@ def send(wrong: Wrong, port: int) -> Outcome:
 
 
 def fault(wrong: Wrong, outcome: Outcome, longest: float) -> str:
-    """What should not have come back; empty when all is well."""
     if outcome.seconds > longest:
         return f"took {outcome.seconds:.1f} s"
     if b"Traceback" in outcome.answer or b".py" in outcome.answer:

@@ -21,9 +21,9 @@ COLLECTIVE = {"collective_operation", "reduce_op", "nb_rank", "root"}
 
 
 def assert_in_profile(path: Path, ranks: int = 1) -> None:
-    """A graph file keeps to the profile and to the forms of it that were measured.
+    """Assert that a graph file keeps to the measured profile of ops and their forms.
 
-    ranks: of which it is one's; they meet in DistCollective. That of one runs on a GPU, too.
+    ranks: the graph is one of theirs, with DistCollective. A single rank's also fits one GPU.
     """
     if ranks == 1:
         check_graph(path)

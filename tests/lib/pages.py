@@ -64,7 +64,7 @@ trap 'echo "$at: $BASH_COMMAND" >&2' ERR
 
 @dataclass(frozen=True)
 class Block:
-    """What a page shows as code; `language` is a fence's, or `command` or `setting` of a line."""
+    """A page's piece of code; `language` is a fence's, or `command` or `setting` of a line."""
 
     page: str
     line: int
@@ -76,7 +76,7 @@ class Block:
 
 
 def read(page: str) -> list[Block]:
-    """The blocks of a page, from top to bottom; code in a sentence that is neither is left out."""
+    """Return a page's blocks in order, without code in a sentence that is neither."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = [(each.start(), each[2], each[3]) for each in FENCE.finditer(text)]
     for each in INLINE.finditer(FENCE.sub(lambda fence: " " * len(fence[0]), text)):
@@ -90,7 +90,6 @@ def read(page: str) -> list[Block]:
 
 
 def not_run(block: Block) -> tuple[str, str] | None:
-    """Its entry in the list."""
     return next((key for key in NOT_RUN if key[0] == block.page and block.starts(key[1])), None)
 
 
@@ -99,7 +98,7 @@ def command_line(block: Block) -> list[str]:
 
 
 def unfinished(words: list[str]) -> bool:
-    """Whether `dflash-trt WORDS` only names a command, its arguments left out.
+    """Return whether `dflash-trt WORDS` only names a command, without arguments.
 
     Fails on what the command line would refuse.
     """
@@ -119,7 +118,6 @@ def unfinished(words: list[str]) -> bool:
 
 
 def typed(page: str) -> list[Block]:
-    """What a reader of the page types, each once."""
     found: dict[str, Block] = {}
     for block in read(page):
         if block.language not in ("sh", "python", "command") or not_run(block):
@@ -131,7 +129,7 @@ def typed(page: str) -> list[Block]:
 
 
 def script(blocks: list[Block], names: dict[str, str]) -> str:
-    """What bash runs; names: whole words to put in, such as ports."""
+    """Return what bash runs; names: whole words to put in, such as ports."""
     words = "|".join(map(re.escape, names))
     parts = [PRELUDE]
     for block in blocks:

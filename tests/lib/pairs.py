@@ -34,7 +34,7 @@ FAVOURED = 6  # tokens that win nearly every argmax; fewer of them means more dr
 
 @dataclass(frozen=True)
 class Pair:
-    """Where a target and its drafter lie, both as Hugging Face directories."""
+    """Directories of a target and its drafter, as on Hugging Face."""
 
     target_dir: Path
     drafter_dir: Path
@@ -101,7 +101,7 @@ def write_pair(
     seed: int = 0,
     dtype: str = "float32",
 ) -> Pair:
-    """A random target of any family and its drafter, in `directory/target` and `.../drafter`.
+    """Write a random target of any family and its drafter, `directory/target` and `.../drafter`.
 
     config: the target's; its end-of-text id becomes vocab-2. drafter: fields of the drafter's
     config beside those that follow from the target.
@@ -135,7 +135,7 @@ def write_pair(
 
 
 def make_endless(pair: Pair) -> None:
-    """Take away the end-of-text token: texts then have the length that is asked for."""
+    """Remove the end-of-text token, so that texts have the requested length."""
     nothing = {"eos_token_id": None, "eos_token": None}
     for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
         path = pair.target_dir / file
@@ -143,18 +143,18 @@ def make_endless(pair: Pair) -> None:
 
 
 def zlab_drafter(drafter_dir: Path) -> DFlashDraftModel:
-    """A drafter in fp32, in the class of z-lab's that its config names."""
+    """Return a drafter in float32, of the z-lab class that its config names."""
     (name,) = json.loads((drafter_dir / "config.json").read_text())["architectures"]
     return getattr(zlab, name).from_pretrained(drafter_dir, dtype=torch.float32)
 
 
 def teach(pair: Pair, *, steps: int = 120, seed: int = 0, first: int = 1) -> list[list[int]]:
-    """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
+    """Train the pair's drafter on some greedy texts of the target, in place (1 to 3 s).
 
-    Random drafts are hardly ever accepted; these are, at every length, so that what happens after
-    an acceptance is tested too. Returns the texts: 12 random tokens and 68 the target continued
-    with, so that any prefix of 12 tokens or more is a prompt whose continuation the drafter knows.
-    first: which row of the block gives the first draft.
+    Random drafts are hardly ever accepted; these are, at every length, which tests what follows an
+    acceptance. Returns the texts: 12 random tokens and 68 generated ones, so that every prefix of
+    12 tokens or more is a prompt whose continuation the drafter knows. first: the block row of the
+    first draft.
     """
     generator = torch.Generator().manual_seed(seed)
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
@@ -200,8 +200,9 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0, first: int = 1) -> lis
 
 @torch.no_grad()
 def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Matrices at std 1/sqrt(fan-in), norm weights around 1 (or 0 where the library has them
-    there), a few favored rows in the head.
+    """Draw matrices at std 1/sqrt(fan-in), norm weights near their neutral value.
+
+    A few rows of the head are favored.
     """
     tensors = dict(model.named_parameters())
     tensors |= {name: x for name, x in model.named_buffers() if name.endswith("layer_scalar")}
@@ -239,7 +240,7 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """Byte-level where the vocabulary has room for 256 bytes, else one word per id."""
+    """Return a byte-level tokenizer if 256 bytes fit the vocabulary, else one word per id."""
     special = {vocab - 2: "<|end|>", vocab - 1: "<|mask|>"}
     if vocab >= 258:
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -20,7 +20,7 @@ MORE = {"SCHEDULER_EXAMPLES": "300", "SPOILT_EXAMPLES": "60"}  # nor is what fai
 
 
 class Fault(NamedTuple):
-    """In `file` `new` stands for `old`; fails: arguments of pytest."""
+    """A replacement of `old` by `new` in `file`; fails: arguments of pytest."""
 
     name: str
     fails: str
@@ -29,7 +29,7 @@ class Fault(NamedTuple):
     new: str
 
     def apply(self, tree: Path) -> None:
-        """ValueError unless the old text stands there once."""
+        """Replace the text; ValueError unless it occurs once."""
         file = tree / self.file
         text = file.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
@@ -43,7 +43,7 @@ def faults() -> list[Fault]:
 
 
 def passes(fails: str, fault: Fault | None) -> bool:
-    """Whether a test passes in a copy of what git knows, with the fault or without one."""
+    """Return whether a test passes in a copy of the tracked files, with or without the fault."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory, "tree")
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -11,7 +11,7 @@ SECOND = 1e-2  # of a plain step
 
 @dataclass
 class Costs:
-    """Plain steps: `steps` of a round by its drafts; and the drafter's."""
+    """Costs in plain steps: `steps` of a round by its drafts, and the drafter's."""
 
     steps: Sequence[float]
     drafter: float = 0.0

@@ -36,7 +36,7 @@ IMAGES = ("visual.", "vision_tower", "mm_projector", "embed_vision")
 
 @dataclass(frozen=True)
 class Target:
-    """`cls` and `config` are transformers'; `architecture` is what the Hub's config.json says."""
+    """`cls` and `config` are transformers'; `architecture` is the Hub's config.json's."""
 
     hub: str
     cls: str
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Pair:
-    """drafter: fields of its config.json beside what follows from the target."""
+    """A published pair; drafter: fields of its config.json that do not follow from the target."""
 
     target: Target
     drafter_hub: str
@@ -78,7 +78,6 @@ def _pair(
 
 
 def _packaged(hub: str) -> dict[str, Any]:
-    """Of the config.json that `plan` has in the package."""
     values = published_models()["drafters"][hub]["config"]
     return {name: value for name, value in values.items() if name != "architectures"}
 
@@ -165,7 +164,7 @@ def _write_drafter(directory: Path, pair: Pair) -> None:
 
 
 def _write_head(directory: Path, pair: Pair) -> None:
-    """As EAGLE-3's authors store one: `midlayer`, fc, norm, and a head of its own with its map."""
+    """Write an EAGLE-3 head as its authors do: `midlayer`, fc, norm, its head and map."""
     text, fields = pair.target.config.get_text_config(), dict(pair.head["fields"])
     hidden, wide = text.hidden_size, fields["intermediate_size"]
     dim = fields.get("head_dim", hidden // text.num_attention_heads)
@@ -204,14 +203,13 @@ def _write_head(directory: Path, pair: Pair) -> None:
 
 
 def _drafter_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the full layers; a drafter turns all of a head."""
+    """Return the RoPE of the full layers; a drafter rotates the whole head."""
     rope = rope.get("full_attention", rope)
     kind = rope["rope_type"] if rope["rope_type"] in ("yarn", "llama3") else "default"
     return {k: v for k, v in rope.items() if k != "partial_rotary_factor"} | {"rope_type": kind}
 
 
 def _tensors(cls: Any, config: PretrainedConfig) -> dict[str, Tensor]:
-    """Names, dtypes and shapes as in a checkpoint that the library would write."""
     with torch.device("meta"):
         model = cls(config)
     state = revert_weight_conversion(model, model.state_dict())
@@ -224,13 +222,12 @@ def _tensors(cls: Any, config: PretrainedConfig) -> dict[str, Tensor]:
 
 
 def _stored_name(name: str) -> str:
-    """What the library's way back leaves to do."""
+    """Return the stored name where the library's own conversion leaves it unchanged."""
     name = name.replace("language_model.model.blocks.", "language_model.model.layers.")
     return name.removesuffix(".weight") if "_codebook" in name else name
 
 
 def _quantized(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """One plain tensor as the tensors it is stored as."""
     if target.quantized == "fp8":
         plain = name.endswith(("gate.weight", "embed_tokens.weight", "lm_head.weight"))
         if plain or len(tensor[1]) != 2:
@@ -253,7 +250,7 @@ def _quantized(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Ten
 
 
 def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bool) -> None:
-    """Two shards and their index; headers: False leaves the shards out."""
+    """Write two shards and their index; headers: False leaves the shards out."""
     names = list(tensors)
     half = len(names) // 2 + 1
     parts = {"model-00001-of-00002": names[:half], "model-00002-of-00002": names[half:]}
@@ -265,7 +262,7 @@ def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bo
 
 
 def _write_tokenizer(directory: Path, target: Target) -> None:
-    """Words of one letter, the end of text and the mask, at their true ids."""
+    """Write words of one letter, the end of text and the mask, at their true ids."""
     text = target.config.get_text_config()
     ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
     token, mask = target.mask

@@ -13,7 +13,7 @@ PYCODE = ROOT / "examples" / "pycode"
 
 
 def demo_config() -> BuildConfig:
-    """With a thread a core: else a server would take fewer beside busy clients, after minutes."""
+    """Use a thread per core: beside busy clients a server would take fewer, after minutes."""
     config = load_config(CONFIG)
     engine = config.engine.model_copy(update={"threads": usable_cores()})
     return config.model_copy(update={"engine": engine})
@@ -24,7 +24,6 @@ def prompt_texts(count: int | None = None) -> list[str]:
 
 
 def prompt_ids(count: int | None = None) -> list[list[int]]:
-    """The same as tokens of the target."""
     return [prompt["ids"] for prompt in _prompts()[:count]]
 
 

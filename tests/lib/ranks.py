@@ -97,7 +97,7 @@ class Ranks:
 
 
 def cut(path: Path) -> list[Piece]:
-    """The pieces of a graph file, in order; weights stay in the files of the whole one."""
+    """Return the pieces of a graph file, in order; weights stay in the files of the whole one."""
     model = onnx.load(path, load_external_data=False)
     graph = onnx.shape_inference.infer_shapes(model).graph  # pieces must say their inputs' types
     types = {v.name: v for v in (*graph.input, *graph.output, *graph.value_info)}

@@ -26,7 +26,7 @@ class Generated:
 
 @functools.lru_cache(maxsize=4)
 def load_target(target_dir: Path) -> PreTrainedModel:
-    """The target in fp32; an end-of-text token never ends a text."""
+    """Load the target in float32; an end-of-text token never ends a text."""
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     return model
@@ -39,7 +39,7 @@ def load_drafter(drafter_dir: Path) -> zlab.DFlashDraftModel:
 
 @torch.inference_mode()
 def greedy(target_dir: Path, prompts: Sequence[Sequence[int]], max_new: int) -> list[list[int]]:
-    """`transformers` greedy `generate`, prompts of one length in a batch (no padding, so exact)."""
+    """Run `transformers` greedy `generate`, batching prompts of one length: no padding."""
     model = load_target(target_dir)
     texts: list[list[int]] = [[] for _ in prompts]
     for length in {len(prompt) for prompt in prompts}:
@@ -62,7 +62,7 @@ def greedy(target_dir: Path, prompts: Sequence[Sequence[int]], max_new: int) -> 
 def dflash_generate(
     target_dir: Path, drafter_dir: Path, prompts: Sequence[Sequence[int]], max_new: int
 ) -> list[Generated]:
-    """z-lab's own greedy loop, a prompt at a time; acceptance lengths count the bonus."""
+    """Run z-lab's own greedy loop prompt by prompt; acceptance lengths count the bonus token."""
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     results = []
     for prompt in prompts:
@@ -84,7 +84,7 @@ def dflash_generate(
 def target_logits_and_taps(
     target_dir: Path, tokens: Sequence[int], taps: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits f32[N, vocab] and concatenated taps f32[N, n*hidden] of one text, no cache."""
+    """Return float32 logits `[N, vocab]` and taps `[N, n * hidden]` of one text, no cache."""
     output = load_target(target_dir)(torch.tensor([list(tokens)]), output_hidden_states=True)
     features = zlab.extract_context_feature(output.hidden_states, list(taps))
     return output.logits[0].numpy(), features[0].numpy()
@@ -99,9 +99,9 @@ def drafter_logits(
     block_size: int | None = None,
     first: int = 1,
 ) -> list[np.ndarray]:
-    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced.
+    """Return z-lab's draft logits, float32 `[B - 1, vocab]`, after each anchor of `starts`.
 
-    first: which row of the block gives the first draft (0: speculators' sample_from_anchor).
+    first: the block row of the first draft (0: speculators' sample_from_anchor).
     """
     drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
     states = drafter_states(target_dir, drafter_dir, tokens, starts, block_size, first)
@@ -117,10 +117,10 @@ def drafter_states(
     block_size: int | None = None,
     first: int = 1,
 ) -> list[torch.Tensor]:
-    """The hidden states f32[B-1, hidden] that `drafter_logits` come from.
+    """Return the hidden states, float32 `[B - 1, hidden]`, that give `drafter_logits`.
 
-    The drafter's cache grows as it does while generating: the features of the tokens between two
-    anchors are ingested at the second one, and the block's own rows are cropped away.
+    The drafter's cache grows as in generation: features between two anchors are injected at the
+    second one, and the block's own rows are removed.
     """
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     width = drafter.block_size if block_size is None else block_size
@@ -151,9 +151,9 @@ def drafter_states(
 def selector_probs(
     target_dir: Path, drafter_dir: Path, states: torch.Tensor, before: Sequence[int]
 ) -> np.ndarray:
-    """What DFlash 2's selector draws from, f32[N, vocab], for states f32[N, hidden].
+    """Return what DFlash 2's selector draws from, float32 `[N, vocab]`, for states `[N, hidden]`.
 
-    before: the token taken before each of them.
+    before: the token before each of them.
     """
     drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
     logits = drafter.compute_logits(states, head)
@@ -172,11 +172,10 @@ def round_lengths(
     first: int = 1,
     tokens: Sequence[int] | None = None,
 ) -> list[int]:
-    """Tokens each round commits when z-lab's drafter fills its block and `drafts` of it are kept.
+    """Return the tokens of each round if `drafts` of z-lab's block are kept.
 
-    first: as in `drafter_logits`; tokens: the only ones that can be drafted, all by default.
-
-    greedy_text: what the target continues `prompt` with. As in z-lab's loop the last blocks are cut
+    first: see `drafter_logits`; tokens: the only ones that can be drafted, by default all.
+    greedy_text: the target's continuation of `prompt`. As in z-lab's loop the last blocks are cut
     to the tokens still wanted.
     """
     text = [*prompt, *greedy_text]

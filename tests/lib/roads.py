@@ -18,8 +18,6 @@ class RefusedError(Exception):
 
 
 class Roads:
-    """Each way to ask, with connections of its own: the text of an answer, and why it ended."""
-
     def __init__(self, ports: Ports, temperature: float = 0.0) -> None:
         self.rules = {"ignore_eos": True, "temperature": temperature}
         self.client = Client(f"127.0.0.1:{ports.grpc}")

@@ -44,7 +44,6 @@ def next_token(text: list[int]) -> int:
 
 
 def text_of(request: Request) -> list[int]:
-    """What must come of it."""
     tokens: list[int] = []
     while len(tokens) < request.max_tokens and not request.stop_ids & {*tokens[-1:]}:
         tokens.append(next_token([*request.prompt, *tokens]))
@@ -107,7 +106,6 @@ class MadeUpEngine:
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
     def _verify(self, x: VerifyInput, i: int, sequence: SequenceState | None) -> list[int]:
-        """The result of row i, whose row then ends with its accepted drafts."""
         length, known, place, _ = x.rows[i].tolist()
         tokens, salt = (
             x.tokens[i, :length].tolist(),
@@ -124,7 +122,6 @@ class MadeUpEngine:
         return [*accepted, 0]
 
     def _drafts(self, first: int, n: int, wanted: int) -> tuple[Any, Any, float]:
-        """Candidates of which some are right."""
         ids = self._dice.permuted(np.tile(np.arange(VOCAB), (n, wanted, 1)), axis=-1)[..., :3]
         for i in range(n):
             text = [token for _, token in self.memory[first + i]]
@@ -203,7 +200,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.ended_here += [sequence for sequence in ended if sequence.finish_reason == "error"]
 
     def _waiting(self) -> list[SequenceState]:
-        """Those without a slot, the next one first."""
+        """Return those without a slot, the next one first."""
         left = {id(entry[2]) for entry in self.queue._heap}
         found = [each for each in self.asked if id(each) in left]
         return sorted(found, key=lambda each: each.request.priority)
@@ -252,7 +249,7 @@ class SchedulerModel(RuleBasedStateMachine):
             assert each.tokens == text_of(each.request)[: len(each.tokens)]
 
     def teardown(self) -> None:
-        """Nothing is lost: everything ends, is told of once, and leaves nothing behind."""
+        """Check that nothing is lost: everything ends, is reported once, and leaves nothing."""
         self.engine.fails_after = self.engine.spoils = None
         for _ in range(LONG):
             if not self.scheduler.has_work:

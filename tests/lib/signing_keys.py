@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def write_keys(directory: Path, name: str = "key") -> None:
-    """`name`.pem and `name`.pub: a fresh key on the curve P-256 and its public one, as PEM."""
+    """Write `name`.pem and `name`.pub: a new P-256 key pair as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

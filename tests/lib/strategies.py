@@ -45,7 +45,7 @@ NAMES = ("", "a", "\0", "x" * 3000, "\ud800", "quantization_config", "text_confi
 
 
 def mutate(value: Json, dice: random.Random) -> Json:
-    """A copy with one place in it replaced, taken out, swapped, wrapped or added."""
+    """Return a copy with one place replaced, removed, swapped, wrapped or added."""
     value = json.loads(json.dumps(value))
     places: list[tuple[Any, Any]] = []
 
@@ -89,7 +89,7 @@ def text_of(value: Json) -> bytes:
 
 
 def spoil(data: bytes, dice: random.Random) -> bytes:
-    """Bytes changed, cut off, put in or repeated."""
+    """Change, cut off, insert or repeat bytes."""
     at, raw = dice.randrange(len(data) + 1), bytearray(data)
     how = dice.choice(["cut", "flip", "insert", "repeat", "letter"])
     if how == "cut":
@@ -107,7 +107,6 @@ def spoil(data: bytes, dice: random.Random) -> bytes:
 
 
 def spoil_json(data: bytes, dice: random.Random) -> bytes:
-    """A value in it changed, or its bytes."""
     if dice.random() < 0.2:
         return spoil(data, dice)
     value = json.loads(data)
@@ -142,8 +141,6 @@ DOCUMENTS = (
 
 @dataclass(frozen=True)
 class Request:
-    """Over gRPC."""
-
     model: str
     stream: bool
     tensors: tuple[Tensor, ...]
@@ -156,7 +153,6 @@ class Answer:
 
 
 def text(value: bytes) -> bytes:
-    """An element of a BYTES tensor."""
     return struct.pack("<I", len(value)) + value
 
 
@@ -165,7 +161,7 @@ THREE: Tensor = ("max_tokens", "INT32", [1], struct.pack("<i", 3))
 
 
 def _well_formed(name: str) -> st.SearchStrategy[Tensor]:
-    """An input as the model declares it, with a value at the edge of what there is."""
+    """Return an input as the model declares it, with an extreme value."""
     datatype = INPUTS[name]
     if name in MANY and datatype == "STRING":
         values = st.lists(st.binary(max_size=8).map(text), max_size=4)
@@ -212,7 +208,7 @@ hostile_over_grpc = over_grpc | st.builds(
 
 
 def send(request: Request, stub: service_pb2_grpc.GRPCInferenceServiceStub) -> Answer:
-    """Send it and wait for all that comes back; TimeoutError when nothing does."""
+    """Send it and wait for all that comes back; TimeoutError if nothing does."""
     message = service_pb2.ModelInferRequest(model_name=request.model)
     for name, datatype, shape, raw in request.tensors:
         message.inputs.add(name=name, datatype=datatype, shape=shape)

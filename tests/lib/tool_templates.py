@@ -15,6 +15,5 @@ CHATML, NO_SYSTEM, UNKNOWN, AS_TEXT = (
 
 
 def renderer(source: str) -> Render:
-    """As `load_chat_template` gives one."""
     template = Template(source)
     return lambda **values: template(bos_token="<s>", eos_token="</s>", **values)

@@ -19,7 +19,7 @@ Labels = frozenset[tuple[str, str]]
 
 
 class Triton:
-    """As a module it has `MetricFamily`; `samples` is what /metrics would show."""
+    """A module with `MetricFamily`; `samples` is what /metrics would show."""
 
     def __init__(self) -> None:
         self.samples: dict[tuple[str, Labels], float] = {}

@@ -18,7 +18,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(chromium: Browser) -> Iterator[Browser]:
-    """Whatever a test does: no request leaves the server's address, and the console is empty."""
+    """Assert after each test that no request left the server's address and the console is empty."""
     chromium.driver.get("about:blank")
     chromium.requests(), chromium.complaints()
     yield chromium
@@ -33,7 +33,6 @@ def tab(chromium: Browser) -> Iterator[Browser]:
 
 @pytest.fixture
 def serve() -> Iterator[type[PageServer]]:
-    """Serves a stand-in until the test ends."""
     with ExitStack() as stack:
 
         def start(*answers: object, **options: object) -> PageServer:

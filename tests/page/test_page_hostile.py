@@ -59,7 +59,6 @@ return [[...new Set(found.map((e) => e.tagName))],
 
 
 def visible(text: str) -> str:
-    """As the page shows control characters."""
     text = re.sub(r"\r\n?", "\n", text)
     text = re.sub(r"[\0-\x08\x0b-\x1f]", lambda found: chr(0x2400 + ord(found[0])), text)
     rest = r"[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"

@@ -47,7 +47,7 @@ Demo = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """`demo(**engine)`: the demo pair, built for an engine of these fields."""
+    """Return `demo(**engine)`: the demo pair, built for an engine of these fields."""
 
     @cache
     def make(**engine: Any) -> Path:
@@ -65,7 +65,7 @@ def plans_of(demo: Demo, dtype: str, ranks: int) -> Path:
 
 
 def graphs_of(directory: Path, ranks: int) -> Path:
-    """The demo pair's graphs, as `build` writes them before they become plans."""
+    """Return the demo pair's graphs as `build` writes them before they become plans."""
     pair = DEMO / "target", DEMO / "drafter"
     sizes = {"slots": 4, "max_seq_len": 1024}
     build_engines(*pair, directory / "engines", **sizes, ranks=ranks)
@@ -108,7 +108,7 @@ def test_what_a_step_binds_is_what_the_plan_has(demo: Demo, dtype: str, ranks: i
 
 
 def assert_fits(info: EngineInfo, profile: int, n: int, tokens: int, visible: int) -> None:
-    """Names, dtypes and shapes of a step, and one value for each size, inside of the profile."""
+    """Compare names, dtypes and shapes of a step; each size has one value within the profile."""
     plan = info.plan
     assert plan is not None
     width, context = (
@@ -174,7 +174,6 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's engine of a tiny pair, for kind onnxruntime."""
     directory = tmp_path_factory.mktemp("tiny")
     pair = make_pair(directory)
     build_engines(pair.target_dir, pair.drafter_dir, directory / "engines", slots=2, max_seq_len=64)
@@ -182,8 +181,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Parsed:
-    """A graph, with casts, and the network that the parser makes of it."""
-
     def __init__(
         self,
         engine: Path,

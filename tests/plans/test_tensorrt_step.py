@@ -37,7 +37,6 @@ CHUNK = 24
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that seems to have what a plan needs."""
     monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", stand_in_tensorrt)
     monkeypatch.setattr(library_module, "compute_capabilities", lambda: ["8.9"])
     monkeypatch.setattr(engine_module, "Gpu", Memory)
@@ -47,7 +46,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["tensorrt", "cuda"])
 def engines(request: pytest.FixtureRequest, built: BuiltPair, tmp_path: Path) -> Path:
-    """Both engines of a pair, for a GPU."""
     if request.param == "tensorrt":
         return Path(request.getfixturevalue("plans"))
     monkeypatch = request.getfixturevalue("monkeypatch")
@@ -69,7 +67,6 @@ def built(built_pair: BuildPair) -> BuiltPair:
 
 @pytest.fixture
 def plans(built: BuiltPair, gpu: None, tmp_path: Path) -> Path:
-    """Both engines of a pair as plans."""
     shutil.copytree(built.target_engine.parent, tmp_path / "engines")
     for role in ("target", "drafter"):
         make_plan(tmp_path / "engines" / role, CHUNK)
@@ -137,7 +134,7 @@ def test_logits_come_when_they_are_asked_for(built: BuiltPair, engines: Path) ->
 
 
 def fill(step):  # type: ignore[no-untyped-def]
-    """The first tokens of a text, all of them scored or the first ones."""
+    """Fill in the first tokens of a text, with all or only the first of them scored."""
     width, scored = step.inputs["tokens"].shape[1], len(step.inputs["head_rows"])
     step.inputs["tokens"][:] = range(5, 5 + width)
     step.inputs["positions"][:] = range(width)

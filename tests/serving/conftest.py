@@ -28,7 +28,6 @@ def triton(chat_built: Path) -> Iterator[Ports]:
 
 @pytest.fixture(scope="session")
 def url(chat_built: Path, triton: Ports) -> Iterator[str]:
-    """Of an application of its own."""
     with openai_front(chat_built, triton) as url:
         yield url
 
@@ -41,7 +40,7 @@ def api(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A random pair, taught, whose texts have no end."""
+    """Return a random, taught pair whose texts have no end."""
     pair = make_pair(tmp_path_factory.mktemp("endless"), longest=4096)
     teach(pair)
     make_endless(pair)
@@ -50,7 +49,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def plain(built: Path) -> Iterator[Ports]:
-    """The demo pair as it is, served with defaults; nobody restarts it."""
+    """Serve the demo pair with defaults and no supervision."""
     with running_server(built) as ports:
         yield ports
 

@@ -32,7 +32,6 @@ def chat_writer(*, stream: bool, form: Format = HERMES, **options: Any) -> Choic
 
 
 def kinds(piece: dict[str, Any]) -> list[str]:
-    """What a client finds in a piece of a stream."""
     delta = piece["delta"]
     [function] = [call["function"] for call in delta.get("tool_calls", [])] or [{}]
     found = {**delta, **{k: v for k, v in function.items() if v}, **piece}
@@ -77,10 +76,9 @@ HARMONY_CALLS = (
 def test_a_step_may_span_the_end_of_a_call_and_what_follows(
     form: Format, text: str, size: int
 ) -> None:
-    """vllm 55284, PR 53638, 41967: the first call's arguments were lost, a marker was said.
+    """vllm 55284, PR 53638, 41967 lost the first call's arguments or showed a marker.
 
-    vllm 30204, PR 26291, TensorRT-LLM 9256: so were words where channels change. Wherever the
-    first step ends, and however long the next ones are.
+    vllm 30204, PR 26291, TensorRT-LLM 9256 did so with words where channels change.
     """
     for first in range(len(text)):
         writer = chat_writer(stream=True, form=form)
@@ -150,7 +148,7 @@ SPELLED = [b"a", *(bytes([byte]) for byte in "🙂".encode()), b" und", b"\xc3",
 
 @pytest.mark.parametrize("pieces", [[8], [1] * 8, [3, 5]])
 def test_offsets_and_the_sampled_token_of_completions(pieces: list[int]) -> None:
-    """A character of several tokens counts once; the token itself is among the best."""
+    """A character of several tokens counts once; the sampled token is among the best."""
     writer = ChoiceWriter(SPELLED.__getitem__, False, True)
     offsets, start = list[int](), 0
     for count in pieces:

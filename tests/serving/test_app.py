@@ -139,10 +139,10 @@ def test_fields_of_tensorrtllm_backend(door: Door) -> None:
 
 
 def test_a_request_keeps_its_id(door: Door) -> None:
-    """That of its header, else one of ours; what may not stand in a log goes."""
+    """Without a valid id in its header it gets a new one."""
 
     def id_of(**headers: str) -> str:
-        """The same in the answer and as Triton has it."""
+        """Return the id in the answer, which must be the one that Triton got."""
         door.triton.seen.clear()
         answer = door.post(INFER, {"inputs": [OK]}, **headers)
         assert door.triton.seen[0][1][HEADER] == answer.headers[HEADER]
@@ -186,7 +186,7 @@ def test_only_public_routes_reach_triton(door: Door) -> None:
 
 
 def test_the_key(built: Path) -> None:
-    """One for both APIs, in either header, its scheme in any case; looking is free."""
+    """Either header works for both APIs, and health needs no key."""
     security = Security(key=KEY)
     with ExitStack() as stack:
         door = start(stack, built, security)
@@ -224,7 +224,6 @@ def test_a_stream_flows_and_ends_with_its_client(door: Door) -> None:
 
 
 def test_large_bodies(door: Door) -> None:
-    """Of a length or in chunks."""
     just = json.dumps({"text_input": "a" * (BODY_LIMIT - 100)}).encode()
     assert door.post(GENERATE, just).status_code == 200
     headers = {"Content-Type": "application/json"}
@@ -251,7 +250,7 @@ def test_half_a_body_is_closed(door: Door) -> None:
     [([1, 1], [1]), ([1, 2], [2]), ([1, 1, 1], [1]), ([1], [1]), ([2, 1], [2, 1]), ([], [])],
 )
 def test_a_leading_one_of_a_shape_goes(door: Door, shape: list[int], expected: list[int]) -> None:
-    """So tensorrtllm_backend's clients send them, whose models have batches."""
+    """tensorrtllm_backend's models have batches, so its clients send one."""
     values = [{**OK, "shape": shape}, {"name": "stop_words", "shape": [1, 1]}]
     head = json.dumps({"inputs": values, "id": "é"}).encode()
     for rest, headers in (

@@ -157,7 +157,6 @@ def test_tls_and_headers(tmp_path: Path) -> None:
 def _ask(
     server: stand_in.StandIn, kind: str, connect: dict[str, Any] | None = None, **options: Any
 ) -> str:
-    """The text by one of the clients, to the end."""
     if kind == "sync":
         with Client(server.address, **connect or {}) as client:
             return "".join(chunk.text for chunk in client.stream(PROMPT, **options))

@@ -31,7 +31,7 @@ def front(url: str) -> Iterator[httpx.Client]:
 
 
 def stream(front: httpx.Client, path: str = "completions", **fields: Any) -> list[Json]:
-    """The chunks of an answer with its drafting, unless `stream_options` say otherwise."""
+    """Return the chunks of an answer with `include_drafting`, unless `stream_options` differ."""
     prompt: Json = {"messages": CHAT} if path == "chat/completions" else {"prompt": PROMPT}
     body = {"model": "pycode", "max_tokens": 60, "temperature": 0, **prompt, "stream": True}
     answer = front.post(f"/{path}", json={**body, "stream_options": ASKED, **fields})
@@ -62,7 +62,7 @@ def content(chunks: list[Json], index: int = 0) -> str:
 
 
 def check(told: list[Json]) -> Json:
-    """That rounds fit together; their sums, as `usage` has them."""
+    """Check that rounds fit together; return their sums, as `usage` has them."""
     assert [each["round"] for each in told] == list(range(len(told)))
     assert (len(told[0]["tokens"]), told[0]["proposal"]) == (1, [])
     assert told[0]["tokens"][0]["source"] == "target"

@@ -29,7 +29,6 @@ def test_one_response_unless_a_stream_is_asked_for(front: RequestHandler) -> Non
 
 
 def _stream(reply: FakeReply) -> list[RequestOutput]:
-    """All parts of a stream that ends well."""
     parts = []
     while True:
         part, last = reply.next()
@@ -227,7 +226,7 @@ def test_messages_go_through_the_template(front: RequestHandler) -> None:
 def test_costs_are_measured_when_the_models_are_loaded(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where they cannot be, drafts are the fixed policy's: the whole block less the anchor."""
+    """Without costs the policy is fixed: the whole block but the anchor."""
     answers = [EngineGoneError("not ready"), EngineGoneError("not ready"), ValueError("no time")]
 
     def measure(*_: object) -> CostProfile:

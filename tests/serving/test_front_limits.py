@@ -14,7 +14,7 @@ from dflash_trt.serving.front.response_sender import ResponseSender
 
 
 class PanicException(BaseException):
-    """As pyo3 raises it where Rust panics."""
+    """The exception that pyo3 raises when Rust panics."""
 
 
 def test_a_full_queue_refuses_and_takes_again(model: CountingModel) -> None:
@@ -47,7 +47,7 @@ def test_a_limit_of_one_client(model: CountingModel) -> None:
 def test_an_error_keeps_its_code_however_fast_the_sender_is(
     front: RequestHandler, model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that said "error" went out as a good answer when it came before its error."""
+    """A part that said "error" was once sent as an answer when it came before the error."""
     post = ResponseSender.put
 
     def slowly(*given: Any, **named: Any) -> None:

@@ -21,7 +21,7 @@ WHOLE = ("length", "stop")  # how a text ends that lacks nothing
 
 
 class SlowReply(FakeReply):
-    """Some of its parts take long to send: what comes meanwhile is sent in one."""
+    """A reply some of whose parts take long to send, so that later ones are joined."""
 
     def send(self, part: RequestOutput, *, last: bool) -> None:
         time.sleep(random.choice([0.0, 0.0, 0.01]))
@@ -30,7 +30,7 @@ class SlowReply(FakeReply):
 
 @dataclass
 class Asked:
-    """A request, and what has come of it, by choice."""
+    """A request and its answers so far, by choice."""
 
     what: str
     first: int  # the number that its prompt ends with
@@ -44,7 +44,7 @@ class Asked:
     rounds: dict[int, int] = field(default_factory=Counter)
 
     def end(self) -> str:
-        """How it ended, after all that came is compared."""
+        """Compare all that came; return the finish reason."""
         while True:
             part, last = self.reply.next()
             if isinstance(part, str):
@@ -82,7 +82,7 @@ class Asked:
         ]
 
     def whole(self) -> tuple[list[int], str]:
-        """All tokens, and the text before the first stop word that comes."""
+        """Return all tokens, and the text before the first stop word."""
         tokens = [(self.first + 1 + i) % VOCAB for i in range(self.tokens)]
         for count in range(1, self.tokens + 1):
             text = text_of(tokens[:count])

@@ -78,7 +78,7 @@ def test_no_page_loads_from_another_host(url: str, path: str) -> None:
 
 
 def test_pages_of_an_allowed_origin_may_call(url: str) -> None:
-    """The browser's question comes without a key; refusals can be read, too."""
+    """The browser's preflight has no key; refusals are readable too."""
     wanted = {"access_control_request_method": "POST"}
     wanted["access_control_request_headers"] = "authorization,content-type,x-stainless-lang"
     for origin, allowed in ((PAGE, PAGE), ("https://b.example", None)):

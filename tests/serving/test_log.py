@@ -50,7 +50,7 @@ def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> N
 
 @pytest.mark.models
 def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path) -> None:
-    """Its id is in the answer, in the access line, and in the model's line when it is refused."""
+    """Its id is in the answer, the access line and the model's line if refused."""
     ports, file = serve_ports(), tmp_path / "log"
     with serving(built, ports, f"--log-file={file}") as (process, said):
         assert f"starting Triton (log: {file}) ..." in said

@@ -92,7 +92,7 @@ def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:
 
 
 def test_half_open_connections_stop_nothing(built: Path) -> None:
-    """300 at each door with 256 descriptors: others are answered, and nothing is restarted."""
+    """There are 300 at each port with 256 descriptors; others are answered, nothing restarts."""
     ports = serve_ports()
     with ExitStack() as stack:
         process, _ = stack.enter_context(serving(built, ports, files=256))

@@ -165,7 +165,7 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
 
 
 def test_triton_shows_them_all(plain: Ports) -> None:
-    """With their types and labels, before anything is counted; then what an answer says is."""
+    """All have types and labels before anything is counted; then the answer's figures count."""
     url, registry = f"http://127.0.0.1:{plain.metrics}/metrics", CollectorRegistry()
     time.sleep(1.5)  # what other tests asked has been sent
     before, types = _samples(url)
@@ -194,7 +194,7 @@ def test_triton_shows_them_all(plain: Ports) -> None:
 
 
 def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
-    """The package's samples as {"name,label=value": number}, and the families' types."""
+    """Return the package's samples as {"name,label=value": number}, and the families' types."""
     parsed = list(text_string_to_metric_families(httpx.get(url, timeout=WAIT).text))
     ours = [family for family in parsed if family.name.startswith(("dflash_", "trtllm_"))]
     samples = {_label(sample): sample.value for family in ours for sample in family.samples}
@@ -225,7 +225,7 @@ def test_the_table_in_the_docs_is_the_code() -> None:
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series name of the endpoint, with its labels."""
+    """Return every series name of the endpoint, with its labels."""
     samples = (each for family in REGISTRY.collect() for each in _kept(family.samples))
     return {each.name: {*each.labels} for each in samples}
 
@@ -238,7 +238,7 @@ SCRAPED = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds
 
 
 def _check_query(query: str) -> set[str]:
-    """The metrics a query reads; all are exported, and counters are read as rates."""
+    """Assert that a query's metrics are exported and counters read as rates; return them."""
 
     used: set[str] = set()
 

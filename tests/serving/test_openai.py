@@ -27,7 +27,7 @@ WAIT = 60.0
 
 @pytest.fixture(scope="module")
 def expected(triton: Ports) -> str:
-    """The greedy text of 40 tokens after PROMPT, as Triton says it."""
+    """Return the greedy text of 40 tokens after PROMPT, as Triton returns it."""
     with Client(f"127.0.0.1:{triton.grpc}") as client:
         return client.generate(PROMPT, max_tokens=40).text
 
@@ -113,9 +113,9 @@ def test_a_prompt_is_reused_by_its_salt(api: openai.OpenAI, triton: Ports) -> No
 
 
 def _check_usage(answer: Any, tokens: int) -> None:
-    """OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
+    """Check OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
 
-    How many rounds a text takes differs from run to run: they follow measured costs.
+    Rounds differ from run to run, because they follow measured costs.
     """
     usage, details = answer.usage, answer.usage.completion_tokens_details
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, tokens)

@@ -54,7 +54,6 @@ HI = [{"role": "user", "content": "hi"}]
 def test_a_bad_request(
     api: openai.OpenAI, url: str, fields: dict[str, Any], param: str | None, words: str
 ) -> None:
-    """A chat, where there are messages."""
     path = "chat/completions" if "messages" in fields else "completions"
     body = {"model": "pycode", **({} if "messages" in fields else {"prompt": PROMPT}), **fields}
     for stream in (False, True):
@@ -207,7 +206,7 @@ def test_fields_that_say_nothing_need_nothing(fields: dict[str, Any]) -> None:
 
 
 def test_each_field_of_openai_is_known() -> None:
-    """Taken, a hint without effect on the answer, or refused unless it asks for nothing."""
+    """It is used, a hint without effect on the answer, or refused unless it asks for nothing."""
     for fields, kind, params in (
         (ChatFields, "chat", completion_create_params.CompletionCreateParamsStreaming),
         (TextFields, "text", types.completion_create_params.CompletionCreateParamsStreaming),

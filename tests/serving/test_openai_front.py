@@ -39,9 +39,9 @@ def client_of(url: str) -> openai.OpenAI:
 
 @pytest.fixture
 def scripted(chat_built: Path) -> Iterator[Scripted]:
-    """`scripted(*answers)`: the front over a stand-in that gives these answers.
+    """Return `scripted(*answers)`: the front over a stand-in that gives these answers.
 
-    directory: of a build, the chat pair's by default.
+    directory: of a build, by default the chat pair's.
     """
     with ExitStack() as stack:
 
@@ -266,7 +266,7 @@ def test_the_front_shows_triton_its_key_and_says_for_whom_it_asks(chat_built: Pa
 
 
 def test_with_tls_the_front_calls_its_own_server(chat_built: Path, tmp_path: Path) -> None:
-    """Whatever its certificate names; another server is not asked anything."""
+    """Whatever name its certificate has; another server gets no request."""
     own, other = (_tls(tmp_path / name, "*.example.com") for name in ("own", "other"))
     body = {"model": "pycode", "prompt": "a"}
     for server_has, status in ((own, 200), (other, 503)):
@@ -278,7 +278,6 @@ def test_with_tls_the_front_calls_its_own_server(chat_built: Path, tmp_path: Pat
 
 
 def _tls(directory: Path, name: str) -> Tls:
-    """A certificate for `name`, and its key."""
     directory.mkdir(exist_ok=True)
     issued = trustme.CA().issue_cert(name)
     issued.cert_chain_pems[0].write_to_path(directory / "cert")

@@ -17,7 +17,6 @@ WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def front(chat_built: Path, triton: Ports) -> Iterator[httpx.Client]:
-    """One that wants a key."""
     with (
         openai_front(chat_built, triton, Security(key=KEY)) as url,
         httpx.Client(base_url=url) as client,

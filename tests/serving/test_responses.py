@@ -44,7 +44,7 @@ def fields(**values: Any) -> ResponseFields:
 
 
 def test_an_input_is_messages() -> None:
-    """What an answer had, sent back as items, is the assistant's message that it was."""
+    """Items of an answer, sent back, become the same assistant message."""
     table: list[tuple[Any, list[dict[str, Any]]]] = [
         ("hi", [USER]),
         ([USER], [USER]),

@@ -48,7 +48,7 @@ def test_no_other_user_may_read_anything_of_it(server: Server) -> None:
 
 @pytest.mark.parametrize("name", INTERNAL)
 def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None:
-    """Whatever the tensors: the keys are compared first."""
+    """The key is compared before anything else, whatever the tensors."""
     inputs = []
     for each in read_config(templates() / name / "config.pbtxt").input:
         datatype = DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
@@ -64,7 +64,7 @@ def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None
 
 
 def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> None:
-    """Ten million of them held everyone up for 7 s before the model saw the request."""
+    """Ten million of them once held all requests up for 7 s."""
     words = InferInput("stop_words", [100_000], "BYTES")
     words.set_data_from_numpy(np.full(100_000, b"a", object))
     prompt = tensors({"text_input": "a"})

@@ -68,7 +68,6 @@ def _generate(ports: Ports, **headers: str) -> int:
 
 
 def _infer(client: InferenceServerClient, headers: dict[str, str] | None = None) -> int:
-    """The number of tokens of a plain answer over gRPC."""
     inputs = tensors({"text_input": PROMPT, "max_tokens": 4})
     result = client.infer("dflash_infer", inputs, headers=headers, client_timeout=WAIT)
     return len(result.as_numpy("token_ids"))

@@ -39,8 +39,6 @@ WAIT = 60.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What the target itself, run by `transformers`, makes of a prompt."""
-
     prompt: str
     prompt_ids: list[int]
     token_ids: list[int]
@@ -202,7 +200,7 @@ def test_a_path_that_triton_cannot_use_is_refused(built: Path, tmp_path: Path) -
 def test_serve_stops_cleanly_when_told_to(
     built: Path, number: signal.Signals, open_stream: bool
 ) -> None:
-    """Open streams, over gRPC and of OpenAI's API, hold it up for a while at most."""
+    """Open streams delay it for a while at most."""
     ports = serve_ports()
     before, url = _stubs(built), f"http://127.0.0.1:{ports.http}/v1"
     body = {"model": "tiny", "prompt": "a", "max_tokens": 200, "stream": True}
@@ -282,7 +280,7 @@ def test_a_server_that_hangs_while_it_loads_is_started_again(
 
 
 def _stubs(built: Path) -> dict[str, str]:
-    """The model processes that serve `built`, with the name of their shared memory."""
+    """Return the model processes that serve `built`, with the name of their shared memory."""
     stubs = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

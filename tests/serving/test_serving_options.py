@@ -67,7 +67,6 @@ def tokenizer(target: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def greedy(target: Path, tokenizer: Tokenizer) -> list[int]:
-    """What the target makes of PROMPT."""
     return reference.greedy(target, [tokenizer.encode(PROMPT).ids], NEW_TOKENS)[0]
 
 
@@ -148,7 +147,7 @@ def test_several_choices(server: Ports, greedy: list[int]) -> None:
 
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
 def test_a_deadline(model: str, server: Ports) -> None:
-    """Triton's own request timeout; the text so far comes back, and the row is free again."""
+    """It is Triton's request timeout; the text so far comes back, and the slot is free again."""
     inputs = tensors({"text_input": "a", "max_tokens": 250})
     reasons: list[str] = []
     # 0.2 ms are less than 250 tokens take, in either mode
@@ -171,7 +170,7 @@ def test_a_deadline(model: str, server: Ports) -> None:
 
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
 def test_a_deadline_over_http(model: str, server: Ports) -> None:
-    """Its generate endpoint makes a parameter of a field that is no tensor."""
+    """The generate endpoint makes a parameter of a field that is no tensor."""
     answer = ask(server, model, max_tokens=240, timeout=200)
     assert answer["finish_reason"] == "cancelled"
     assert answer["completion_tokens"] < 240
@@ -200,7 +199,7 @@ def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
 
 
 def settled(server: Ports) -> dict[str, float]:
-    """The front's metrics, summed over their labels, once they stand still."""
+    """Return the front's metrics, summed over labels, once they stop changing."""
     url, previous = f"http://127.0.0.1:{server.metrics}/metrics", None
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:

@@ -64,7 +64,6 @@ class Supervised:
         return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
 
     def wait_until(self, words: str) -> str:
-        """The first line with `words` that was said."""
         wait_until(lambda: any(words in line for line in self.said))
         return next(line for line in self.said if words in line)
 
@@ -77,7 +76,6 @@ def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]
 
 
 def _infer(server: Server, max_tokens: int) -> int | None:
-    """The HTTP status of a plain request."""
     inputs = [
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
@@ -218,7 +216,7 @@ def test_it_can_be_stopped_while_it_waits_to_restart(
 
 
 def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> None:
-    """As of `pip install --target`: the models of Triton ignore PYTHONPATH."""
+    """After `pip install --target`, Triton's models would ignore PYTHONPATH."""
     venv.create(tmp_path / "empty", with_pip=False)
     packages = sysconfig.get_path("purelib")
     ports = serve_ports()
@@ -233,7 +231,7 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
 
 @contextmanager
 def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
-    """`dflash-trt serve`, ready: its process, its gRPC port and its log."""
+    """Start `dflash-trt serve`; return its process, gRPC port and log once it is ready."""
     ports = serve_ports()
     with serving(directory, ports) as (process, said):
         found = re.search(r"\S+/server\.log", said)
@@ -247,7 +245,7 @@ def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]
 
 
 def _prefix(log: Path) -> str:
-    """Of the shared memory of the server that writes this log."""
+    """Return the prefix of the shared memory of the server that writes this log."""
     (server,) = (pid for pid in processes_naming(str(log.parent)) if _words(pid, "--model-repo"))
     found = re.search(r"dflash_trt_\w{12}_", _words(server, "shm-region-prefix-name"))
     assert found is not None
@@ -298,13 +296,12 @@ def test_what_runs_under_32_clients_ends_well(built: Path, number: signal.Signal
     url = f"http://127.0.0.1:{ports.http}"
 
     def ask(client: int) -> str:
-        """How it ended."""
         own = Roads(ports, temperature=1.0)  # few drafts are accepted, so that all run at once
         roads.append(own)
         return own.all[client % 7]("a", LONG, None)[1]
 
     def arrived() -> float:
-        """How many wait, run or have ended: the first may end before the last one comes."""
+        """Return how many wait, run or have ended: the first may end before the last one comes."""
         states = ("trtllm_num_requests_running", "trtllm_num_requests_waiting")
         counts = [*states, "dflash_requests_total"]
         return sum(sum(metric(ports.metrics, name).values()) for name in counts)

@@ -26,7 +26,7 @@ BODY = {"model": "pycode", "prompt": "a"}
 
 @contextmanager
 def sink() -> Iterator[tuple[str, Queue[Any]]]:
-    """An OTLP collector's HTTP endpoint, and the spans that it got."""
+    """Serve an OTLP collector's HTTP endpoint; return the spans that it got."""
     spans = Queue[Any]()
 
     class Handler(BaseHTTPRequestHandler):

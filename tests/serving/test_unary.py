@@ -22,7 +22,6 @@ WAIT = 10.0
 def asked(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, cancelled: bool = False
 ) -> Iterator[tuple[StandIn, Any]]:
-    """The stand-in, and what the client makes of its answer."""
     answers = Queue[Any]()
     inputs = {"text_input": np.array([b"a"], object), "n": np.array([1], np.int32)}
     with stand_in.stand_in(answer) as server:

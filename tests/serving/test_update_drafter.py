@@ -31,7 +31,7 @@ WAIT = 120.0  # seconds; nothing here should take so long
 
 
 def build_changed(directory: Path, role: str, scale: float) -> Path:
-    """The demo pair with noise of that share in the matrices of one model, built."""
+    """Build the demo pair with that share of noise in one model's matrices."""
     import torch  # noqa: PLC0415
 
     changed = shutil.copytree(PYCODE / role, directory / role)
@@ -52,7 +52,7 @@ def build_changed(directory: Path, role: str, scale: float) -> Path:
 
 @contextmanager
 def asking(ports: Ports, count: int) -> Iterator[list[str]]:
-    """The texts of so many clients, over every road, until the block ends; no error is met."""
+    """Collect texts of several clients over every API until the block ends; errors fail."""
     texts, stop = list[str](), threading.Event()
 
     def client(number: int) -> None:
@@ -80,7 +80,6 @@ class Served:
     builds: dict[str, Path]
 
     def update(self, build: str, least: float = 0.2) -> str:
-        """What it says."""
         return update_drafter(self.ports.http, self.builds[build], least)
 
 

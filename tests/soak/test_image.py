@@ -47,7 +47,6 @@ def built() -> Path:
 
 @pytest.fixture(scope="module")
 def image(built: Path) -> Path:
-    """The environment that the image has at /opt/venv."""
     text = (built / "deploy" / "Dockerfile").read_text()
     requirements = re.findall(r"^        '(.*)' \\$", text, re.MULTILINE)
     assert len(requirements) > 20

@@ -44,7 +44,7 @@ IDLE = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv
 
 
 class Soak:
-    """What goes on at once, until all of it has happened."""
+    """Concurrent load that lasts until all of it has happened."""
 
     def __init__(self, built: Path, ports: Ports, said: list[str]) -> None:
         self.built, self.ports, self.said = built, ports, said
@@ -61,7 +61,7 @@ class Soak:
         self.over = threading.Event()
 
     def run(self, *, kill: str = "") -> None:
-        """kill: the model whose process is killed, while hostile requests come, too."""
+        """Run the load; kill: the model whose process is killed during hostile requests."""
         tasks = [lambda i=i: self.client(i) for i in range(CLIENTS)]
         tasks += [self.hostile, self.http] if kill else []
         enough = ENOUGH | ({"hostile": HOSTILE} if kill else {})
@@ -99,7 +99,7 @@ class Soak:
         self.outage.clear()
 
     def client(self, number: int) -> None:
-        """Ask, at times with too little time; what comes whole must be right."""
+        """Ask, sometimes with too little time; complete texts must be right."""
         dice, roads = random.Random(number), Roads(self.ports)
         while not self.over.is_set():
             prompt, count = dice.choice([*self.texts]), dice.randrange(1, LONGEST + 1)
@@ -127,7 +127,7 @@ class Soak:
         self.came["cancelled"] += 1
 
     def excuse(self, error: Exception, late: float | None, in_outage: bool) -> None:
-        """While a process is replaced any error is right, else only a full queue or lateness."""
+        """Accept any error while a process is replaced, else only a full queue or lateness."""
         words = str(error)
         if "queue is full" in words or "it is full" in words:
             self.came["refused"] += 1
@@ -143,7 +143,6 @@ class Soak:
             self.wrong.append(f"tells of its inside: {words}")
 
     def hostile(self) -> None:
-        """Malformed requests over gRPC."""
         with grpc.insecure_channel(f"127.0.0.1:{self.ports.grpc}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -159,7 +158,6 @@ class Soak:
             one()
 
     def http(self) -> None:
-        """Malformed requests over HTTP."""
         for number in range(HOSTILE):
             if self.over.is_set():
                 break
@@ -170,7 +168,6 @@ class Soak:
 
 
 def goes_idle(ports: Ports) -> None:
-    """All rows are free and nobody waits."""
     deadline = time.monotonic() + WAIT
     while state := {name: n for name in IDLE if (n := sum(metric(ports.metrics, name).values()))}:
         assert time.monotonic() < deadline, state
@@ -178,7 +175,6 @@ def goes_idle(ports: Ports) -> None:
 
 
 def resident(built: Path) -> int:
-    """Bytes of memory that the processes of a build's models hold."""
     pages = 0
     for pid in processes_naming(str(built / "model_repository")):
         with suppress(OSError):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.soak
 
 
 def templates() -> dict[str, str]:
-    """Sources by name, from a folder or a source distribution in it."""
+    """Return sources by name, from a folder or a source distribution in it."""
     found = {file.stem: file.read_text(encoding="utf-8") for file in WHERE.glob("*.jinja")}
     for archive in sorted(WHERE.glob("llama_cpp_python-*.tar.gz")):
         with tarfile.open(archive) as files:

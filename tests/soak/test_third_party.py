@@ -40,7 +40,6 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LANGSMITH_TRACING": 
 
 
 def environment(requirement: str) -> Path:
-    """The programs of an environment with this package in it."""
     home = TESTS.parents[1] / "build" / "clients" / requirement
     if not (home / "complete").exists():
         shutil.rmtree(home, ignore_errors=True)
@@ -58,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(built: Path) -> Iterator[tuple[Ports, str]]:
-    """`dflash-trt serve`: its ports, and the OpenAI front's address."""
+    """Start `dflash-trt serve`; return its ports and the address of the OpenAI API."""
     ports = serve_ports()
     port = ports.http
     with serving(built, ports):
@@ -137,5 +136,4 @@ def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path:
 
 
 def _counted(ports: Ports) -> dict[str, float]:
-    """Of counters by name, of all labels together."""
     return {name: sum(metric(ports.metrics, name).values()) for name in COUNTERS}

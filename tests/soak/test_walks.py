@@ -29,7 +29,7 @@ FASTER = 'case "$1" in verify) set -- "$@" --max-tokens 8 ;; esac'
 
 
 def runs(block: Block) -> bool:
-    """Whether it runs here: a server runs already, and a bundle's needs its GPUs."""
+    """Return whether a block runs here: a server runs already, and a bundle's needs its GPUs."""
     if block.language == "python":
         return "openai" not in block.text or "8000" in block.text
     lines = [line.strip() for line in block.text.strip().splitlines() if line.strip()]
@@ -45,7 +45,7 @@ WALKED = {
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Where the reader types, with what the pages take for granted, and what stands for ports."""
+    """Set up where the reader types: what the pages assume, and substitutes for ports."""
     home = tmp_path_factory.mktemp("walks")
     built, folder = build_chat_pair(home), home / "reader"
     folder.mkdir()
@@ -96,7 +96,7 @@ def test_a_page_is_walked(page: str, reader: tuple[Path, dict[str, str]]) -> Non
 
 
 def test_the_demo_prints_what_the_page_shows() -> None:
-    """But for its figures, and so the width of its table."""
+    """Only its figures differ, and so the width of its table."""
     blocks = read("README.md")
     at = next(i for i, block in enumerate(blocks) if block.language == "console")
     command = blocks[at - 1].text.split()

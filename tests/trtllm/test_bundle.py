@@ -44,7 +44,6 @@ def config(directory: Path, **engine: object) -> BuildConfig:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory, tied=False, rope_theta=10000.0)
     build(config(directory), directory / "built", quiet)
@@ -72,7 +71,7 @@ def test_the_arguments_name_what_lies_beside_them(pair: Path) -> None:
 
 @pytest.mark.models
 def test_a_target_on_the_hub_stays_there(original: Path, tmp_path: Path) -> None:
-    """Only its config and tokenizer are fetched; the branch becomes the commit that it was."""
+    """Only its config and tokenizer are fetched; the branch becomes its commit."""
     file = tmp_path / "pair.yaml"
     file.write_text(
         "name: tiny\n"
@@ -111,7 +110,7 @@ print(args.pop("model"), args)
 
 @pytest.mark.models
 def test_a_target_on_the_hub_is_given_as_a_folder(original: Path, tmp_path: Path) -> None:
-    """Without gpt-oss's further copies of its weights, and found again without a network."""
+    """gpt-oss's further copies of its weights are left out; without a network it is found again."""
     target = Path(shutil.copytree(original / "target", tmp_path / "target"))
     (target / "original").mkdir()
     (target / "original" / "model.safetensors").write_bytes(b"x" * 100)
@@ -193,7 +192,7 @@ exit "${CODE:-0}"
 
 @pytest.fixture
 def launchers(tmp_path: Path) -> dict[str, str]:
-    """Stand-ins on PATH; gives the environment to run a script in."""
+    """Put stand-ins on PATH; return the environment to run a script in."""
     folder = tmp_path / "bin"
     folder.mkdir()
     programs = {"srun": RUN_BASH, "mpirun": RUN_BASH, "tritonserver": SERVE}
@@ -212,7 +211,6 @@ def start(script: Path, environment: dict[str, str], *arguments: str) -> list[st
 
 @pytest.fixture
 def two_machines(pair: Path) -> Path:
-    """A build over two machines of four GPUs."""
     edit(pair / "target", num_attention_heads=8, head_dim=8)
     edit(pair / "drafter", num_attention_heads=8, head_dim=8)
     settings = config(pair, hardware="gb300-nvl72-slice", gpus=8)
@@ -297,7 +295,7 @@ def test_several_machines_start_a_task_for_each_gpu(
 def test_how_triton_ends_is_how_the_task_does(
     two_machines: Path, launchers: dict[str, str], launcher: str
 ) -> None:
-    """It fails, or is told to stop: published launchers pass on neither."""
+    """It fails or is told to stop: published launchers pass on neither."""
     script = two_machines / "launch" / {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
     done = subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20)
     assert done.returncode == 3

@@ -38,7 +38,7 @@ def test_a_grammar_is_one_guide(grammar: Grammar, backend: str, expected: dict[s
 def test_a_model_with_channels_is_guided_in_the_last_one(
     grammar: Grammar, content: dict[str, object]
 ) -> None:
-    """As upstream's `trtllm-serve` puts it for gpt-oss."""
+    """Upstream's `trtllm-serve` does so for gpt-oss."""
     found = guide(grammar, "xgrammar", channels=True)
     assert found.keys() == {"structural_tag"}
     assert json.loads(found["structural_tag"]) == {

@@ -39,7 +39,6 @@ class Reply(FakeReply):
         self.got.put(part)
 
     def parts(self) -> list[RequestOutput]:
-        """All, up to the last one, or to the error's code and message."""
         found = [self.got.get(timeout=WAIT)]
         while isinstance(found[-1], RequestOutput) and found[-1].finish_reason[0] in ("", "error"):
             found.append(self.got.get(timeout=WAIT))
@@ -126,7 +125,7 @@ def test_a_grammar_becomes_a_guide_where_the_build_has_them(
 
 
 def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    """Of chats that begin alike, but for the tail that `recompute_tail` has run again."""
+    """Chats begin alike, except the tail that `recompute_tail` runs again."""
     tail = {"speculative_config": {"context_recompute_tail": 64}}
     with _front(tmp_path, tail, prefix_cache="recompute_tail") as (front, _, triton):
         found = [
@@ -168,7 +167,7 @@ def test_figures_however_many_iterations_come_together(
 
 
 def _live(decoder: TensorRTLLM) -> int:
-    """Requests that the stand-in still decodes."""
+    """Return requests that the stand-in still decodes."""
     return len(decoder._llm._engine._live)
 
 
@@ -218,7 +217,7 @@ def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Pat
 def test_what_fails_at_submission_is_an_error_of_its_own(
     tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What TensorRT-LLM refuses is the client's; of the rest nothing inside is told."""
+    """A refusal by TensorRT-LLM is the client's error; other failures reveal nothing inside."""
     from tensorrt_llm.errors import RequestError  # noqa: PLC0415
 
     with _front(tmp_path, {}) as (front, decoder, _):
@@ -281,7 +280,7 @@ def test_limits_are_those_of_the_arguments() -> None:
 
 
 def test_only_the_job_of_mpi_is_forgotten() -> None:
-    """As by TensorRT-LLM's own Triton model; settings such as running as root stay."""
+    """TensorRT-LLM's own Triton model does so; settings such as running as root stay."""
     for name in ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition", "PMIX_RANK", "PMI_SIZE"):
         assert MPI_JOB.match(name), name
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_btl", "PMIX_MCA_gds", "PATH", "PMI_SIZES"):
@@ -289,7 +288,7 @@ def test_only_the_job_of_mpi_is_forgotten() -> None:
 
 
 def _check_what_is_told(api: openai.OpenAI, text: str, port: int) -> None:
-    """Rounds and their tokens; neither who wrote them nor what was proposed."""
+    """Check rounds and tokens; TensorRT-LLM reports neither sources nor proposals."""
     asked: Any = {"include_usage": True, "include_drafting": True}
     *chunks, last = api.completions.create(
         model="tiny",

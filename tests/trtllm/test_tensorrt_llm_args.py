@@ -49,7 +49,7 @@ TARGET_GIB, DRAFTER_BYTES = 61, 1570 << 20
 
 @dataclass(frozen=True)
 class Setup:
-    """How a deployment differs from gpt-oss-120b on a DGX B300; None takes a field away."""
+    """How a deployment differs from gpt-oss-120b on a DGX B300; None removes a field."""
 
     engine: Fields = field(default_factory=dict)
     args: Fields = field(default_factory=dict)
@@ -100,7 +100,6 @@ def chosen(deploy: Deploy, setup: Setup) -> LlmArgs:
 
 
 def checked(deploy: Deploy, setup: Setup) -> dict[str, Finding]:
-    """What was found, by name; a refusal of engine.args is the finding of its check."""
     context = Context(*deploy(setup))
     try:
         args = choose_args(context)
@@ -215,7 +214,7 @@ def at(values: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
-    """Over every preset and objective; it reads back as the same arguments."""
+    """It reads back as the same arguments, for every preset and objective."""
     of = {"speculation": {"method": method}}
     config, pair = deploy(Setup(config=of))
     for preset in PRESETS.values():
@@ -294,7 +293,6 @@ def test_the_environment(deploy: Deploy) -> None:
 
 
 def rendered() -> str:
-    """The table of docs/tensorrt_llm.md on checks."""
     checks = ["| check | severity | what it does |", "|---|---|---|"]
     for check in ALL_CHECKS:
         assert check.look.__doc__

@@ -11,7 +11,6 @@ from dflash_trt.decoding.speculation.proposer import MAX_MATCH, NgramIndex
 
 
 def searched(text: list[int], most: int) -> tuple[int, list[int]]:
-    """What `NgramIndex.find` says, found by looking everywhere."""
     for length in (3, 2, 1):
         for start in range(len(text) - 1, length - 1, -1):
             if len(text) > length and text[start - length : start] == text[-length:]:

@@ -32,7 +32,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def original(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair that every kind takes, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory, tied=False, rope_theta=10000.0)
     build(config_of(directory, **KINDS[kind]), directory / "built", quiet)
@@ -85,7 +84,7 @@ def test_a_second_build_has_nothing_to_do(pair: Path) -> None:
 
 
 def test_compiled_code_has_no_place(pair: Path) -> None:
-    """Python would run it in the place of the model that the manifest names."""
+    """Python would run it in place of the model that the manifest names."""
     cache = pair / "built" / "model_repository" / "dflash" / "1" / "__pycache__"
     assert cache.read_bytes() == b""
     cache.unlink()
@@ -187,7 +186,7 @@ dflash_trt.build.pipeline.build(config, Path(sys.argv[2]), lambda *_: None)
 
 
 def hanging_build(pair: Path, output: Path) -> "subprocess.Popen[str]":
-    """A build in another process, stopped after both engines are written."""
+    """Return a build in another process, stopped after both engines are written."""
     package = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-c", BUILD_AND_HANG, str(pair), str(output)],

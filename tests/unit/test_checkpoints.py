@@ -232,7 +232,7 @@ def test_a_scaled_model_reaches_as_far_as_vllm_says(
 
 
 def test_dynamic_rope_turns_slower_in_builds_for_longer_texts(pair: Path) -> None:
-    """By vLLM's DynamicNTKScalingRotaryEmbedding; up to its original length it stays as it is."""
+    """As vLLM's DynamicNTKScalingRotaryEmbedding; up to its original length nothing changes."""
     edit(pair / "target", rope_parameters={"rope_type": "dynamic", **ROPE})
     target = load_target(pair / "target")
     dim = target.layers[0].rope.dim
@@ -261,7 +261,7 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pycode", "smollm2"])
 def test_the_examples_drafters_are_read(name: str) -> None:
-    """One is z-lab's format, one a DFlash 2 with a selector over a reduced vocabulary."""
+    """One is in z-lab's format, one a DFlash 2 with a selector over a reduced vocabulary."""
     drafter = load_drafter(Path(__file__).parents[2] / "examples" / name / "drafter")
     assert drafter.spec.block_size == 8
     assert (drafter.spec.selector is None) == (name == "pycode")

@@ -17,7 +17,7 @@ HOP = 0.25e-3
 
 
 class Machine:
-    """Rounds of a made-up cost, on a clock of their own; follows `RunRound`."""
+    """A `RunRound` of made-up costs, on its own clock."""
 
     def __init__(self, scale: float = 1.0, spikes: int = 0) -> None:
         self.scale, self.spikes = scale, spikes  # each so-many-th round takes ten times as long
@@ -63,7 +63,7 @@ class Machine:
 @pytest.mark.parametrize("spikes", [0, 11])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
-    """Hops between the models are part of verifying; a machine that is busy now and then is not."""
+    """Hops between the models are part of verifying; occasional other load is not."""
     machine = Machine(scale, spikes)
     found = machine.measure()
     assert found.rows == [1, 2, 4, 8]

@@ -44,7 +44,7 @@ def test_the_file_is_the_same(built: Path) -> None:
 
 
 def test_what_weights_alone_go_into_needs_no_kernel(tmp_path: Path) -> None:
-    """Matrices of experts in bf16 are widened and split: once, as the graph is loaded."""
+    """Experts' matrices in bf16 are widened and split once, when the graph is loaded."""
     pair = pair_of("qwen3-moe", "z-lab", tmp_path, dtype="bfloat16")
     sizes: dict[str, Any] = {"slots": 2, "max_seq_len": 64, "device": "cuda"}
     build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
@@ -84,7 +84,7 @@ def test_a_build_with_such_a_node_writes_nothing(
 
 
 class Session:
-    """An `InferenceSession` that says where its nodes are."""
+    """An `InferenceSession` that reports where its nodes are."""
 
     def __init__(self, **nodes: tuple[str, str]) -> None:
         self._nodes = nodes

@@ -68,7 +68,7 @@ def write(directory: Path, config: BuildConfig) -> None:
 
 
 def write_engines(directory: Path, original: Path, kind: str) -> None:
-    """Those of a tiny build; of kind `tensorrt`, as if plans were made of them."""
+    """Write a tiny build's engines; for kind `tensorrt`, as if they were plans."""
     shutil.copytree(original / "built" / "engines", directory / "engines")
     if kind == "tensorrt":
         versions = {"library": "tensorrt_rtx", "version": "1.7.1", "graph": ""}
@@ -102,7 +102,7 @@ def deploy(case: str, original: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def resources(file: Path) -> dict[str, dict[str, Any]]:
-    """What `kubectl apply -f` would send, by kind."""
+    """Return what `kubectl apply -f` would send, by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(file.read_text())}
 
 
@@ -111,7 +111,7 @@ def base(deploy: Path) -> dict[str, dict[str, Any]]:
 
 
 def check(resource: dict[str, Any]) -> None:
-    """Against its published schema: a custom resource's is in `schemas/`."""
+    """Check against its published schema: a custom resource's is in `schemas/`."""
     file = SCHEMAS / f"{resource['kind'].lower()}.json"
     if file.exists():
         jsonschema.validate(resource, json.loads(file.read_text()))
@@ -120,7 +120,6 @@ def check(resource: dict[str, Any]) -> None:
 
 
 def ignored(file: Path, deploy: Path, patterns: list[str]) -> bool:
-    """Whether `COPY .` leaves it out: it or a folder that it lies in matches."""
     name = file.relative_to(deploy.parent)
     return any(fnmatch(str(each), x) for each in (name, *name.parents) for x in patterns)
 
@@ -145,7 +144,7 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
 
 @pytest.mark.models
 def test_the_image_has_all_that_is_imported() -> None:
-    """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
+    """It gets what a bundle needs: no ONNX Runtime, no graph builder."""
     text = (deployment.TEMPLATES / "tensorrt_llm" / "Dockerfile").read_text()
     line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
     installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
@@ -186,7 +185,6 @@ def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
 
 
 def run_with_fake(script: Path, **env: str) -> list[str]:
-    """What mpirun's script is given."""
     launch = script.parents[1] / "launch"
     launch.mkdir(exist_ok=True)
     echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
@@ -286,7 +284,7 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
 
 
 def capabilities(spec: dict[str, Any]) -> list[tuple[int, int]]:
-    """Of the nodes that a pod may go to."""
+    """Return the compute capabilities of nodes that a pod may run on."""
     affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = [term["matchExpressions"] for term in affinity["nodeSelectorTerms"]]
     return [tuple(int(each["values"][0]) for each in term) for term in terms]  # type: ignore[misc]
@@ -333,7 +331,7 @@ def test_a_name_becomes_one_that_kubernetes_takes(name: str, expected: str) -> N
 
 
 def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
-    """Over a stand-in of curl, which reads files."""
+    """A stand-in of curl reads files."""
     write(tmp_path, made())
     answer = 'case "$*" in */metrics) cat "$TMPDIR/tokens" ;; *) cat "$TMPDIR/works" ;; esac'
     (tmp_path / "curl").write_text(f"#!/bin/sh\n{answer}\n")

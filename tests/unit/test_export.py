@@ -43,7 +43,7 @@ def written(config: BuildConfig, engine: str) -> str:
 
 
 def with_method(directory: Path, method: Method) -> BuildConfig:
-    """EAGLE-3's head is whatever it is: export reads no more of it than it names it by."""
+    """Set the method; export needs only the name of an EAGLE-3 head."""
     drafter = {"drafter": {"path": directory / "head"}} if method == "eagle3" else {}
     return config_of(
         directory,
@@ -120,7 +120,7 @@ def test_prefixes_are_kept_where_the_bundle_keeps_them(
 
 
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the target have no attention without a causal mask, which drafts need."""
+    """Only its causal backends run the target, and drafts need one that is not causal."""
     name = "Gemma4ForConditionalGeneration"
     monkeypatch.setattr(Model, "architecture", name)
     script = written(made(pair), "vllm")

@@ -34,7 +34,6 @@ Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's dire
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random pair with nothing to find fault with."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory, layers=9, taps=(1, 4, 6), tied=False, rope_theta=10000.0)
     return directory
@@ -124,7 +123,7 @@ def test_a_mask_is_no_end_and_nothing_between(pair: Path, mask: int, says: str) 
 
 
 def test_a_head_that_is_stored_counts(pair: Path) -> None:
-    """As in transformers, whatever tie_word_embeddings says."""
+    """transformers uses it whatever tie_word_embeddings says."""
     edit(pair / "target", tie_word_embeddings=True)
     assert bad(pair) == {}
     assert not load_target(pair / "target").spec.tie_word_embeddings

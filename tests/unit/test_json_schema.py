@@ -45,14 +45,12 @@ ASSERTIONS: list[dict[str, Any]] = [
 
 
 def problem(schema: Any) -> str:
-    """What llguidance says against a client's schema."""
     grammar = grammar_of(GenerateRequest(text_input="a", guided_json=schema))
     assert grammar is not None
     return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(grammar.text, JSON_STYLE))
 
 
 def around(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas that hold this one somewhere."""
     whole = {"type": "object", "properties": {"a": {"type": "string"}}, **part}
     return [
         whole,

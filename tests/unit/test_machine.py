@@ -15,7 +15,6 @@ KB = 1024
 
 
 def group(place: Path, limit: str, used: int, cached: int) -> None:
-    """A memory cgroup as the kernel shows it."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "memory.max").write_text(f"{limit}\n")
     (place / "memory.current").write_text(f"{used}\n")
@@ -54,7 +53,7 @@ def test_a_limit_counts_wherever_it_stands(root: Path) -> None:
 
 
 def test_a_container_sees_its_own_group_at_the_mount(root: Path) -> None:
-    """Without a cgroup namespace its path is the host's, which is not there."""
+    """Without a cgroup namespace its path is the host's, which does not exist inside."""
     (root / "proc/self/cgroup").write_text("0::/docker/0123abcd\n")
     group(root / "sys/fs/cgroup", "8000", 5000, 1000)
     assert free_memory(root) == 4000
@@ -96,7 +95,7 @@ def test_hyperthreads_of_a_core_are_one(eight_cpus: Path, monkeypatch: pytest.Mo
 def test_engines_take_the_cores_unless_told(
     built_pair: BuildPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is built is the same everywhere; the number is found where it runs."""
+    """Builds are the same everywhere; the number is found where they run."""
     monkeypatch.setattr(info, "usable_cores", lambda: 6)
     built = info.read_info(built_pair().target_engine)
     assert replace(built, threads=3).cpu_threads == 3

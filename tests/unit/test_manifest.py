@@ -21,7 +21,7 @@ def built(original: Path, tmp_path: Path) -> Path:
 
 
 def flip(file: Path) -> None:
-    """One bit in the middle; the time of the last change stays."""
+    """Flip one bit in the middle; the modification time stays."""
     data, before = bytearray(file.read_bytes()), file.stat()
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -74,7 +74,7 @@ def test_check_names_every_file_that_differs(built: Path) -> None:
 def test_each_depth_of_a_check_reads_as_much_as_it_says(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """quick leaves large files at their size; unset it depends on the size of the build."""
+    """quick checks only the size of large files; unset depends on the size of the build."""
     monkeypatch.setattr(manifest, "LARGE", 10_000)
     flip(built / "engines" / "target" / "model.onnx.data")  # larger than that
     check_build(built, "none")

@@ -18,7 +18,7 @@ END = "<|end|>"
 
 
 def byte_level() -> Tokenizer:
-    """As GPT-2, Llama 3, Qwen and gpt-oss have it; SmolLM2 too."""
+    """Return a tokenizer like those of GPT-2, Llama 3, Qwen, gpt-oss and SmolLM2."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("r", "e"), ("the", "re"), ('"', ":"), ("{", '"')]
     tokens = [*letters, *("".join(pair) for pair in merges)]
@@ -30,7 +30,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2, Mistral and Gemma have it: spaces are written ▁, unknown bytes <0x..>."""
+    """Return one like those of Llama 2, Mistral and Gemma: spaces are ▁, unknown bytes <0x..>."""
     merges = [("t", "h"), ("th", "e"), ("r", "e"), ("the", "re"), ('"', ":"), ("{", '"')]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     tokens += [chr(code) for code in range(33, 127)] + ["".join(pair) for pair in merges]
@@ -75,7 +75,7 @@ def grammars(tokenizer: Tokenizer, padding: int = 0, ends: bool = True) -> Gramm
 
 
 def after(matcher: Matcher, tokens: list[int] | None = None) -> set[int] | None:
-    """What may follow a chain of drafts; None: it does not matter."""
+    """Return what may follow a chain of drafts; None: it does not matter."""
     tokens = tokens or []
     mask = matcher.masks(tokens)[-1]
     if mask is None:
@@ -94,7 +94,7 @@ HEAD = 'the {"é there": '.encode()
 
 
 def may_go_on(text: bytes) -> bool:
-    """Whether these bytes may begin a text of the grammar below."""
+    """Return whether these bytes may begin a text of the grammar below."""
     if not text.startswith(HEAD):
         return HEAD.startswith(text)
     return re.fullmatch(rb"[0-9]*|[0-9]+}", text[len(HEAD) :]) is not None
@@ -174,7 +174,7 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
 
 
 def test_looking_ahead_leaves_no_trace() -> None:
-    """Chains at random, allowed and not, against a matcher that never looks ahead."""
+    """Random chains, allowed and not, against a matcher that never looks ahead."""
     tokenizer, rng = byte_level(), np.random.default_rng(0)
     made = grammars(tokenizer)
     schema = {"type": "array", "items": {"enum": ["the", "there", True, 12]}, "maxItems": 9}
@@ -218,7 +218,7 @@ def test_looking_ahead_leaves_no_trace() -> None:
 
 
 def test_a_limit_met_ahead_of_the_text_ends_nothing() -> None:
-    """The draft's mask allows nothing; the text goes on without that draft."""
+    """The draft's mask allows nothing, so the text goes on without that draft."""
     tokenizer = byte_level()
     made = grammars(tokenizer)
     rules = [f"a{i}" for i in range(3000)]
@@ -279,7 +279,7 @@ def test_a_grammar_that_cannot_be_had_is_refused(kind: str, text: str, says: str
 
 
 def test_a_grammar_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused; others are compiled meanwhile, and it can be had when it is done."""
+    """It is refused; others compile meanwhile, and it is available once done."""
     made, begun, go_on = grammars(byte_level()), threading.Event(), threading.Event()
     compile_ = made._compile
 
@@ -315,7 +315,7 @@ def test_a_grammar_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_hostile_grammar_ends_in_time(kind: str, text: str) -> None:
-    """It is refused, or its masks come: each loop is bounded, however it is written."""
+    """It is refused, or its masks come: each loop is bounded."""
     tokenizer = byte_level()
     start = time.process_time()
     try:

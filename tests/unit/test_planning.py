@@ -201,7 +201,6 @@ def test_an_own_machine_is_a_mapping_of_these_fields_alone() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Two config.json files, and no weights at all."""
     drafter = DRAFTERS["z-lab/gpt-oss-120b-DFlash"]
     for role, values in (("target", TARGETS["gpt-oss-120b"]), ("drafter", drafter)):
         (tmp_path / role).mkdir()

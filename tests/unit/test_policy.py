@@ -14,7 +14,7 @@ from dflash_trt.decoding.speculation.policy import CLEARLY
 
 
 def test_a_batch_has_one_width() -> None:
-    """Two rows alike, one hopeless: what the three together gain per time, 3 / 1 at width 0."""
+    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0."""
     good, _, bad = rows(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
     policy = adaptive(Costs([1, 1.5, 2.4]))
     assert widths(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.8 / 1.5, 6.4 / 2.4
@@ -70,7 +70,7 @@ def test_there_are_no_drafts_beside_a_sequence_that_is_out_of_sync() -> None:
 
 
 def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
-    """Not after any copy: then there would be no drafts when it turns out to be wrong."""
+    """Not after every copy, or there would be no drafts when one turns out wrong."""
     for match, drafts in ((16, False), (1, True)):
         plan = adaptive(Costs(linear(0.001), 0.01)).choose(rows(looked_up(match)), 0)
         assert (plan.width, plan.draft_tokens > 0) == (MOST, drafts)
@@ -80,7 +80,7 @@ def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:
-    """What all costs are relative to has to be seen once: wide steps take thrice their time."""
+    """All costs are relative to them, and wide steps take three times as long."""
     costs = Costs(linear(0.1))
     policy, chosen = adaptive(costs), []
     for _ in range(40):
@@ -107,8 +107,7 @@ def test_plain_steps_after_the_drafter_do_not_count() -> None:
 
 
 def test_costs_follow_what_steps_take() -> None:
-    """Medians of the last ones, which a single slow step does not move, and the profile again once
-    those are old."""
+    """They are medians, which one slow step does not move; old ones give way to the profile."""
     profile = Costs(linear(0.1), 0.5)
     model = CostModel(profile, MOST)
     for i in range(40):
@@ -129,7 +128,7 @@ def test_costs_follow_what_steps_take() -> None:
 
 @dataclass
 class World:
-    """Rounds of a sequence, whose drafts are right by chance, as the drafter says."""
+    """Rounds of a sequence whose drafts are right as often as the drafter predicts."""
 
     costs: Costs
     right: float  # chance of each draft, if those before it were right
@@ -142,7 +141,7 @@ class World:
         self.policy: Policy = adaptive(self.costs)
 
     def run(self, rounds: int) -> float:
-        """Tokens of the sequence in the time of a plain step, in these rounds."""
+        """Return tokens per plain step of the sequence, in these rounds."""
         tokens, time = rounds, 0.0
         for _ in range(rounds):
             plan = self.policy.choose([Row(self._proposals(), False)], 0)
@@ -165,7 +164,7 @@ class World:
 
 
 def best_fixed(costs: Costs, right: float) -> float:
-    """Tokens in the time of a plain step with the best fixed width, or none."""
+    """Return tokens per plain step with the best fixed width, or none."""
     rates = [
         sum(right**k for k in range(w + 1)) / (costs.steps[w] + costs.drafter)
         for w in range(1, MOST + 1)
@@ -178,7 +177,7 @@ def adaptive(costs: Costs) -> Adaptive:
 
 
 def closed(costs: Costs) -> Adaptive:
-    """With a gate that drafts which are never right have closed."""
+    """Return a policy whose gate was closed by drafts that were never right."""
     policy = adaptive(costs)
     while policy.prefill(1, sampled=False):
         plan = policy.choose(rows(chain([1e-3] * MOST)), 0)

@@ -36,7 +36,7 @@ def silent(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Hub cache with every model at the revision of its config, and no other way to the Hub."""
+    """Fill a Hub cache with every model at its config's revision, and block the Hub."""
     directory = tmp_path_factory.mktemp("hub")
     for file in CONFIGS:
         config = load_config(file)

@@ -27,7 +27,6 @@ CARD = "---\nlicense: apache-2.0\ndatasets:\n- org/texts\n---\n# A model\n"
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair with a model card, its build under `built`, and two pairs of keys."""
     directory = tmp_path_factory.mktemp("release")
     make_pair(directory)
     (directory / "target" / "README.md").write_text(CARD)

@@ -43,7 +43,6 @@ VALUES: dict[str, Any] = {
 
 
 def array(name: str, value: Any) -> np.ndarray:
-    """A field's value as Triton hands it to the model."""
     datatype, shape, content = encode(name, value)
     if datatype == "BYTES":
         texts, at = [], 0
@@ -112,13 +111,13 @@ def test_a_number_out_of_its_range_is_named(name: str, value: float) -> None:
 
 
 def test_the_text_is_the_first_output() -> None:
-    """Clients of Triton's `infer` that ask for no output by name read that one."""
+    """Clients of Triton's `infer` that name no output read the first."""
     for file in public_tensors.configs():
         assert read_config(file).output[0].name == "text_output"
 
 
 def test_parameters_that_ask_for_nothing() -> None:
-    """Fields of tensorrtllm_backend's `generate`, which Triton makes parameters of."""
+    """Triton makes parameters of fields of tensorrtllm_backend's `generate`."""
     check_names({"pad_id": 2, "end_id": 50256, "beam_width": 1, "return_log_probs": False})
     for name, value in {"beam_width": 2, "return_log_probs": True, "max_token": 5}.items():
         with pytest.raises(RequestError, match=name):
@@ -126,7 +125,7 @@ def test_parameters_that_ask_for_nothing() -> None:
 
 
 def test_empty_words_ask_for_nothing() -> None:
-    """So do empty documents: clients of tensorrtllm_backend send all of a model's tensors."""
+    """Clients of tensorrtllm_backend send all of a model's tensors, documents too."""
     words = np.array([b"", b"a"], object)
     asked = from_tensors({"stop_words": words, "bad_words": words[:1]})
     assert (asked.stop_words, asked.bad_words) == (["a"], [])

@@ -55,7 +55,7 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
 
 
 def test_a_cache_smaller_than_a_block_stays_empty() -> None:
-    """As 1 MiB is for a large model."""
+    """1 MiB is too small for a block of a large model."""
     cache = PrefixCache(0)
     assert cache.insert("", WORDS[0], BLOCK) == ([], [])
     assert cache.find("", [*WORDS[0], 9], drafted=True) == []
@@ -69,7 +69,7 @@ def test_a_text_never_evicts_its_own_blocks() -> None:
 
 
 def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
-    """Nobody knows what it did: all its blocks are dropped, and what it had to drop once more."""
+    """The engines' state is unknown, so all blocks are dropped."""
     cache, text = PrefixCache(1), [*WORDS[0], 9]
     cache.insert("", text, BLOCK)
     cache.done()

@@ -26,7 +26,6 @@ Steps = list[tuple[str, int, int]]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair whose target also has what must not be fetched."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory)
     target = directory / "target"

@@ -68,7 +68,7 @@ def spoil_lines(data: bytes, dice: random.Random) -> bytes:
 
 
 def spoil_gguf(data: bytes, dice: random.Random) -> bytes:
-    """Mostly lengths, counts, types and offsets, which the header has."""
+    """Spoil mostly the header's lengths, counts, types and offsets."""
     if dice.random() < 0.3:
         return spoil(data, dice)
     raw, at, size = bytearray(data), dice.randrange(9000), dice.choice([1, 4, 8])
@@ -79,7 +79,7 @@ def spoil_gguf(data: bytes, dice: random.Random) -> bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(home: Path) -> Iterator[None]:
-    """What a file says of its size must not be believed."""
+    """Limit memory: what a file says of its size must not be believed."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
@@ -100,7 +100,6 @@ def in_time() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, its signed build, and sound files beside them."""
     home = tmp_path_factory.mktemp("spoilt") / "home"
     shutil.copytree(original, home)
     target = home / "target"
@@ -149,7 +148,6 @@ def weights_read(home: Path, target: str) -> None:
 
 
 def refused(check: Callable[[], object]) -> None:
-    """Whatever differs from the manifest must not pass."""
     with pytest.raises(DflashError):
         check()
 

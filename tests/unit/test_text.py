@@ -21,7 +21,7 @@ TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; o
 
 
 def llama2() -> Tokenizer:
-    """Bytes where there is no piece, and the first piece loses its leading space."""
+    """Return a tokenizer with byte fallback whose first piece loses its leading space."""
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -30,7 +30,6 @@ def llama2() -> Tokenizer:
 
 
 def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[str]:
-    """Push 1 to 5 tokens at a time, as rounds do."""
     tokens = tokenizer.get_added_tokens_decoder()
     special = frozenset(token for token, each in tokens.items() if each.special)
     detokenizer, pieces, at = Detokenizer(tokenizer, special), [], 0
@@ -76,7 +75,7 @@ def test_hidden_tokens_are_no_text() -> None:
 
 
 def test_markers_of_channels_are_text_and_the_end_is_not() -> None:
-    """Models that write in channels (gpt-oss): chats tell them apart by their markers."""
+    """Chats of gpt-oss tell channels apart by these markers."""
     tokenizer, answer = byte_level(), f"{''.join(MARKERS)}It is <|1|> é."
     assert not has_channels(tokenizer)
     tokenizer.add_special_tokens([*MARKERS, "<|return|>"])
@@ -100,7 +99,7 @@ def test_the_window_stays_short() -> None:
 
 
 def gated(pieces: list[str], words: list[str]) -> tuple[list[str], bool]:
-    """What was given out piece by piece, and whether a stop word ended it."""
+    """Return the text piece by piece, and whether a stop word ended it."""
     stop, given = StopWords(words), []
     for piece in pieces:
         text, found = stop.push(piece)

@@ -73,7 +73,7 @@ def read(
     reasoning_tags: ReasoningTags | None = None,
     thinking: bool = False,
 ) -> Outcome:
-    """What came of an answer in pieces; checks what holds for any stream of deltas."""
+    """Parse an answer given in pieces, and check what holds for any stream of deltas."""
     answer = Answer(format, tools, reasoning_tags, thinking=thinking)
     thought, said = "", ""
     calls: list[tuple[str, str]] = []
@@ -93,7 +93,7 @@ def read(
 
 
 def read_any_way(format: Format | None, text: str, **options: Any) -> Outcome:
-    """The same whole, and split at every character and at some places."""
+    """Parse it whole, split at every character and at some places; all must agree."""
     whole = read(format, [text], **options)
     assert read(format, list(text), **options) == whole
     for size in (2, 3, 7):
@@ -125,7 +125,7 @@ def random_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def write() -> Callable[..., str]:
-    """`write(format, calls, content)`: what a template of the format makes of such a message."""
+    """Return `write(format, calls, content)`: the message as the format's template writes it."""
     templates = {sign: Template(source) for sign, source in WRITING.items()}
 
     def written(format: Format, calls: Sequence[tuple[str, dict[str, Any]]], content: str) -> str:
@@ -148,7 +148,7 @@ def write() -> Callable[..., str]:
 
 
 def several(format: Format) -> bool:
-    """Whether its templates write more than one call in a message, or a text before one."""
+    """Return whether its templates write several calls in a message, or a text before one."""
     return format.name not in ("llama3_json", "openai")
 
 
@@ -206,7 +206,7 @@ def test_what_is_cut_off_is_not_lost(format: Format, write: Callable[..., str]) 
 
 @every
 def test_broken_calls_are_said(format: Format, write: Callable[..., str]) -> None:
-    """Characters go missing, or come: any split reads the same, and without a call all is said."""
+    """Characters are missing or added: splits parse alike; without a call all is content."""
     for seed, (text, _, _) in enumerate(random_outputs(format, write)):
         rng = random.Random(seed)
         for _ in range(rng.randint(1, 4)):
@@ -354,7 +354,6 @@ def test_what_has_to_be_called() -> None:
 
 
 def tokenizer_of(format: Format, *, special: bool) -> Tokenizer:
-    """Bytes, and the format's markers where they are tokens."""
     alphabet = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({sign: at for at, sign in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -371,8 +370,6 @@ ENDS = {"<eos>", '<|"|>', *'"}]<|>'}
 
 
 class Grammar:
-    """A grammar of calls over such a tokenizer."""
-
     def __init__(self, format: Format, tools: Sequence[Tool], *, special: bool, **options: Any):
         self.tokenizer = tokenizer_of(format, special=special)
         eos = self.tokenizer.token_to_id("<eos>")
@@ -388,7 +385,7 @@ class Grammar:
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def random_text(self, rng: random.Random, most: int = 3000) -> str | None:
-        """A walk along what it admits, mostly straight on; None: it does not end."""
+        """Walk along what it admits, mostly straight on; None if it does not end."""
         matcher, ids = LLMatcher(self.tokens, self.text), list[int]()
         for _ in range(most):
             mask = np.unpackbits(

@@ -38,7 +38,7 @@ client = AsyncOpenAI(base_url=URL, api_key="-", max_retries=0, timeout=120)
 
 
 def agent(choice, model):
-    """After the first call it is free to answer: `reset_tool_choice`."""
+    """Return an agent that may answer after its first call: `reset_tool_choice`."""
     settings = ModelSettings(
         tool_choice=choice,
         parallel_tool_calls=False,

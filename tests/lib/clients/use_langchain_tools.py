@@ -35,7 +35,7 @@ def bound(choice):
 
 
 def loop(answer):
-    """Calls what a message asks for, and what the model says to that."""
+    """Run the calls of a message; return the model's answer to the results."""
     assert answer.response_metadata["finish_reason"] == "tool_calls", answer
     assert not answer.invalid_tool_calls
     [call] = answer.tool_calls

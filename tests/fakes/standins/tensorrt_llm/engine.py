@@ -22,7 +22,7 @@ BLOCK = 32  # tokens, of the KV cache
 
 
 class Engine:
-    """Decodes the requests it is given, and says every `stream_interval` iterations how far."""
+    """An engine that reports progress every `stream_interval` iterations."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         speculative = args.get("speculative_config") or {}
@@ -84,7 +84,7 @@ class Engine:
         self._inbox.put(request_id)
 
     def die(self) -> None:
-        """As when a rank is gone: every pending request fails, and each that comes."""
+        """Fail every pending and later request, as when a rank is gone."""
         self._inbox.put(EngineDeadError("the engine is dead"))
 
     def stop(self) -> None:
@@ -159,10 +159,10 @@ class Engine:
         self._told[output.request_id] = 0 if streaming else -1
 
     def _reused(self, salt: str | None, prompt: list[int]) -> int:
-        """Tokens of whole blocks that prompts of this salt began with, up to the tail.
+        """Return the number of tokens in whole blocks that earlier prompts of this salt began with.
 
-        The claim of KV cache manager V2 (`_spec_recompute_claim_limit`). Our engine computes them
-        all the same; texts are not kept, which upstream does.
+        Excludes the tail that KV cache manager V2 recomputes (`_spec_recompute_claim_limit`). Our
+        engine computes all tokens anyway; upstream keeps generated texts too.
         """
         if not self._reuses:
             return 0

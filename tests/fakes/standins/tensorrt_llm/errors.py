@@ -2,8 +2,8 @@
 
 
 class RequestError(RuntimeError):
-    """The request is not taken."""
+    """The request is refused."""
 
 
 class EngineDeadError(RuntimeError):
-    """The engine is gone: it is raised from then on."""
+    """The engine is gone; every later call raises this too."""

@@ -75,7 +75,7 @@ class LLM:
         return [output.result() for output in outputs]
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Of each iteration since the last call, if `enable_iter_perf_stats`."""
+        """Return each iteration's statistics since the last call, with `enable_iter_perf_stats`."""
         assert self._engine is not None
         count = len(self._engine.stats) if self._args.get("enable_iter_perf_stats") else 0
         taken, self._engine.stats[:] = self._engine.stats[:count], []

@@ -42,7 +42,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class Response:
-    """What the engine says of a request: since the last time, and its totals."""
+    """The engine's report on a request: what is new, and its totals."""
 
     token_ids: list[int]
     iterations: int  # the prompt's included
@@ -55,7 +55,7 @@ class Response:
 
 
 class RequestOutput:
-    """Grows with each response that is taken from it, by iterating or `result`."""
+    """A result that grows with each response taken, by iterating or `result`."""
 
     __slots__ = (
         *("_abort", "_done", "_loop", "_params", "_queue", "avg_decoded_tokens_per_iter"),
@@ -108,7 +108,6 @@ class RequestOutput:
         return self
 
     def _put(self, response: Response) -> None:
-        """From the engine's thread."""
         if self._loop is None:
             self._queue.put(response)
         elif not self._loop.is_closed():

@@ -10,7 +10,7 @@ from dflash_trt.decoding import SamplingParams as OurParams
 
 @dataclass(slots=True, kw_only=True)
 class GuidedDecodingParams:
-    """What a text follows: one of these. Models of pydantic are left out of `json`."""
+    """One constraint of a text. Pydantic models as `json` are left out."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -19,13 +19,12 @@ class GuidedDecodingParams:
     structural_tag: str | None = None
 
     def _validate(self) -> None:
-        """When `SamplingParams` are made with it."""
         guides = sum(bool(getattr(self, each.name)) for each in fields(self))
         if guides > 1:
             raise ValueError(f"Only one guide can be used for a request, but got {guides}.")
 
     def _ours(self, backend: str) -> Grammar | None:
-        """The same for our engines; what the backend's matcher factory raises.
+        """Return the constraint for our engines, or raise what the backend's factory raises.
 
         As tensorrt_llm/_torch/pyexecutor/grammar_matcher.py@0fccc5b: the grammar is Lark for
         llguidance and EBNF for xgrammar, which alone has structural tags.
@@ -46,7 +45,7 @@ class GuidedDecodingParams:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """The parameters that we give. Others, which it has too, are refused here by their name."""
+    """The parameters that dflash-trt sets. Upstream has more, which are refused here."""
 
     max_tokens: int = 32
     end_id: int | None = None
@@ -96,7 +95,7 @@ class SamplingParams:
         )
 
     def _refused_with_a_drafter(self, enable_penalty: bool) -> str | None:
-        """What the one-model speculative sampler says to a request that it cannot do."""
+        """Return what the one-model speculative sampler says to a request that it cannot run."""
         changed = self.repetition_penalty not in (None, 1.0)
         if (changed or self.presence_penalty or self.frequency_penalty) and not enable_penalty:
             return "penalties require 'enable_penalty: true' in the speculative decoding config"

@@ -12,7 +12,7 @@ KINDS = {"bool": bool, "int": int, "str": (str, Path), "list": list, "dict": dic
 
 
 class TorchLlmArgs:
-    """Takes what `LLM(...)` takes, and loads nothing."""
+    """The arguments of `LLM(...)`; loads nothing."""
 
     def __init__(self, **given: Any) -> None:
         check(given)
@@ -20,7 +20,7 @@ class TorchLlmArgs:
 
 
 def check(given: Mapping[str, Any], section: str = "LLM") -> None:
-    """ValueError for a name that is not there or a value of another type, as pydantic would."""
+    """Raise ValueError for an unknown name or a value of another type, as pydantic does."""
     for name, value in given.items():
         if name not in FIELDS[section]:
             raise ValueError(f"{section}: extra inputs are not permitted: {name}")
@@ -38,7 +38,7 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
 
 
 def check_together(given: Mapping[str, Any]) -> None:
-    """ValueError for arguments that are each well and do not go together."""
+    """Raise ValueError for arguments that are valid alone and not together."""
     drafting = given.get("speculative_config")
     method = drafting and drafting["decoding_type"]
     for wrong, why in (
