@@ -80,18 +80,12 @@ def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
     return case_of(request.param)
 
 
-# --- the graphs ---------------------------------------------------------------------------------
-
-
 def test_target_logits_and_taps(case: Case) -> None:
     assert_target_logits_and_taps(case)
 
 
 def test_drafter_logits(case: Case) -> None:
     assert_drafter_logits(case)
-
-
-# --- the text -----------------------------------------------------------------------------------
 
 
 def test_same_text_and_same_rounds(case: Case) -> None:
@@ -156,9 +150,6 @@ def test_verify_notices_what_neighbors_change(
     assert found.first_mismatch is not None
     assert found.first_mismatch.together
     assert found.outputs == case.greedy
-
-
-# --- logits that are no numbers -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,6 @@ def case(built_pair: BuildPair) -> Case:
     return Case(built, grammars, requests, run_all(plain, requests, grammars))
 
 
-# --- plain decoding -------------------------------------------------------------------------------
-
-
 def test_plain_texts_are_transformers_under_llguidances_masks(case: Case) -> None:
     model = reference.load_target(case.built.pair.target_dir)
     json_text = (case.built.pair.target_dir / "tokenizer.json").read_text()
@@ -109,9 +106,6 @@ def test_plain_texts_are_transformers_under_llguidances_masks(case: Case) -> Non
         assert sequence.tokens == text
 
 
-# --- drafts ---------------------------------------------------------------------------------------
-
-
 def test_forced_tokens_are_drafts_for_free(case: Case) -> None:
     """There is no drafter, or a policy that never runs it."""
     target = Engine(case.built.target_engine)
@@ -124,9 +118,6 @@ def test_forced_tokens_are_drafts_for_free(case: Case) -> None:
     assert sequence.rounds < len(sequence.tokens) / 3
     (alone,) = run_all(scheduler, [replace(request, drafting=False)], case.grammars)
     assert (alone.tokens, alone.rounds) == (sequence.tokens, len(sequence.tokens) - 1)
-
-
-# --- the JSON Schema Test Suite -------------------------------------------------------------------
 
 
 @pytest.mark.models

@@ -89,9 +89,6 @@ def test_a_processor_survives_its_tensor() -> None:
     assert decode(b"").greedy
 
 
-# --- how likely drafts were ----------------------------------------------------------------------
-
-
 def encoded(*rows: SamplingParams) -> np.ndarray[Any, Any]:
     return np.array([LogitsProcessor(each, 1, ()).encode() for each in rows], object)
 

@@ -45,9 +45,6 @@ def fixed(case: Case) -> Policy:
     return Fixed(case.built.drafter.spec.block_size - 1)
 
 
-# --- texts and tau --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["qwen3", *OTHERS])
 def test_a_chat_says_the_same_in_the_same_rounds(
@@ -68,9 +65,6 @@ def test_a_chat_says_the_same_in_the_same_rounds(
             # of the text so far all that the drafter has seen: not the last round's
             assert before - 2 * BLOCK < answer.cached_tokens <= min(before, prompt - 1)
             before = prompt + len(answer.tokens)
-
-
-# --- who may use what -----------------------------------------------------------------------------
 
 
 def test_choices_of_one_prompt_prefill_it_once(long_case_of: CaseOf) -> None:
@@ -102,9 +96,6 @@ def test_what_the_drafter_has_not_seen_is_for_those_who_draft_nothing(long_case_
     assert [x.cached_tokens for x in found] == [0, 0, whole, whole]
     assert found[1].committed_per_round == found[3].committed_per_round
     assert found[1].rounds < found[0].rounds == 8
-
-
-# --- instructions ---------------------------------------------------------------------------------
 
 
 def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:

@@ -145,9 +145,6 @@ def assert_counts(sequence: SequenceState) -> None:
         assert len(sequence.logprobs) == len(sequence.logprob_ids) == len(sequence.tokens)
 
 
-# --- where a text ends ----------------------------------------------------------------------------
-
-
 def cuts(text: list[int], words: Tokenizer) -> Iterator[tuple[int, str]]:
     """Yield stop words, each with the number of tokens at which it is first complete.
 
@@ -361,9 +358,6 @@ def test_drafts_are_accepted_under_json_object_to_its_end(
     assert ended > len(requests) / 2
 
 
-# --- what was there before ------------------------------------------------------------------------
-
-
 @every
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_slots_next_owner_inherits_nothing(
@@ -440,9 +434,6 @@ def test_the_prompts_log_probabilities_at_the_border_of_a_chunk(
     """vllm 53488: at a chunk's end they were another token's. Ours score at most 15 tokens."""
     lengths = [each + by for each in (7, 15, 30, 105) for by in (-1, 0, 1)]
     assert_prompt_logprobs(case, name, lengths, chunk)
-
-
-# --- drafts that do not pay -----------------------------------------------------------------------
 
 
 class Bill:

@@ -98,9 +98,6 @@ def test_many_lines_are_cut_as_each_alone() -> None:
     assert 1 < (alone > 0).sum(-1).mean() < 9
 
 
-# --- seeded Gumbel-max ----------------------------------------------------------------------------
-
-
 def test_rows_are_sampled_as_if_alone() -> None:
     """A row without numbers fails no other."""
     rng = np.random.default_rng(0)

@@ -161,9 +161,6 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
 
 
-# --- the real server -----------------------------------------------------------------------------
-
-
 def test_triton_shows_them_all(plain: Ports) -> None:
     """All have types and labels before anything is counted; then the answer's figures count."""
     url, registry = f"http://127.0.0.1:{plain.metrics}/metrics", CollectorRegistry()
@@ -205,9 +202,6 @@ def _label(sample: Any) -> str:
     # the parser gives every counter the suffix _total
     name = sample.name if sample.name in exported() else sample.name.removesuffix("_total")
     return ",".join([name, *(f"{key}={text}" for key, text in sample.labels.items())])
-
-
-# --- the table, the dashboard and the alerts -----------------------------------------------------
 
 
 def test_the_table_in_the_docs_is_the_code() -> None:

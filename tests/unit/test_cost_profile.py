@@ -57,9 +57,6 @@ class Machine:
         return measure(self, info, clock=lambda: self.now)
 
 
-# --- measuring -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spikes", [0, 11])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:

@@ -87,9 +87,6 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-# --- tokens ---------------------------------------------------------------------------------------
-
-
 HEAD = 'the {"é there": '.encode()
 
 
@@ -170,9 +167,6 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
         Grammars(words, 9, [1]).matcher(Grammar("regex", "a"))
 
 
-# --- looking ahead --------------------------------------------------------------------------------
-
-
 def test_looking_ahead_leaves_no_trace() -> None:
     """Random chains, allowed and not, against a matcher that never looks ahead."""
     tokenizer, rng = byte_level(), np.random.default_rng(0)
@@ -248,9 +242,6 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
         assert (space in allowed) == spaced
     one_of = {"oneOf": [{"type": "integer"}, {"enum": [1]}], "x-guidance": {"coerce_one_of": True}}
     assert grammars(tokenizer).matcher(Grammar("json_schema", json.dumps(one_of)))
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

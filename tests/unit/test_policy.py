@@ -10,8 +10,6 @@ from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposal, R
 from dflash_trt.decoding.speculation.costs import STALE, TIMED, WINDOW, CostModel
 from dflash_trt.decoding.speculation.policy import CLEARLY
 
-# --- one choice -----------------------------------------------------------------------------------
-
 
 def test_a_batch_has_one_width() -> None:
     """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0."""
@@ -51,9 +49,6 @@ def test_fixed_takes_all() -> None:
     assert Fixed(0).choose([Row([], False)], 0) == StepPlan([None], 0)
 
 
-# --- when the drafter runs, and when there is a choice --------------------------------------------
-
-
 def test_a_drafter_that_has_to_run_does() -> None:
     policy = closed(Costs(linear(0.3), 5.0))
     assert not policy.choose(rows(chain([0.1])), 0).draft_tokens
@@ -74,9 +69,6 @@ def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
     for match, drafts in ((16, False), (1, True)):
         plan = adaptive(Costs(linear(0.001), 0.01)).choose(rows(looked_up(match)), 0)
         assert (plan.width, plan.draft_tokens > 0) == (MOST, drafts)
-
-
-# --- what steps cost ------------------------------------------------------------------------------
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:
@@ -121,9 +113,6 @@ def test_costs_follow_what_steps_take() -> None:
         model.add(1, 0, 10, 2 * SECOND, 0.0, streak=0)
     assert model.costs(1, 10)[0] == pytest.approx(linear(0.1))
     assert model.plain_seconds(1, 10) == pytest.approx(2 * SECOND)
-
-
-# --- many rounds ----------------------------------------------------------------------------------
 
 
 @dataclass

@@ -297,9 +297,6 @@ def test_thoughts_are_told_from_what_is_said() -> None:
     assert read_any_way(None, gemma, reasoning_tags=REASONING_TAGS[2]) == ("Hm", "Hi", [])
 
 
-# --- definitions ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
@@ -348,9 +345,6 @@ def test_what_has_to_be_called() -> None:
     ):
         with pytest.raises(RequestError, match="tool_choice"):
             chosen(tools, choice)
-
-
-# --- grammars -------------------------------------------------------------------------------------
 
 
 def tokenizer_of(format: Format, *, special: bool) -> Tokenizer:

@@ -100,9 +100,6 @@ def test_thoughts_are_told_by_the_tokens_or_the_template() -> None:
     assert dialect_of(renderer(CHATML), {}).reasoning_tags is None
 
 
-# --- prompts --------------------------------------------------------------------------------------
-
-
 def prompt(model: ChatModel, choice: Any = "auto", **values: Any) -> ChatPrompt:
     values = {"add_generation_prompt": True, **values}
     return model.prompt(CHAT[:2], [TOOL], choice, template_values=values)
