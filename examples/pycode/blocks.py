@@ -9,7 +9,7 @@ GAMMA = 4.0  # how slowly the weight of later draft tokens decays
 
 
 def block_mask(anchors: Tensor, length: int, block: int) -> Tensor:
-    """`[rows, 1, queries, length + queries]`, true where a block's token may look.
+    """Return the mask `[rows, 1, queries, length + queries]`, true where a block's token attends.
 
     It sees the context before its anchor (the anchor's own features do not exist yet when the
     block is drafted) and its own block in both directions; no other block.
@@ -22,7 +22,7 @@ def block_mask(anchors: Tensor, length: int, block: int) -> Tensor:
 
 
 def position_weights(label_probs: Tensor, aware: float) -> Tensor:
-    """Weights of the draft positions, `[blocks, block - 1]`; a block's sum to one on average.
+    """Return weights of draft positions `[blocks, block - 1]`; a block's sum to one on average.
 
     A share `aware` follows the gradient of the expected number of rounds, the mean of 1 / tau
     with tau = 1 + sum over k of p_1 ... p_k: position j counts with every product it is part of,

@@ -19,12 +19,12 @@ SKIPPED = {"test", "tests", "idle_test", "site-packages", "__pycache__", "encodi
 
 
 def is_held_out(name: str) -> bool:
-    """One file in twenty, by the hash of its path inside the library."""
+    """Choose one file in twenty, by the hash of its path inside the library."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20 == 0
 
 
 def read_files() -> dict[str, str]:
-    """Path inside the library -> text, sorted by path."""
+    """Return texts by path inside the library, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = {}
     for path in sorted(root.rglob("*.py")):
@@ -52,13 +52,13 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def encode_files(tokenizer: Tokenizer, texts: list[str]) -> Tensor:
-    """All files in one row of ids, each followed by the end token."""
+    """Return all files in one row of ids, each followed by the end token."""
     rows = tokenizer.encode_batch(texts)
     return torch.tensor([token for row in rows for token in (*row.ids, END_ID)])
 
 
 def line_starts(tokenizer: Tokenizer, ids: Tensor) -> Tensor:
-    """Positions right after a token made of newlines only: the starts of unindented lines."""
+    """Return positions after a token of newlines only, where unindented lines start."""
     texts = [tokenizer.decode([i]) for i in range(tokenizer.get_vocab_size())]
     newline = torch.tensor([text != "" and text.strip("\n") == "" for text in texts])
     return (newline[ids[: -2 * PROMPT]]).nonzero()[:, 0] + 1
@@ -71,7 +71,7 @@ def windows(ids: Tensor, starts: Tensor, length: int) -> Tensor:
 def held_out_prompts(
     tokenizer: Tokenizer, texts: list[str], count: int, generator: torch.Generator
 ) -> list[dict[str, object]]:
-    """`count` prompts from as many files as there are, each decoding to text that encodes back."""
+    """Return `count` prompts from all files, each decoding to text that encodes back."""
     found: list[dict[str, object]] = []
     seen: set[str] = set()
     while len(found) < count:

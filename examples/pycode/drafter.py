@@ -61,7 +61,7 @@ def start_from_target(drafter: DFlashDraftModel, target: Qwen3ForCausalLM) -> No
 
 @torch.no_grad()
 def grow(drafter: DFlashDraftModel, layers: int) -> DFlashDraftModel:
-    """The same function with more layers: each new one copies the last, its outputs zeroed."""
+    """Add layers without changing the function: copies of the last with outputs zeroed."""
     config = copy.deepcopy(drafter.config)
     config.num_hidden_layers = layers
     config.layer_types = ["full_attention"] * layers
@@ -83,7 +83,7 @@ def draft_loss(
     anchors: Tensor,
     aware: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Loss over blocks at `anchors [rows, count]`, and the hit rate of each draft position."""
+    """Return the loss at `anchors [rows, count]`, and the hit rate of each draft position."""
     block = drafter.block_size
     rows, count = anchors.shape
     offsets = torch.arange(block, device=ids.device)
@@ -112,7 +112,7 @@ def draft_loss(
 
 
 def save_drafter(drafter: DFlashDraftModel, folder: Path) -> None:
-    """The published layout: the drafter's own tensors only, embedding and head are the target's."""
+    """Save in the published layout, without embedding and head, which are the target's."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous()

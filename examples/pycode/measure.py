@@ -38,7 +38,7 @@ def speculative(
     temperature: float = 0.0,
     block: int | None = None,
 ) -> Generation:
-    """The reference decoder, which ignores the end token here. A round commits 1..block tokens."""
+    """Run the reference decoder past end tokens. A round commits 1 to `block` tokens."""
     if target.device.type == "cpu":
         # The statistics of dflash 0.1.0 call CUDA's clock.
         dflash.model._cuda_time = time.perf_counter
@@ -65,7 +65,7 @@ def speculative(
 def autoregressive(
     target: Qwen3ForCausalLM, prompts: Iterable[Tensor], new_tokens: int
 ) -> Generation:
-    """Greedy `generate` of Transformers, one token a round, the end token ignored."""
+    """Run greedy `generate` of Transformers past end tokens."""
     target.generation_config.eos_token_id = None
     result = Generation([], [], 0.0)
     began = time.perf_counter()
@@ -84,19 +84,19 @@ def autoregressive(
 
 
 def distinct(ids: Tensor, width: int = 8) -> float:
-    """Share of different `width`-grams: 1 is text that never repeats itself."""
+    """Return the share of distinct `width`-grams: 1 is text that never repeats itself."""
     grams = [tuple(gram) for gram in ids.unfold(0, width, 1).tolist()]
     return len(set(grams)) / len(grams)
 
 
 def shares(rounds: list[int], block: int) -> list[float]:
-    """Share of rounds that committed 1..block tokens."""
+    """Return the share of rounds that committed 1 to `block` tokens."""
     counts = Counter(rounds)
     return [round(counts[length] / len(rounds), 4) for length in range(1, block + 1)]
 
 
 def tau_where(generation: Generation, new_tokens: int, keep: list[bool]) -> float | None:
-    """Tau over the prompts marked in `keep`; rounds are cut where a prompt's tokens are full."""
+    """Return tau over the prompts in `keep`; rounds are cut at a prompt's token limit."""
     kept: list[int] = []
     rounds = iter(generation.rounds)
     for wanted in keep:

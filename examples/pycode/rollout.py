@@ -41,7 +41,7 @@ class KeyValues:
 def decode_step(
     model: Qwen3ForCausalLM, cache: KeyValues, ids: Tensor, position: int, taps: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """One token a row, `ids [rows, 1]` -> logits `[rows, 1, vocab]`, features `[rows, 1, ...]`.
+    """Return logits `[rows, 1, vocab]` and features `[rows, 1, ...]` of `ids [rows, 1]`.
 
     The same arithmetic as the model's own forward, without copying the cache at every step.
     """
@@ -70,7 +70,7 @@ def decode_step(
 
 
 def pick(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """Next tokens `[rows, 1]`: the largest logit where the temperature is 0, a sample elsewhere."""
+    """Return next tokens `[rows, 1]`: greedy where the temperature is 0, sampled elsewhere."""
     logits = logits.cpu().float()
     # The largest of logits / T + Gumbel noise is a sample of softmax(logits / T).
     noise = -torch.rand(logits.shape, generator=generator).clamp_min(1e-20).log()

@@ -95,7 +95,7 @@ def progress() -> Progress:
 
 
 def seeded(settings: Settings, stage: int) -> torch.Generator:
-    """A fresh generator a stage, so that a resumed run draws what an uninterrupted one does."""
+    """Return a new generator per stage, so that a resumed run draws the same numbers."""
     torch.manual_seed(settings.seed + stage)
     return torch.Generator().manual_seed(settings.seed + stage)
 
@@ -151,7 +151,7 @@ def next_token_loss(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def held_out_loss(model: Qwen3ForCausalLM, ids: Tensor, rows: int = 64) -> float:
-    """Nats a token on evenly spread windows of 256 tokens of the held-out files."""
+    """Return nats per token on evenly spread windows of 256 held-out tokens."""
     starts = torch.linspace(0, len(ids) - 257, rows).long()
     batches = corpus.windows(ids, starts, 257).to(model.device).split(16)
     return float(torch.stack([next_token_loss(model, batch) for batch in batches]).mean())
@@ -195,7 +195,7 @@ def load_target(settings: Settings) -> Qwen3ForCausalLM:
 
 
 def prompt_starts(settings: Settings, ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Half of them at unindented lines, as the held-out prompts are, half of them anywhere."""
+    """Choose half of them at unindented lines, as the held-out prompts, half anywhere."""
     tokenizer = Tokenizer.from_file(str(settings.work / "tokenizer.json"))
     lines = corpus.line_starts(tokenizer, ids)
     half = settings.rollouts // 2
@@ -207,14 +207,14 @@ def prompt_starts(settings: Settings, ids: Tensor, generator: torch.Generator) -
 
 
 def half_file(settings: Settings, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A half-precision tensor kept in a file: features and logits need not fit in memory."""
+    """Return a half-precision tensor in a file: features and logits need not fit in memory."""
     path = str(settings.work / name)
     size = torch.Size(shape).numel()
     return torch.from_file(path, shared=True, size=size, dtype=torch.half).view(shape)
 
 
 def rollout_files(settings: Settings) -> tuple[Tensor, Tensor]:
-    """Features and logits of every rollout, one row a fed position."""
+    """Return features and logits of every rollout, one row per position."""
     rows = (settings.rollouts, corpus.PROMPT + settings.new_tokens - 1)
     features = half_file(settings, "features.f16", (*rows, len(settings.taps) * settings.hidden))
     logits = half_file(settings, "logits.f16", (*rows, settings.vocab_size))
@@ -249,7 +249,7 @@ def make_rollouts(settings: Settings) -> None:
 def draft_batches(
     settings: Settings, rollouts: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Rows of rollouts, every one of them once before any comes again."""
+    """Yield batches of rollouts, all of them before any repeats."""
     while True:
         order = torch.randperm(rollouts, generator=generator)
         whole = len(order) // settings.draft_batch * settings.draft_batch
@@ -257,7 +257,7 @@ def draft_batches(
 
 
 def initial_drafter(settings: Settings, number: int, target: Qwen3ForCausalLM) -> DFlashDraftModel:
-    """What cycle `number` starts from: the target's last layers, or the cycle before."""
+    """Return the start of cycle `number`: the target's last layers, or the cycle before."""
     layers = settings.draft_cycles[number - 1].layers
     if number > 1:
         return grow(load_drafter(settings.work / f"drafter-{number - 1}"), layers)
@@ -273,7 +273,7 @@ def load_drafter(folder: Path) -> DFlashDraftModel:
 
 
 def train_drafter(settings: Settings, number: int) -> None:
-    """Cycle `number`, counted from 1."""
+    """Train cycle `number`, counted from 1."""
     generator = seeded(settings, 2 + number)
     cycle = settings.draft_cycles[number - 1]
     target = load_target(settings)
@@ -357,7 +357,7 @@ def publish(settings: Settings) -> None:
 
 
 def stages(settings: Settings) -> Iterator[tuple[str, str, Callable[[Settings], None]]]:
-    """Name, the file that says it is done, and the function, in order."""
+    """Return name, file that marks completion, and function of each stage, in order."""
     yield "tokenizer", "ids.safetensors", build_tokenizer
     yield "target", "target/model.safetensors", train_target
     yield "rollouts", "rollouts.safetensors", make_rollouts

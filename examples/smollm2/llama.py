@@ -48,7 +48,7 @@ class Llama:
 
 
 def dequantized(stored: Tensor) -> Tensor:
-    """float32 of what GGUF stores: Q4_1's blocks of 20 bytes, Q8_0's of 34, or float32 itself.
+    """Return GGUF's tensor in float32, from Q4_1 blocks of 20 bytes, Q8_0 blocks of 34, or itself.
 
     Source: ggml's block_q4_1 (scale, minimum, 16 bytes of two) and block_q8_0 (scale, 32 bytes).
     """
@@ -66,7 +66,7 @@ def dequantized(stored: Tensor) -> Tensor:
 
 
 def load_llama(folder: Path, device: torch.device, dtype: torch.dtype, positions: int) -> Llama:
-    """The target that `target.py` wrote into `folder`, from its blocks."""
+    """Load the target that `target.py` wrote into `folder`, from its blocks."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     stored = load_file(folder / "blocks.safetensors", device=str(device))
     weights = {name: dequantized(tensor).to(dtype) for name, tensor in stored.items()}
@@ -115,7 +115,7 @@ def rotations(
 
 
 def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions of `[..., head_dim]`; cosines and sines broadcast to it."""
+    """Apply rotary positions to `[..., head_dim]`; cosines and sines broadcast to it."""
     first, second = states.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (states.float() * cosines + turned * sines).to(states.dtype)
@@ -127,7 +127,7 @@ def rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 @torch.no_grad()
 def read(llama: Llama, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Tap features `[rows, length, taps * hidden]` and last hidden states of right-padded texts."""
+    """Return taps `[rows, length, taps * hidden]` and last hidden states of right-padded texts."""
     rows, length = ids.shape
     cosines, sines = (table[:length] for table in llama.rotations)
     hidden = F.embedding(ids, llama.embedding)
@@ -169,7 +169,7 @@ class Cache:
 
 @torch.no_grad()
 def step(llama: Llama, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Last hidden states `[rows, hidden]` of a token of each row, written into the cache."""
+    """Return last hidden states `[rows, hidden]` of one token per row; writes the cache."""
     rows = len(tokens)
     cosines, sines = (table[positions][:, None] for table in llama.rotations)
     at = cache.row_heads + positions.repeat_interleave(llama.kv_heads)
@@ -191,7 +191,7 @@ def step(llama: Llama, cache: Cache, tokens: Tensor, positions: Tensor) -> Tenso
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    """Attention of `query [rows, kv_heads, group, head_dim]` to the columns up to its position."""
+    """Attend with `query [rows, kv_heads, group, head_dim]` to the columns up to its position."""
     if query.is_cuda:
         return attend_on_gpu(query.contiguous(), keys, values, positions)
     seen = torch.arange(keys.shape[2], device=query.device) <= positions[:, None]
@@ -213,7 +213,7 @@ if triton is not None:
         DIM: tl.constexpr,
         COLUMNS: tl.constexpr,
     ):
-        """One key-value head of one row: only the columns there are, COLUMNS at a time."""
+        """Compute one key-value head of one row, COLUMNS at a time up to its position."""
         row, head = tl.program_id(0), tl.program_id(1)
         pair = row * tl.num_programs(1) + head
         last = tl.load(positions + row)

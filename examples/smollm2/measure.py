@@ -32,7 +32,7 @@ Text = dict[str, Any]  # its ids, and how many of them each round brought
 
 
 def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlash2DraftModel:
-    """As z-lab's decoder takes it: tokens that the drafter cannot propose have no chance."""
+    """Load for z-lab's decoder: tokens that the drafter cannot propose have no chance."""
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     layer = stored["transformer_layer_config"]
     del layer["model_type"]
@@ -59,7 +59,7 @@ def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlash2DraftModel:
 def decode(
     target: LlamaForCausalLM, drafter: DFlashDraftModel, prompt: list[int], end: int
 ) -> Text:
-    """By z-lab's decoder, to `end` or HELD_OUT_TOKENS tokens.
+    """Decode by z-lab's loop to `end` or HELD_OUT_TOKENS tokens.
 
     greedy: each token is the likeliest by Transformers' logits of all before it.
     """
@@ -80,7 +80,7 @@ def decode(
 
 
 def decoder_of(build: Path, end: int) -> Callable[[list[int]], Text]:
-    """Our engines, which verify whole blocks as z-lab's decoder does."""
+    """Return a decoder on our engines that verifies whole blocks, as z-lab's does."""
     target, drafter = load_engines(build / "engines")
     longest = target.info.max_seq_len
     scheduler = Scheduler(

@@ -104,7 +104,7 @@ def layer_count(weights: Weights) -> int:
 def block_states(
     weights: Weights, llama: Llama, features: Tensor, ids: Tensor, anchors: Tensor
 ) -> Tensor:
-    """Hidden states `[rows, anchors, DRAFTS, hidden]` of the drafts of each block.
+    """Return hidden states `[rows, anchors, DRAFTS, hidden]` of each block's drafts.
 
     A block sees the context before its anchor, whose own features do not exist yet when it is
     drafted, and itself in both directions.
@@ -162,7 +162,7 @@ def block_states(
 def selector_scores(
     weights: Weights, hidden: Tensor, predecessors: Tensor, successors: Tensor
 ) -> Tensor:
-    """What the selector adds to the logits of tokens whose codes `successors` `[..., RANK]` are."""
+    """Return the selector's scores of tokens with codes `successors` `[..., RANK]`."""
     dtype = hidden.dtype
     codes = F.embedding(predecessors, weights[f"{SELECTOR}predecessor_codebook"]).to(dtype)
     gate = F.linear(hidden, weights[f"{SELECTOR}hidden_projection.weight"].to(dtype))
@@ -200,7 +200,7 @@ class Surprise(torch.autograd.Function):
 def draft_loss(
     weights: Weights, llama: Llama, vocabulary: Vocabulary, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """Loss over the batch's blocks; which drafts of whole ones are right, `[blocks, DRAFTS]`."""
+    """Return the batch's loss, and which drafts of whole blocks are right `[blocks, DRAFTS]`."""
     features, states = read(llama, batch.ids)
     last = batch.ids.shape[1] - 1
     after = torch.arange(1, BLOCK, device=batch.ids.device)
@@ -329,7 +329,7 @@ SHARED = (
 
 
 def load_weights(folder: Path, device: torch.device) -> tuple[Weights, Tensor]:
-    """The float32 weights of what `save_drafter` wrote, and the ids that it proposes."""
+    """Load what `save_drafter` wrote: float32 weights, and the ids that it proposes."""
     tensors = load_file(folder / "model.safetensors", device=str(device))
     ids = tensors.pop("d2t") + torch.arange(len(tensors.pop("lm_head.weight")), device=device)
     del tensors["t2d"]

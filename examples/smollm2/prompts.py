@@ -27,7 +27,7 @@ SOLVE = (
 
 
 def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The chat template's text before the user's words, and after them up to the answer."""
+    """Return the chat template's text before the user's words, and after them up to the answer."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "\0"}], tokenize=False, add_generation_prompt=True
     )
@@ -36,26 +36,26 @@ def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def user_turns(tokenizer: PreTrainedTokenizerBase, beginnings: list[str]) -> list[list[int]]:
-    """The template up to where the user's words are, then how they begin."""
+    """Return the template up to the user's words, then their beginnings."""
     before, _ = frame(tokenizer)
     texts = [before + beginning for beginning in beginnings]
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def chats(tokenizer: PreTrainedTokenizerBase, questions: list[str]) -> list[list[int]]:
-    """The ids that a server sends for questions as chats."""
+    """Return the ids of questions as chats, as a server would encode them."""
     before, after = frame(tokenizer)
     texts = [before + question + after for question in questions]
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def solve(head: str) -> str:
-    """As z-lab's benchmark asks for a solution of a HumanEval problem."""
+    """Ask for a solution of a HumanEval problem as z-lab's benchmark does."""
     return f"{SOLVE}{head}\n```"
 
 
 def problem_beginnings(heads: list[str]) -> list[str]:
-    """How problems like HumanEval's begin: a function's signature, then its docstring's quotes."""
+    """Return beginnings like HumanEval's: a function's signature, then its docstring's quotes."""
     beginnings = [SOLVE + text for text in ("def", "from typing import List\n\n\ndef")]
     for number, head in enumerate(heads):
         signature, quotes, _ = head.partition('"""')
@@ -66,8 +66,7 @@ def problem_beginnings(heads: list[str]) -> list[str]:
 
 
 def library_functions() -> list[str]:
-    """Heads of functions with their docstrings, from the standard library, as HumanEval writes its
-    problems (of which none is used)."""
+    """Return heads and docstrings of the standard library's functions, in HumanEval's form."""
     root = Path(sysconfig.get_paths()["stdlib"])
     heads = []
     for file in sorted(root.rglob("*.py")):

@@ -36,7 +36,7 @@ SHARES = (0.45, 0.15, 0.22, 0.18)
 
 @dataclass
 class Conversation:
-    """A text and which of its tokens are the answer: those from `start` on."""
+    """A text whose tokens from `start` on are the answer."""
 
     ids: Tensor  # int64 [length], on the CPU
     start: int
@@ -46,7 +46,7 @@ class Conversation:
 
 @dataclass
 class Prompts:
-    """How conversations begin: ids, whether the answer follows at once, and a number."""
+    """Beginnings of conversations: ids, whether the answer follows at once, and a number."""
 
     plain: list[list[int]]
     code: list[list[int]]
@@ -110,7 +110,7 @@ class Sampler:
         self.sampled = 0
 
     def fill(self, rows: list[int], at: int) -> None:
-        """Begin new conversations in `rows`; keys of the first `at` positions are there."""
+        """Begin new conversations in `rows`, whose first `at` positions are cached."""
         if not rows:
             return
         drawn = [self.prompts.draw(self.generator) for _ in rows]
@@ -168,7 +168,7 @@ class Sampler:
         self.at.copy_(torch.where(self.done, self.at, following))
 
     def run(self) -> None:
-        """STEPS steps."""
+        """Run STEPS steps."""
         if not self.ids.is_cuda:
             for _ in range(STEPS):
                 self.advance()
@@ -186,7 +186,7 @@ class Sampler:
             self.graph.replay()
 
     def harvest(self) -> list[Conversation]:
-        """Conversations that ended; each row begins a new one."""
+        """Return conversations that ended; each row begins a new one."""
         rows = self.done.nonzero()[:, 0]
         if not len(rows):
             return []

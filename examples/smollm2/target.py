@@ -21,7 +21,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def blocks(file: Path, config: LlamaConfig) -> dict[str, Tensor]:
-    """Each tensor of a GGUF file as stored: float32, or uint8 `[rows, bytes of a row]`."""
+    """Return each tensor of a GGUF file as stored: float32, or uint8 `[rows, bytes of a row]`."""
     heads = {
         "attn_q.weight": config.num_attention_heads,
         "attn_k.weight": config.num_key_value_heads,

@@ -68,7 +68,7 @@ class Log:
 
 
 def held_out(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
-    """The prompts that drafters are judged by, none of which is learned from."""
+    """Return the prompts that drafters are judged by, which none is trained on."""
     sets = {}
     for name, file in HELD_OUT.items():
         lines = (HERE / file).read_text(encoding="utf-8").splitlines()
@@ -80,7 +80,7 @@ def held_out(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
 def batch_of(
     conversations: list[Conversation], generator: torch.Generator, device: torch.device
 ) -> Batch:
-    """Conversations of about one length, padded to a multiple of 32 so that few shapes occur."""
+    """Return conversations of similar length, padded to a multiple of 32 for few shapes."""
     longest = max(len(each.ids) for each in conversations)
     ids = torch.zeros(len(conversations), -(-longest // 32) * 32, dtype=torch.long)
     for line, each in zip(ids, conversations, strict=True):
@@ -158,7 +158,7 @@ class Training:
         self._rounds: list[Tensor] = []
 
     def step(self, batch: Batch, rate: float) -> None:
-        """Learn a batch; rate: share of the learning rates."""
+        """Train on a batch; rate: share of the learning rates."""
         warm = min(1.0, (self.steps + 1) / WARMUP)
         for optimizer, most in zip(self._optimizers, RATES, strict=True):
             optimizer.param_groups[0]["lr"] = most * rate * warm
@@ -174,7 +174,7 @@ class Training:
         self._rounds.append((1 / (1 + hits.cumprod(-1).sum(-1))).mean())
 
     def news(self) -> dict[str, float]:
-        """What was learned since the last call; `block_tau`: if such blocks followed each other."""
+        """Return losses since the last call; `block_tau`: tau if such blocks were a text."""
         news: dict[str, float] = {"step": self.steps, "conversations": self.conversations}
         if self._losses:
             news["loss"] = round(torch.stack(self._losses).mean().item(), 3)
@@ -187,7 +187,7 @@ class Training:
 def first_weights(
     llama: Llama, sampled: list[Conversation], start: Path | None, log: Log
 ) -> tuple[Vocabulary, Weights]:
-    """Those of the drafter in `start`, otherwise made of the target and what it said so far."""
+    """Return weights of the drafter in `start`, else new ones from the target and its answers."""
     device = llama.embedding.device
     if start:
         weights, ids = load_weights(start, device)

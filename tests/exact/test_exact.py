@@ -105,8 +105,6 @@ def test_rounds_do_not_depend_on_neighbors(name: str, case_of: CaseOf) -> None:
         assert sequence.committed_per_round == alone.committed_per_round
 
 
-# --- what may not matter, on one pair ------------------------------------------------------------
-
 ONE = "llama-gqa2-tied-b8-5taps"
 
 

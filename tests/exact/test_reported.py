@@ -214,8 +214,6 @@ def test_what_is_thrown_away_is_not_counted(name: str, ends: str, case: Case) ->
     assert (accepted > 0) == (name != "none")
 
 
-# --- rules within a block -------------------------------------------------------------------------
-
 RULES: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
     "presence": {"presence_penalty": 0.8, "frequency_penalty": 0.4},
@@ -271,8 +269,6 @@ def test_min_tokens_counts_tokens(name: str, temperature: float, case: Case) -> 
         assert not stops.intersection(found.tokens[:least])
     assert len({len(found.tokens) for found in plain}) > 12
 
-
-# --- grammars -------------------------------------------------------------------------------------
 
 NUMBER = json.dumps(
     {

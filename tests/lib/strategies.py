@@ -24,8 +24,6 @@ EACH_ONCE = settings(  # a property over many inputs, none of them shrunk
     database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 
-# --- values and bytes -----------------------------------------------------------------------------
-
 DEEP = "[" * 3000 + "]" * 3000  # stands for "DEEP"
 LONG = "9" * 5000  # stands for "LONG", without quotes a number that Python does not read
 WHOLE: tuple[Json, ...] = (
@@ -116,8 +114,6 @@ def spoil_json(data: bytes, dice: random.Random) -> bytes:
 
 
 DICE = st.randoms(use_true_random=True)
-
-# --- requests -------------------------------------------------------------------------------------
 
 Tensor = tuple[str, str, list[int], bytes]  # name, datatype, shape, raw contents
 

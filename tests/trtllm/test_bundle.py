@@ -162,8 +162,6 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
     assert not (pair / "new").exists()
 
 
-# --- launch scripts -------------------------------------------------------------------------------
-
 RECORD = """#!/usr/bin/env bash
 { echo "$(basename "$0")"; printf '%s\\n' "$@"; } >> "$RECORD"
 """
