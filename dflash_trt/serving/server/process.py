@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
-from dflash_trt.serving.front import Control
+from dflash_trt.serving.front import command_handler
 from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
@@ -160,7 +161,7 @@ class Server:
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
-        self.control = Control(self._runtime / internal.SOCKET)
+        self.command_handler = partial(command_handler, self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
@@ -315,7 +316,7 @@ class Server:
         sequences go on without drafts, because the new drafter has not seen their tokens.
         """
         config = self.health.config(DRAFTER)
-        held = self.control.ask("hold")
+        held = self.command_handler("hold")
         try:
             reason = "the server does not answer"
             if config is not None and held is not None:
@@ -325,7 +326,7 @@ class Server:
             if reason:
                 raise ServerError(f"the drafter did not load: {reason}", self._look())
         finally:
-            self.control.ask("release")
+            self.command_handler("release")
 
     def stop(self) -> None:
         """Stop the server and its model processes; takes bounded time."""

@@ -94,15 +94,15 @@ def serve(directory: Path, options: Options) -> int:
 def _drain(server: Server, seconds: float, say: Say) -> None:
     """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
-    state = server.control.ask("drain")
+    state = server.command_handler("drain")
     if state is not None and state.open:
         say(f"waiting up to {seconds:.0f} s for {state.open} running requests ...")
     while state is not None and state.open and time.monotonic() < deadline:
         time.sleep(DRAIN_POLL)
         if server.ended():
             return
-        state = server.control.ask("status")
-    server.control.ask("end")
+        state = server.command_handler("status")
+    server.command_handler("end")
 
 
 @contextmanager
