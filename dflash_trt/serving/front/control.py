@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dflash_trt.serving.internal import RUNTIME, SOCKET, given
+from dflash_trt.serving.internal import RUNTIME, SOCKET, env_value
 
 TIMEOUT = 2.0  # seconds
 Command = Literal[
@@ -36,7 +36,7 @@ def command_handler(socket_path: Path, command: Command) -> HandlerStatus | None
 
 
 def control_server(answer: Callable[[Command], HandlerStatus]) -> "JsonServer":
-    path = Path(given(RUNTIME)) / SOCKET  # in a directory that only this user can enter
+    path = Path(env_value(RUNTIME)) / SOCKET  # in a directory that only this user can enter
     path.unlink(missing_ok=True)  # left by a process that was killed
     return JsonServer(str(path), answer)
 

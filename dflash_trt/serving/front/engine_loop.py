@@ -46,13 +46,15 @@ class EngineLoop:
         metrics: Metrics,
         tokenizer: Tokenizer,
     ) -> None:
-        self._engines = engines
         self._target = read_info(engines / "target")
         self._settings = settings
         vocab_size = self._target.vocab_size
         self._channels = has_channels(tokenizer)
         self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
-        self._prefix_cache = self._new_prefix_cache()
+        self._prefix_cache: PrefixCache | None = None
+        if settings.prefix_cache:
+            self._block_bytes = block_bytes(read_infos(engines))
+            self._prefix_cache = PrefixCache(settings.prefix_cache * 2**20 // self._block_bytes)
         self._run_round = run_round
         self._metrics = metrics
         self._costs: CostProfile | None = None
@@ -105,12 +107,6 @@ class EngineLoop:
             queue=self._queue,
             prefix_cache=self._prefix_cache,
         )
-
-    def _new_prefix_cache(self) -> PrefixCache | None:
-        if not self._settings.prefix_cache:
-            return None
-        self._block_bytes = block_bytes(read_infos(self._engines))
-        return PrefixCache(self._settings.prefix_cache * 2**20 // self._block_bytes)
 
     def _run(self) -> None:
         if self._settings.speculation.policy == "adaptive":

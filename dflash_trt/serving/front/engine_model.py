@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.engines import load_engine
 from dflash_trt.serving.front.tensors import from_request, to_tensors
-from dflash_trt.serving.internal import KEY, end_with_server, given, hide_shared_memory, is_key
+from dflash_trt.serving.internal import KEY, end_with_server, env_value, hide_shared_memory, is_key
 from dflash_trt.serving.log import configure
 
 
@@ -23,7 +23,7 @@ class EngineModel:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        given(KEY)  # fails now if there is none
+        env_value(KEY)  # fails now if there is none
         end_with_server()
         hide_shared_memory()
         configure()

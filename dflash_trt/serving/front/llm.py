@@ -221,7 +221,6 @@ class TensorRTLLM:
 
     def _to_sampling_params(self, request: Request) -> Any:
         asked = _not_default(request.sampling)
-        given = {name: asked[name] for name in asked.keys() & PASSED_ON}
         return self._sampling_params(
             max_tokens=request.max_tokens,
             temperature=request.sampling.temperature,  # 0: greedy
@@ -232,7 +231,7 @@ class TensorRTLLM:
             detokenize=False,  # ours finds stop words
             return_perf_metrics=True,
             guided_decoding=self._to_guided_decoding_params(request),
-            **given,
+            **{name: asked[name] for name in asked.keys() & PASSED_ON},
         )
 
     def _to_guided_decoding_params(self, request: Request) -> Any:

@@ -223,8 +223,7 @@ class OutputProcessor:
         sequence = self.sequence
         last = sequence.finish_reason is not None
         if sequence.ends is None:
-            tokens = sequence.tokens[self._detokenized :]
-            self._text += self._detokenize(tokens, last=last)
+            self._text += self._detokenize(sequence.tokens[self._detokenized :], last=last)
             self._detokenized = len(sequence.tokens)
         elif last and self._stop_words is not None:
             piece, _ = self._stop_words.push(self._detokenize([], last=True))

@@ -48,8 +48,6 @@ class Deliver(Protocol):
 
 
 class Decoder(Protocol):
-    """Generates tokens of queued sequences in its own threads."""
-
     def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence to queue; RequestError for a request that it cannot run."""
 
@@ -61,8 +59,7 @@ class Decoder(Protocol):
     def change_drafter(self, *, done: bool) -> None:
         """Prepare for a new drafter, or with `done` use it; it has seen no tokens yet."""
 
-    def close(self, timeout: float) -> None:
-        """Stop the threads, within `timeout` seconds."""
+    def close(self, timeout: float) -> None: ...
 
 
 class RequestHandler:

@@ -71,8 +71,7 @@ def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
 
 
 def _schema(name: str, schema: Any) -> Grammar:
-    text = json.dumps(without_annotations(schema), ensure_ascii=False)
-    return Grammar("json_schema", text, name)
+    return Grammar("json_schema", json.dumps(without_annotations(schema), ensure_ascii=False), name)
 
 
 def _choice(name: str, texts: list[str]) -> Grammar:

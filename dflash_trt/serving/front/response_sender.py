@@ -49,9 +49,7 @@ class ResponseSender:
     """Calls `drop` for a cancelled or timed-out request, `closed` once per answered request."""
 
     def __init__(
-        self,
-        drop: Callable[[RequestState], None],
-        closed: Callable[[RequestState], None],
+        self, drop: Callable[[RequestState], None], closed: Callable[[RequestState], None]
     ) -> None:
         self._drop = drop
         self._closed = closed
@@ -105,9 +103,7 @@ class ResponseSender:
                 live = list(self._live)
                 failed = [state for state in live if state.failure is not None]
             # first tokens first: clients wait for them most
-            for (state, _), output in sorted(
-                pending.items(), key=lambda item: _had_tokens_before(item[1])
-            ):
+            for (state, _), output in sorted(pending.items(), key=lambda item: _is_later(item[1])):
                 self._call_safely(state, self._send, output)
             for state in failed:
                 self._call_safely(state, self._fail)
@@ -142,8 +138,7 @@ class ResponseSender:
         if state.streaming:
             state.reply.send(output, last=complete)
         elif complete:
-            whole = join_choices([state.ended[i] for i in sorted(state.ended)])
-            state.reply.send(whole, last=True)
+            state.reply.send(join_choices([state.ended[i] for i in sorted(state.ended)]), last=True)
 
     def _fail(self, state: RequestState) -> None:
         if state in self._live and state.failure is not None:
@@ -166,5 +161,5 @@ class ResponseSender:
             self._closed(state)
 
 
-def _had_tokens_before(output: RequestOutput) -> bool:
+def _is_later(output: RequestOutput) -> bool:
     return output.completion_tokens[0] > len(output.token_ids)

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb
 from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.request_schema import check_names
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
-from dflash_trt.serving.tracing import CONTEXT, HEADER, request_id
+from dflash_trt.serving.tracing import CONTEXT, HEADER, valid_or_new_id
 
 T = TypeVar("T")
 # request parameters of Triton, its clients and this project
@@ -74,7 +74,7 @@ def parameters(request: Any) -> dict[str, Any]:
 
 
 def named(request: Any) -> str:
-    return request_id(parameters(request).get(HEADER), request.request_id())
+    return valid_or_new_id(parameters(request).get(HEADER), request.request_id())
 
 
 def check_parameters(request: Any) -> None:
@@ -85,8 +85,7 @@ def check_parameters(request: Any) -> None:
 def timeout(request: Any) -> float | None:
     """Return seconds, from Triton's timeout or the parameter that `generate` makes of it."""
     microseconds: Any = request.timeout() or parameters(request).get("timeout")
-    usable = isinstance(microseconds, int) and microseconds > 0
-    return microseconds / 1e6 if usable else None
+    return microseconds / 1e6 if isinstance(microseconds, int) and microseconds > 0 else None
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:
