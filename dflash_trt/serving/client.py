@@ -55,7 +55,6 @@ class Tls:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return gRPC credentials; ServerError if the file cannot be read."""
         file = self.root_certificate
         try:
             return grpc.ssl_channel_credentials(file and Path(file).read_bytes())
@@ -67,8 +66,6 @@ class Tls:
 
 @dataclass
 class Summary:
-    """The totals of a choice, known when it ends."""
-
     finish_reason: str  # "stop", "length", "cancelled" or "error"
     prompt_tokens: int
     completion_tokens: int
@@ -101,20 +98,16 @@ class Chunk:
 
     @property
     def summary(self) -> Summary:
-        """`final` of a whole answer."""
         assert self.final is not None
         return self.final
 
 
 @dataclass
 class Completion:
-    """All answers to one request, in the order of their index."""
-
-    choices: list[Chunk]
+    choices: list[Chunk]  # by index
 
     @property
     def text(self) -> str:
-        """The text of the first choice."""
         return self.choices[0].text
 
 
@@ -126,25 +119,19 @@ TOTALS = [
 
 
 class _Call:
-    """One request and its answer."""
-
     def __init__(self, address: str, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]):
-        """Encode the request.
-
-        options: fields of `GenerateRequest`, `timeout` (seconds) and `parameters` (Triton's).
-        Raises RequestError for an unknown option or an invalid value.
-        """
+        """options: `GenerateRequest`'s, `timeout` (s) and `parameters`; RequestError if invalid."""
         values = {name: value for name, value in options.items() if value is not None}
         self.timeout = float(values.pop("timeout", TIMEOUT))
         if not 0 < self.timeout < MAX_TIMEOUT:
             raise RequestError(f"timeout is {self.timeout}", "Give seconds, more than 0")
         parameters = values.pop("parameters", {})
-        source = "messages"
         if isinstance(prompt, str):
-            source = "text_input"
-        elif prompt and isinstance(prompt[0], int):
-            source = "input_ids"
-        values |= {source: prompt if isinstance(prompt, str) else list(prompt), "stream": stream}
+            values["text_input"] = prompt
+        else:
+            name = "input_ids" if prompt and isinstance(prompt[0], int) else "messages"
+            values[name] = list(prompt)
+        values["stream"] = stream
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
         try:
             GenerateRequest.model_validate(values)
@@ -175,35 +162,30 @@ class _Call:
         self._open -= sum(chunk.final is not None for chunk in chunks)
         return chunks
 
-    def end(self) -> None:
-        """Raise ServerError if the stream ended before every choice did."""
+    def check_complete(self) -> None:
         if self._open > 0:
             raise ServerError(
                 f"the server at {self._address} ended the answer before its end", "Look at its log"
             )
 
-    def failure(self, error: grpc.RpcError) -> DflashError:
+    def explain(self, error: grpc.RpcError) -> DflashError:
         return explain(error.code().name, error.details() or "", self._address)
 
 
 class _Connection:
-    """Connection to a gRPC port; url: HOST:PORT; headers: sent with every request."""
-
     _grpc: Any
 
     def __init__(
         self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        self._address = url
+        self._address = url  # HOST:PORT
         self._metadata = [(name.lower(), value) for name, value in (headers or {}).items()]
         self._channel = open_channel(self._grpc, self._address, tls)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def _call(self, call: _Call) -> Any:
-        timeout = call.timeout + GRACE
-        return self._stub.ModelStreamInfer(
-            iter([call.request]), metadata=self._metadata, timeout=timeout
-        )
+        request, timeout = iter([call.request]), call.timeout + GRACE
+        return self._stub.ModelStreamInfer(request, metadata=self._metadata, timeout=timeout)
 
 
 class Client(_Connection):
@@ -237,9 +219,9 @@ class Client(_Connection):
         try:
             for response in responses:
                 yield from call.read(response)
-            call.end()
+            call.check_complete()
         except grpc.RpcError as error:
-            raise call.failure(error) from None
+            raise call.explain(error) from None
         finally:
             responses.cancel()
 
@@ -272,9 +254,9 @@ class AsyncClient(_Connection):
             async for response in responses:
                 for chunk in call.read(response):
                     yield chunk
-            call.end()
+            call.check_complete()
         except grpc.RpcError as error:
-            raise call.failure(error) from None
+            raise call.explain(error) from None
         finally:
             responses.cancel()
 
@@ -285,16 +267,14 @@ def stream(url: str, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None
         yield from client.stream(prompt, **options)
 
 
-def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
-    """Return a channel; `transport` is `grpc` or `grpc.aio`."""
+def open_channel(grpc_or_aio: Any, address: str, tls: Tls | None) -> Any:
     if tls is None:
-        return transport.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc_or_aio.insecure_channel(address, CHANNEL_OPTIONS)
     name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
-    return transport.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
+    return grpc_or_aio.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
 
 
 def to_completion(chunks: Iterable[Chunk]) -> Completion:
-    """Join chunks of all choices, in order of arrival."""
     choices: dict[int, Chunk] = {}
     for chunk in chunks:
         choice = choices.setdefault(chunk.index, Chunk("", [], [], None, chunk.index))
@@ -322,8 +302,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     sources = [SOURCES[source] for source in values["token_sources"].tolist()]
     logprobs = values.get("token_logprobs", unasked).tolist()
     best = (values.get(name, unasked).tolist() for name in ("top_token_ids", "top_logprobs"))
-    pairs = zip(*best, strict=True)
-    tops = [dict(zip(ids, probs, strict=True)) for ids, probs in pairs]
+    tops = [dict(zip(ids, probs, strict=True)) for ids, probs in zip(*best, strict=True)]
     chunks = []
     for k, reason in enumerate(values["finish_reason"].tolist()):
         summary = Summary(
@@ -352,7 +331,6 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
 
 
 def read_tensor(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
-    """Return an output tensor as an array; BYTES as bytes objects."""
     array: np.ndarray[Any, Any]
     if output.datatype == "BYTES":
         array = deserialize_bytes_tensor(content)
@@ -394,10 +372,9 @@ def explain(code: str, message: str, address: str) -> DflashError:
 
 
 def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
-    """Return the slice of concatenated items for each choice.
+    """Return slices; a response of one choice holds only new items, fewer than its total.
 
-    A response of one choice holds only new items, fewer than its total; one of several is the whole
-    answer, where each choice may begin with the prompt's tokens.
+    One of several is the whole answer, where each choice may begin with the prompt's tokens.
     """
     if len(totals) == 1:
         return [slice(0, len(array))]

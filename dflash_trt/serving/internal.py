@@ -30,7 +30,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def new_key() -> str:
-    """Return a random 128-bit key."""
     return secrets.token_hex(16)
 
 
@@ -48,8 +47,7 @@ def hide_shared_memory() -> None:
                 Path(found, name).chmod(0o600)
 
 
-def given(name: str) -> str:
-    """Return one of the variables above; ServerError if it is not set."""
+def env_value(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise ServerError(
@@ -61,16 +59,14 @@ def given(name: str) -> str:
 
 def key_tensor() -> Int64:
     """Return the server's key for the internal models: 128 bits, shape `[2]`."""
-    return np.frombuffer(bytes.fromhex(given(KEY)), np.int64)
+    return np.frombuffer(bytes.fromhex(env_value(KEY)), np.int64)
 
 
 def is_key(shown: bytes) -> bool:
-    """Compare bytes with the key, in constant time."""
-    return hmac.compare_digest(shown, bytes.fromhex(given(KEY)))
+    return hmac.compare_digest(shown, bytes.fromhex(env_value(KEY)))
 
 
 def client_parameters(client: str, client_key: str) -> dict[str, str]:
-    """Return the request parameters that name the application's client."""
     return {CLIENT: client, CLIENT_KEY: client_key}
 
 

@@ -13,8 +13,6 @@ TAIL = 65536  # bytes at the end of the log, read for the reason of an exit
 
 
 class Formatter(logging.Formatter):
-    """Writes the time, and the request's id if there is one."""
-
     def __init__(self) -> None:
         line = "%(asctime)s %(levelname)s %(name)s: %(message)s%(request)s"
         super().__init__(line, "%Y-%m-%dT%H:%M:%S%z")
@@ -51,22 +49,19 @@ class Log:
         return self._file.fileno()
 
     def add(self, message: str) -> None:
-        """Append a line of `serve` itself."""
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} INFO serve: {message}"
         with suppress(OSError, ValueError):  # a full disk, or closed: the server goes on
             self._file.write(line.encode(errors="replace") + b"\n")
 
-    def is_output(self) -> bool:
-        """Return whether the log is this process's own standard output."""
+    def is_standard_output(self) -> bool:
         with suppress(OSError):
             return os.path.sameopenfile(self._file.fileno(), 1)
         return False
 
     def size(self) -> int:
-        """Return its size in bytes; 0 if it is no file, such as a pipe."""
         with suppress(OSError, ValueError):
             return os.fstat(self.fileno()).st_size
-        return 0
+        return 0  # no file, such as a pipe
 
     def since(self, start: int) -> list[str]:
         """Return the lines added since `size` was `start`, only the last if there are many."""

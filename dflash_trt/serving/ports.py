@@ -14,11 +14,9 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of Triton, or of `serve`, where metrics are on the HTTP port."""
-
     http: int
     grpc: int
-    metrics: int
+    metrics: int  # of `serve`: the HTTP port
 
 
 def listen(kind: str, host: str, port: int) -> socket.socket:
@@ -53,6 +51,5 @@ def free_ports() -> Ports:
     raise ServerError("no three ports are free from 20000 to 32767", "Stop what listens on them")
 
 
-def reach(host: str) -> str:
-    """Return an address of this machine that reaches a listener on `host`."""
+def reachable_address(host: str) -> str:
     return LOOPBACK if host == "0.0.0.0" else host

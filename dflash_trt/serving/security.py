@@ -16,7 +16,7 @@ from dflash_trt.build.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
-from dflash_trt.serving.ports import LOOPBACK, reach
+from dflash_trt.serving.ports import LOOPBACK, reachable_address
 
 # 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
@@ -30,53 +30,44 @@ KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for gRPC."""
-
-    cert: Path
+    cert: Path  # PEM
     key: Path
 
 
 @dataclass(frozen=True)
 class Security:
-    """IPv4 address to listen on, TLS for gRPC, and the key that clients must send."""
-
-    host: str = LOOPBACK
-    tls: Tls | None = None
+    host: str = LOOPBACK  # an IPv4 address
+    tls: Tls | None = None  # of gRPC
     old_server_exposed: bool = False  # risk accepted by the user
     allow_origin: tuple[str, ...] = ()  # web origins that may call
-    key: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)  # that clients must send
     # `serve` shows it to its Triton; it also closes APIs without a public key
     own_key: str = field(default_factory=new_key, repr=False)
     client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
 
     @property
     def exposed(self) -> bool:
-        """Whether other machines can reach the server."""
         return not ipaddress.IPv4Address(self.host).is_loopback
 
     @property
     def http_host(self) -> str:
-        """The HTTP address; loopback if gRPC has TLS, which HTTP lacks."""
-        return LOOPBACK if self.tls else self.host
+        return LOOPBACK if self.tls else self.host  # HTTP lacks TLS
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """Headers required by Triton's own HTTP."""
         return {OWN_KEY_HEADER: self.own_key}
 
     @property
     def grpc_headers(self) -> dict[str, str]:
-        """Metadata required by Triton's gRPC."""
         return {f"triton-grpc-protocol-{KEY_HEADER}": self.key} if self.key else {}
 
     def client_tls(self) -> client.Tls | None:
-        """Return how our own processes reach Triton, trusting only its certificate."""
         return client.Tls(self.tls.cert, certificate_name(self.tls)) if self.tls else None
 
     def for_models(self, port: int) -> str:
         """Return `internal.GRPC`: how a model reaches its own server, as JSON."""
         tls = self.client_tls()
-        how = {"address": f"{reach(self.host)}:{port}", "headers": self.grpc_headers}
+        how = {"address": f"{reachable_address(self.host)}:{port}", "headers": self.grpc_headers}
         return json.dumps({**how, "tls": tls and asdict(tls)}, default=str)
 
     def arguments(self) -> list[str]:
@@ -158,8 +149,7 @@ def certificate_name(tls: Tls) -> str:
     return str(names[0]).replace("*", "any")
 
 
-def check_exposure(security: Security, binary: Path) -> None:
-    """Raise ServerError if an old tritonserver would be reachable from other machines."""
+def refuse_exposed_old_server(security: Security, binary: Path) -> None:
     if not security.exposed or security.old_server_exposed:
         return
     if (version := server_version(binary)) < OLDEST_EXPOSED:

@@ -25,21 +25,19 @@ SERVICE = "dflash-trt"  # default of OTEL_SERVICE_NAME
 _context: ContextVar[dict[str, str]] = ContextVar("trace_context")
 
 
-def endpoint() -> str | None:
-    """Return the URL for Triton's spans; None: tracing is off."""
+def traces_url() -> str | None:
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     url = f"{base.rstrip('/')}/v1/traces" if base else None
     return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or url
 
 
-def context() -> dict[str, str]:
-    """Return the trace headers of the current request, for the next process."""
+def trace_headers() -> dict[str, str]:
     return _context.get({})
 
 
 def instrument(app: "ASGIApp") -> "ASGIApp":
-    """Return the application with a span per request, and with `context` set."""
-    if endpoint() is None:
+    """Return the application with a span per request, and with `trace_headers` set."""
+    if traces_url() is None:
         return _with_context(app)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
@@ -67,7 +65,7 @@ def instrument(app: "ASGIApp") -> "ASGIApp":
 def _with_context(
     app: "ASGIApp", inject: Callable[[dict[str, str]], None] | None = None
 ) -> "ASGIApp":
-    """Set `context` for each request; inject: replaces the client's span by the current one."""
+    """Set `trace_headers` for each request; inject: replaces the client's span by ours."""
 
     async def with_context(scope: "Scope", receive: "Receive", send: "Send") -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
@@ -80,7 +78,6 @@ def _with_context(
     return with_context
 
 
-def request_id(*given: object) -> str:
-    """Return the first valid id given, else a new one."""
+def valid_or_new_id(*given: object) -> str:
     fitting = (each for each in given if isinstance(each, str) and _FORM.fullmatch(each))
     return next(fitting, None) or uuid.uuid4().hex

@@ -176,7 +176,7 @@ def test_nothing_runs_on_behind_a_stop_word(name: str, case: Case, words: Tokeni
         scheduler.step()
     assert len({count for count, *_ in ended}) > 16
     for count, word, processor in ended:
-        output, sequence = processor.output(final_only=True), processor.sequence
+        output, sequence = processor.new_output(final_only=True), processor.sequence
         assert output is not None
         assert output.text_output == [text[: text.index(word)]]
         assert (output.finish_reason, output.stop_word) == (["stop"], [word])

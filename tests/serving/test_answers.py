@@ -120,7 +120,7 @@ def test_a_text_ends_in_a_piece_of_its_own() -> None:
 @pytest.mark.parametrize("cut", range(1, len(CALL)))
 def test_an_enforced_call_that_is_cut_is_no_content(cut: int) -> None:
     for stream in (False, True):
-        writer = chat_writer(stream=stream, enforced=True)
+        writer = chat_writer(stream=stream, only_calls=True)
         for piece in writer.write(chunk(CALL[:cut], "length")):
             assert not piece["delta" if stream else "message"].get("content")
     [choice] = chat_writer(stream=False).write(chunk(CALL[:9], "length"))

@@ -44,7 +44,7 @@ def triton() -> Iterator[Triton]:
 def test_a_round_counts_every_sequence(triton: Triton) -> None:
     metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(2):
-        metrics.round(
+        metrics.count_round(
             **PHASES,
             sequences=[(7, 7), (7, 0), (3, 2), (0, 0)],
             choices=["lookup", "drafts", "drafts", "plain"],
@@ -77,15 +77,15 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
 
 def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.state(active=0, waiting=1, kv_rows=0)
-    metrics.prefill(tokens=512, seconds=0.25)
-    metrics.prefill(tokens=88, seconds=0.05)
-    metrics.started(queued=0.5, waited=0.8)
-    metrics.tokens(3, 0.006)
-    metrics.tokens(0, 0.1)  # a round that gave a request nothing
-    metrics.state(active=2, waiting=0, kv_rows=3)
-    metrics.finished("stop", acceptance_length=2.5)
-    metrics.finished("refused")
+    metrics.set_gauges(active=0, waiting=1, kv_rows=0)
+    metrics.count_prefill(tokens=512, seconds=0.25)
+    metrics.count_prefill(tokens=88, seconds=0.05)
+    metrics.count_first_token(queue_seconds=0.5, first_token_seconds=0.8)
+    metrics.count_tokens(3, 0.006)
+    metrics.count_tokens(0, 0.1)  # a round that gave a request nothing
+    metrics.set_gauges(active=2, waiting=0, kv_rows=3)
+    metrics.count_end("stop", acceptance_length=2.5)
+    metrics.count_end("refused")
     metrics.close()
     assert triton.value("dflash_request_acceptance_length_sum") == 2.5
     assert triton.value("trtllm_prompt_tokens_total") == 600
@@ -108,8 +108,8 @@ def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "INTERVAL", 0.0005)
     metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(20_000):
-        metrics.round(**PHASES, sequences=[(7, 3), (7, 1)], choices=["drafts"] * 2)
-        metrics.tokens(4, 0.01)
+        metrics.count_round(**PHASES, sequences=[(7, 3), (7, 1)], choices=["drafts"] * 2)
+        metrics.count_tokens(4, 0.01)
     metrics.close()
     assert triton.value("dflash_rounds_total") == 20_000
     assert triton.value("dflash_acceptance_length_sum") == 120_000
@@ -120,7 +120,7 @@ def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
     triton.gate.clear()  # the server does not take calls
     metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(50_000):
-        metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
+        metrics.count_round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     triton.gate.set()
     metrics.close()
     assert triton.value("dflash_rounds_total") == 50_000
@@ -130,11 +130,11 @@ def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
 def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.001)
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.state(active=1, waiting=0, kv_rows=1)
+    metrics.set_gauges(active=1, waiting=0, kv_rows=1)
     wait_until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
     calls = triton.calls
     for _ in range(20):
-        metrics.state(active=1, waiting=0, kv_rows=1)
+        metrics.set_gauges(active=1, waiting=0, kv_rows=1)
         time.sleep(0.002)
     metrics.close()
     assert triton.calls == calls
@@ -142,7 +142,7 @@ def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.Monkey
 
 def test_a_clock_that_ran_backwards_is_not_sent(triton: Triton) -> None:
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 3)], choices=["drafts"])
+    metrics.count_round(**{**PHASES, "hop": -0.001}, sequences=[(7, 3)], choices=["drafts"])
     metrics.close()
     assert triton.value("dflash_round_seconds_total", phase="hop") == 0
     assert triton.value("dflash_rounds_total") == 1
@@ -154,9 +154,9 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
     triton = Triton()
     triton.kinds["dflash_kv_rows_used"] = "counter"  # another model has the name
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
+    metrics.count_round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     wait_until(lambda: "metrics are given up" in caplog.text)
-    metrics.round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
+    metrics.count_round(**PHASES, sequences=[(7, 3)], choices=["drafts"])
     metrics.close()
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
 

@@ -184,7 +184,7 @@ CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
 )
 def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(Failure) as caught:
-        ChatFields.model_validate({"model": "m", "messages": HI, **fields}).request()
+        ChatFields.model_validate({"model": "m", "messages": HI, **fields}).prompts_and_options()
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
 
@@ -202,7 +202,7 @@ def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> N
     ids=str,
 )
 def test_fields_that_say_nothing_need_nothing(fields: dict[str, Any]) -> None:
-    ChatFields.model_validate({"model": "m", "messages": HI, **fields}).request()
+    ChatFields.model_validate({"model": "m", "messages": HI, **fields}).prompts_and_options()
 
 
 def test_each_field_of_openai_is_known() -> None:

@@ -83,13 +83,13 @@ def test_an_input_is_messages() -> None:
         ),
     ]
     for value, expected in table:
-        [messages], _ = fields(input=value).request()
+        [messages], _ = fields(input=value).prompts_and_options()
         assert messages == expected
     for thought in (5, "Hm.", [5], [{"text": 5}], None):
         item = {"type": "reasoning", "summary": thought}
-        [[made]], _ = fields(input=[item]).request()
+        [[made]], _ = fields(input=[item]).prompts_and_options()
         assert made["reasoning_content"] == ("Hm." if thought == "Hm." else "")
-    [messages], _ = fields(instructions="Be brief.").request()
+    [messages], _ = fields(instructions="Be brief.").prompts_and_options()
     assert messages == [{"role": "system", "content": "Be brief."}, USER]
 
 
@@ -123,7 +123,7 @@ def test_an_input_is_messages() -> None:
     ids=str,
 )
 def test_its_fields_are_those_of_a_chat(sent: dict[str, Any], expected: dict[str, Any]) -> None:
-    _, options = fields(**sent).request()
+    _, options = fields(**sent).prompts_and_options()
     for name, value in expected.items():
         assert options[name] == value
 
@@ -179,7 +179,7 @@ def test_faults_have_its_own_names() -> None:
         ("response_format holds 'x'", "text.format holds"),
         ("max_tokens is -1", "max_output_tokens is -1"),
     ):
-        assert expected in several.refused(RequestError(problem, "Send text")).message
+        assert expected in several.translate_refusal(RequestError(problem, "Send text")).message
 
 
 def test_each_field_of_openai_is_known() -> None:

@@ -19,7 +19,7 @@ from dflash_trt.serving.internal import (
     SOCKET,
     client_of,
     client_parameters,
-    given,
+    env_value,
     new_key,
 )
 from dflash_trt.serving.ports import free_ports
@@ -78,7 +78,7 @@ def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> 
 def test_without_a_key_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY, raising=False)
     with pytest.raises(ServerError, match="dflash-trt serve"):
-        given(KEY)
+        env_value(KEY)
 
 
 def test_only_the_application_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from dflash_trt.serving.security import (
     Security,
     Tls,
     certificate_name,
-    check_exposure,
     read_security,
+    refuse_exposed_old_server,
 )
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.run import Options, prepare, running_server
@@ -191,11 +191,11 @@ def test_a_new_server_may_be_exposed(tmp_path: Path, version: str | None, refuse
     exposed = read_security("10.0.0.1")
     if refused:
         with pytest.raises(ServerError, match="--insecure-old-server"):
-            check_exposure(exposed, binary)
+            refuse_exposed_old_server(exposed, binary)
     else:
-        check_exposure(exposed, binary)
-    check_exposure(read_security("127.0.0.1"), binary)
-    check_exposure(read_security("10.0.0.1", old_server_exposed=True), binary)
+        refuse_exposed_old_server(exposed, binary)
+    refuse_exposed_old_server(read_security("127.0.0.1"), binary)
+    refuse_exposed_old_server(read_security("10.0.0.1", old_server_exposed=True), binary)
 
 
 def test_bad_options_are_named(tmp_path: Path) -> None:

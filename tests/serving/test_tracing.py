@@ -90,7 +90,7 @@ def test_without_the_extra_the_clients_context_goes_on(
     found = []
 
     async def app(*_: object) -> None:
-        found.append(tracing.context())
+        found.append(tracing.trace_headers())
 
     scope = {"headers": [(b"traceparent", b"00-1-2-01"), (b"accept", b"*/*")]}
     call: Any = tracing.instrument(app)

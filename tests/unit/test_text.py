@@ -85,7 +85,7 @@ def test_markers_of_channels_are_text_and_the_end_is_not() -> None:
         choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
         for token in tokenizer.encode(f"{answer}<|return|>").ids:
             sequence.commit([token])
-            news = choice.output(final_only=False)
+            news = choice.new_output(final_only=False)
             text += news.text_output[0] if news else ""
         assert (sequence.finish_reason, text) == ("stop", answer)
 
@@ -106,7 +106,7 @@ def gated(pieces: list[str], words: list[str]) -> tuple[list[str], bool]:
         given.append(text)
         if found:
             return given, True
-    return [*given, stop.rest()], False
+    return [*given, stop.held], False
 
 
 @pytest.mark.parametrize("seed", range(200))

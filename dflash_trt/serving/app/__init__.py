@@ -12,13 +12,11 @@ LISTENING = "listening"  # printed by the process when it serves
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings that `serve` writes to the application's standard input."""
-
+class ApplicationSettings:
     listener: int  # file descriptor of the listening socket
     directory: Path  # the build
     triton: Ports  # where Triton listens
     security: Security
 
 
-codec = TypeAdapter(Settings)
+codec = TypeAdapter(ApplicationSettings)

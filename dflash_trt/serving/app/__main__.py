@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
-from dflash_trt.serving.app import LISTENING, Settings, codec
+from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
 from dflash_trt.serving.app.guard import Guard, State, connection_limit
 from dflash_trt.serving.app.openai import create_app, read_served
 from dflash_trt.serving.app.triton import TritonProxy
@@ -28,8 +28,7 @@ KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end
 
 
-async def run() -> None:
-    """Serve until the standard input ends or draining is done."""
+async def serve_until_drained() -> None:
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
     commands = asyncio.StreamReader()
@@ -47,14 +46,16 @@ async def run() -> None:
         reading = asyncio.create_task(_read_commands(commands, state))
         ending = asyncio.create_task(state.drained.wait())
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-        state.end()
+        state.cancel_running()
         server.should_exit = True
         await serving
         reading.cancel()
         ending.cancel()
 
 
-async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uvicorn.Server:
+async def _server(
+    settings: ApplicationSettings, state: State, stack: AsyncExitStack
+) -> uvicorn.Server:
     security = settings.security
     proxy = await stack.enter_async_context(TritonProxy(settings.triton, security))
     client = await stack.enter_async_context(
@@ -93,13 +94,12 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
 
 
 async def _read_commands(commands: asyncio.StreamReader, state: State) -> None:
-    """Follow commands of `serve`; drain when the pipe closes."""
     while words := (await commands.readline()).split():
         if words[0] == b"drain":
             state.drain(float(words[1]))
         else:
             state.ready = words[0] == b"ready"
-    state.drain(GRACE)
+    state.drain(GRACE)  # the pipe is closed
 
 
-asyncio.run(run())
+asyncio.run(serve_until_drained())

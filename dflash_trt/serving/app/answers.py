@@ -16,18 +16,15 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 LEAST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 
-def usage(summaries: Sequence[Summary], each_n: int) -> Json:
-    """Return token counts as in OpenAI's API and drafting totals; each_n: choices per prompt."""
-    completion, rounds, drafted, accepted = (
-        sum(getattr(each, name) for each in summaries)
-        for name in ("completion_tokens", "rounds", "drafted", "accepted")
+def usage(summaries: Sequence[Summary], choices_per_prompt: int) -> Json:
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens", "rounds", "drafted", "accepted")
+    prompt, cached, completion, rounds, drafted, accepted = (
+        sum(getattr(each, name) for each in summaries) for name in names
     )
     committed = sum(each.acceptance_length * each.rounds for each in summaries)
     return {
-        **_tokens(sum(each.prompt_tokens for each in summaries) // each_n, completion),
-        "prompt_tokens_details": {
-            "cached_tokens": sum(each.cached_tokens for each in summaries) // each_n
-        },
+        **token_counts(prompt // choices_per_prompt, completion),
+        "prompt_tokens_details": {"cached_tokens": cached // choices_per_prompt},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -39,11 +36,6 @@ def usage(summaries: Sequence[Summary], each_n: int) -> Json:
     }
 
 
-def usage_so_far(chunk: Chunk) -> Json:
-    """Return the token counts of a choice up to this chunk."""
-    return _tokens(chunk.prompt_tokens, chunk.completion_tokens)
-
-
 def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int) -> Json:
     """Return one choice's figures as in vLLM's `--per-request-spec-decode-metrics`.
 
@@ -53,7 +45,6 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
     if accepted:  # an answer may end with a draft, before the last round's own token
         accepted[-1] += summary.accepted - sum(accepted)
     steps = len(accepted)
-    histogram = [accepted.count(count) for count in range(max_draft_tokens + 1)]
     return {
         "speculative_decoding": {
             "num_spec_steps": steps,
@@ -62,7 +53,7 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
             "num_accepted_draft_tokens": sum(accepted),
             "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 0.0,
             "draft_acceptance_rate": sum(accepted) / max(1, summary.drafted),
-            "acceptance_histogram": histogram,
+            "acceptance_histogram": [accepted.count(n) for n in range(max_draft_tokens + 1)],
             "per_step_accepted": accepted,
         }
     }
@@ -70,22 +61,14 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
 
 @dataclass
 class ChoiceWriter:
-    """Writes one choice, whole or in pieces.
-
-    answer: makes the parser of a chat's reasoning, calls and content, given whether it begins with
-    reasoning; one_call: return only the first call; enforced: the answer is calls, so truncated
-    text is no content; echo: return the prompt first; drafting: report rounds; stop_ids: token ids
-    that the request stops at.
-    """
-
     spell: Spell
-    echo: bool
+    echo: bool  # the prompt comes first
     stream: bool
-    answer: Callable[[bool], Answer] | None = None
-    one_call: bool = False
-    enforced: bool = False
-    drafting: bool = False
-    stop_ids: Collection[int] = ()
+    new_answer: Callable[[bool], Answer] | None = None  # of a chat; does it begin with reasoning?
+    one_call: bool = False  # drop all but the first
+    only_calls: bool = False  # truncated text is no content
+    drafting: bool = False  # report rounds
+    stop_ids: Collection[int] = ()  # tokens that the request stops at
     _answer: Answer | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
@@ -93,13 +76,9 @@ class ChoiceWriter:
     _utf8: codecs.IncrementalDecoder = field(default_factory=partial(UTF8, "replace"), init=False)
 
     def write(self, chunk: Chunk) -> list[Json]:
-        """Return the choice, or in a stream its pieces.
-
-        A piece has one kind of news, because clients handle only one: the role, a thought, text, a
-        call, or the finish reason, which clients take for the end.
-        """
-        chat = self.answer is not None
-        news = self._news(chunk) if chat else [{"text": chunk.text}]
+        """Return the choice, or a stream's pieces, each with one kind of news, as clients need."""
+        chat = self.new_answer is not None
+        news = self._message_or_deltas(chunk) if chat else [{"text": chunk.text}]
         logprobs = None
         if chunk.logprobs:
             logprobs = self._chat_logprobs(chunk) if chat else self._text_logprobs(chunk)
@@ -108,7 +87,7 @@ class ChoiceWriter:
         place: Json = {"index": chunk.index, "logprobs": None, "finish_reason": None}
         place |= {"drafting": {"rounds": []}} if self.drafting else {}
         if not self.stream:
-            return [{**place, **news[0], "logprobs": logprobs, **told, **self._end(chunk)}]
+            return [{**place, **news[0], "logprobs": logprobs, **told, **self._finish(chunk)}]
         empty: Json = {"delta": {}} if chat else {"text": ""}
         pieces = [piece for piece in news if piece != empty]
         if not pieces and (logprobs or chunk.drafting):
@@ -117,11 +96,11 @@ class ChoiceWriter:
             pieces[-1] = {**pieces[-1], "logprobs": logprobs, **told}
         if first and chat:
             pieces.insert(0, {"delta": {"role": "assistant"}})
-        if chunk.final:
-            pieces.append({**empty, **self._end(chunk)})
+        if chunk.final:  # alone, because clients take it for the end
+            pieces.append({**empty, **self._finish(chunk)})
         return [{**place, **piece} for piece in pieces]
 
-    def _end(self, chunk: Chunk) -> Json:
+    def _finish(self, chunk: Chunk) -> Json:
         """Return why the choice ended and, as in vLLM, the word or token it stopped at."""
         if chunk.final is None:
             return {}
@@ -133,13 +112,12 @@ class ChoiceWriter:
             reason = "tool_calls"
         return {"finish_reason": reason, "stop_reason": stop}
 
-    def _news(self, chunk: Chunk) -> list[Json]:
-        """Return the message, or the deltas of a stream."""
+    def _message_or_deltas(self, chunk: Chunk) -> list[Json]:
         if self._answer is None:
-            assert self.answer is not None
-            self._answer = self.answer(chunk.thinking)
+            assert self.new_answer is not None
+            self._answer = self.new_answer(chunk.thinking)
         news = self._answer.push(chunk.text, last=chunk.final is not None)
-        content = "" if self.enforced else news.content
+        content = "" if self.only_calls else news.content
         calls = [call for call in news.calls if not (self.one_call and call.index)]
         self._called = self._called or bool(calls)
         if self.stream:
@@ -156,7 +134,7 @@ class ChoiceWriter:
         message: Json = {"role": "assistant", "content": None, "refusal": None}
         if news.reasoning:
             message["reasoning_content"] = news.reasoning
-        if content or not (calls or self.enforced):
+        if content or not (calls or self.only_calls):
             message["content"] = content
         if calls:
             message["tool_calls"] = [_call(call, False) for call in calls]
@@ -164,12 +142,8 @@ class ChoiceWriter:
 
     def _chat_logprobs(self, chunk: Chunk) -> Json:
         def entry(token: int, logprob: float) -> Json:
-            spelled = self.spell(token)
-            return {
-                "token": spelled.decode(errors="replace"),
-                "bytes": list(spelled),
-                "logprob": max(logprob, LEAST),
-            }
+            text, spelled = self._text(token), list(self.spell(token))
+            return {"token": text, "bytes": spelled, "logprob": max(logprob, LEAST)}
 
         tops = chunk.top_logprobs or [{} for _ in chunk.logprobs]
         content = [
@@ -192,28 +166,28 @@ class ChoiceWriter:
             "tokens": texts,
             "token_logprobs": values,
             "top_logprobs": tops,
-            "text_offset": [self._offset(token) for token in chunk.token_ids],
+            "text_offset": [self._next_offset(token) for token in chunk.token_ids],
         }
 
-    def _offset(self, token: int) -> int:
+    def _next_offset(self, token: int) -> int:
         """Return the text offset where a token, or the character it is part of, begins."""
         offset = self._given
         self._given += len(self._utf8.decode(self.spell(token)))
         return offset
 
     def _text(self, token: int) -> str:
-        """Return a token's text, with U+FFFD for bytes of a partial character."""
         return self.spell(token).decode(errors="replace")
 
 
 def _call(call: CallDelta, stream: bool) -> Json:
-    function = {"name": call.name} if call.id else {}
-    begin = {"id": call.id, "type": "function"} if call.id else {}
     place = {"index": call.index} if stream else {}
-    return {**place, **begin, "function": {**function, "arguments": call.arguments}}
+    if not call.id:  # more of the arguments
+        return {**place, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {**place, "id": call.id, "type": "function", "function": function}
 
 
-def _tokens(prompt: int, completion: int) -> Json:
+def token_counts(prompt: int, completion: int) -> Json:
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -221,8 +195,7 @@ def _tokens(prompt: int, completion: int) -> Json:
     }
 
 
-def to_event(data: Json, kind: str = "") -> bytes:
-    """Return a server-sent event."""
+def to_sse(data: Json, kind: str = "") -> bytes:
     name = f"event: {kind}\n" if kind else ""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     return f"{name}data: {text}\n\n".encode()

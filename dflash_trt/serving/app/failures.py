@@ -24,8 +24,6 @@ TOO_LONG = re.compile(
 
 @dataclass(eq=False)  # hashable, as exceptions are
 class Failure(Exception):
-    """An error response."""
-
     status: int
     message: str
     param: str | None = None
@@ -35,14 +33,8 @@ class Failure(Exception):
         kind = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}.get(
             self.status, "server_error" if self.status >= 500 else "invalid_request_error"
         )
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     def response(self) -> JSONResponse:
         headers = {"Retry-After": "1"} if self.status == 503 else {}
@@ -53,6 +45,8 @@ def to_failure(error: Exception) -> Failure:
     """Convert an error; only refusals keep their message, others could reveal internals."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, RequestValidationError):
+        return _first_fault(error)
     if isinstance(error, RequestError):
         return Failure(400, str(error))
     if isinstance(error, DeadlineError):
@@ -65,34 +59,20 @@ def to_failure(error: Exception) -> Failure:
     return Failure(500, "The server failed. Its log says why.")
 
 
-def refused(error: RequestError, names: Mapping[str, str], prompt: str) -> Failure:
-    """Translate a server's refusal into OpenAI's words.
-
-    names: the API's names of model inputs; prompt: the field that holds the prompt.
-    """
+def translate_refusal(error: RequestError, names: Mapping[str, str], prompt_field: str) -> Failure:
     words = re.split("([a-z_]+)", str(error))
     known = [names[word] for word in words if word in names]
     too_long = TOO_LONG.search(str(error))
-    param = prompt if too_long or not known else known[0]
+    param = prompt_field if too_long or not known else known[0]
     if too_long and too_long["asked"] and int(too_long["prompt"]) < int(too_long["room"]):
-        param = names.get("max_tokens", prompt)
-    return Failure(
-        400,
-        "".join(names.get(word, word) for word in words),
-        param,
-        "context_length_exceeded" if too_long else None,
-    )
+        param = names.get("max_tokens", prompt_field)
+    message = "".join(names.get(word, word) for word in words)
+    return Failure(400, message, param, "context_length_exceeded" if too_long else None)
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of `app` one in OpenAI's format."""
-
+def install_error_handlers(app: FastAPI) -> None:
     async def failed(_: Request, error: Exception) -> JSONResponse:
         return to_failure(error).response()
-
-    async def not_valid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return _first(error).response()
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -100,14 +80,12 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})  # of 405: the allowed methods
         return response
 
-    for kind in (Failure, DflashError, Exception):
+    for kind in (Failure, DflashError, RequestValidationError, Exception):
         app.add_exception_handler(kind, failed)
-    app.add_exception_handler(RequestValidationError, not_valid)
     app.add_exception_handler(HTTPException, http)
 
 
-def _first(error: RequestValidationError) -> Failure:
-    """Return the first validation error in OpenAI's words."""
+def _first_fault(error: RequestValidationError) -> Failure:
     fault = {**error.errors()[0]}
     fault["loc"] = fault["loc"][1:]  # "body"
     if fault["type"] == "json_invalid" or not fault["loc"]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import ChatTemplate, GenerateRequest, Many, Sampling, Schema
-from dflash_trt.serving.app.failures import Failure, refused
+from dflash_trt.serving.app.failures import Failure, translate_refusal
 from dflash_trt.serving.client import AnyPrompt
 
 MAX_FIELDS = 100
@@ -32,10 +32,8 @@ def _best_of(value: int, info: ValidationInfo) -> int:
     return value
 
 
-def _prompts(prompt: Any) -> list[AnyPrompt]:
-    """Return a text, token ids, or a list of either, as a list; ValueError if invalid."""
-    several = isinstance(prompt, list) and not _are_ids(prompt)
-    prompts = prompt if several else [prompt]
+def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
+    prompts = prompt if isinstance(prompt, list) and not _are_ids(prompt) else [prompt]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts")
     if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
@@ -77,7 +75,7 @@ class Fields(Sampling):
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, values: Any) -> Any:
+    def _refuse_unsupported(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         if len(values) > MAX_FIELDS:
@@ -90,8 +88,7 @@ class Fields(Sampling):
         return {name: value for name, value in values.items() if name not in dropped}
 
     @model_validator(mode="after")
-    def _with_what_they_need(self) -> Self:
-        """Refuse a field without the one it depends on."""
+    def _refuse_without_what_it_needs(self) -> Self:
         sent = self.model_fields_set
         for name, needed in NEEDS.items():
             asks = name in sent and getattr(self, name) not in (0, "none", StreamOptions())
@@ -99,18 +96,15 @@ class Fields(Sampling):
                 raise Failure(400, f"'{name}' needs '{needed}': send both or neither.", name)
         return self
 
-    def names(self) -> dict[str, str]:
-        """Return this API's names of `GenerateRequest` fields."""
+    def api_names(self) -> dict[str, str]:
         same = {name: name for name in type(self).model_fields}
         same |= {f"guided_{name}": "structured_outputs" for name in self.structured_outputs}
         return {**same, "stop_words": "stop"}
 
-    def refused(self, error: RequestError) -> Failure:
-        """Return the server's refusal with this API's field names."""
-        return refused(error, self.names(), self.prompt_field)
+    def translate_refusal(self, error: RequestError) -> Failure:
+        return translate_refusal(error, self.api_names(), self.prompt_field)
 
     def options(self) -> Options:
-        """Return the fields as options of our client."""
         known = {*GenerateRequest.model_fields, "timeout"} - {"messages", "stream", "logprobs"}
         options = {name: getattr(self, name) for name in self.model_fields_set & known}
         options["temperature"] = self.temperature
@@ -128,9 +122,7 @@ class Fields(Sampling):
         """Return vLLM's grammar fields; an empty schema counts as one."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
         given = {k: v for k, v in self.structured_outputs.items() if v not in (None, False)}
-        kinds = [
-            f"guided_{name}" for name in STRUCTURED if f"guided_{name}" in self.model_fields_set
-        ]
+        kinds = [f"guided_{k}" for k in STRUCTURED if f"guided_{k}" in self.model_fields_set]
         kinds += [f"structured_outputs.{name}" for name in STRUCTURED if name in given]
         if given and len(kinds) > 1:
             message = f"{' and '.join(map(repr, kinds))} are both given: send one of them."
@@ -170,12 +162,11 @@ class ChatFields(ChatTemplate, Fields):
     top_logprobs: int = Field(0, ge=0, le=20)
     reasoning_effort: Effort | None = None  # for the chat template
 
-    def names(self) -> dict[str, str]:
+    def api_names(self) -> dict[str, str]:
         renamed = self.max_completion_tokens is not None
-        return super().names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
+        return super().api_names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
 
-    def request(self) -> tuple[list[AnyPrompt], Options]:
-        """Return the prompts and the options for each."""
+    def prompts_and_options(self) -> tuple[list[AnyPrompt], Options]:
         options = self.options()
         if self.max_completion_tokens is not None:
             if self.max_tokens not in (None, self.max_completion_tokens):
@@ -193,15 +184,14 @@ class TextFields(Fields):
 
     kind = "text"
     prompt_field = "prompt"
-    prompt: Annotated[Any, AfterValidator(_prompts)]
+    prompt: Annotated[Any, AfterValidator(_list_of_prompts)]
     max_tokens: int = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
 
-    def names(self) -> dict[str, str]:
-        return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
+    def api_names(self) -> dict[str, str]:
+        return {**super().api_names(), "text_input": "prompt", "input_ids": "prompt"}
 
-    def request(self) -> tuple[list[AnyPrompt], Options]:
-        """Return the prompts and the options for each."""
+    def prompts_and_options(self) -> tuple[list[AnyPrompt], Options]:
         options = {**self.options(), "max_tokens": self.max_tokens, "logprobs": self.logprobs}
         options["exclude_input_in_output"] = not self.echo
         return self.prompt, options

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.page import OPEN
 from dflash_trt.serving.security import KEY_HEADER
-from dflash_trt.serving.tracing import HEADER, current, request_id
+from dflash_trt.serving.tracing import HEADER, current, valid_or_new_id
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
 BODY_TIME = 10.0  # seconds in which a body must arrive
@@ -40,6 +40,7 @@ HEADERS = {  # of refusals, as RFC 9110 has them
 HEALTH = ("/health", "/v2/health/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
 PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only failures are logged
+Problem = tuple[int, str]  # status and message
 GONE = 499  # logged if the client left before its answer was complete
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,12 @@ access = logging.getLogger("dflash_trt.access")
 
 
 def connection_limit() -> int:
-    """Return the limit of connections; each may need a file descriptor to Triton too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED_FILES) // 2))
+    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED_FILES) // 2))  # each may need one to Triton
 
 
 @dataclass
 class State:
-    """State of the server: whether it accepts requests, and the running ones."""
-
     ready: bool = False
     draining: bool = False
     running: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -63,59 +61,54 @@ class State:
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def refusal(self) -> str:
-        """Why requests are refused now; empty if they are accepted."""
+    def reason_to_refuse(self) -> str:
         return STOPPING if self.draining else "" if self.ready else NOT_READY
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests; set `drained` when none runs, or after the time."""
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.drained.set)
-        self._look()
+        self._set_if_drained()
 
     def leave(self, task: "asyncio.Task[None]") -> None:
         self.running.discard(task)
-        self._look()
+        self._set_if_drained()
 
-    def end(self) -> None:
-        """End running requests, with an error to their clients."""
+    def cancel_running(self) -> None:
         self.draining = True
         for task in self.running:
             task.cancel()
 
-    def _look(self) -> None:
+    def _set_if_drained(self) -> None:
         if self.draining and not self.running:
             self.drained.set()
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Reads whole bodies and cancels requests of disconnected clients. key: None: no key."""
-
     app: ASGIApp
     state: State
     key: str | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         request = HTTPConnection(scope)
-        current.set(request_id(request.headers.get(HEADER)))
-        answer = _Answer(send, self.state)
+        current.set(valid_or_new_id(request.headers.get(HEADER)))
+        answer = _Sender(send, self.state)
         try:
-            refusal = self._refusal(request)
+            refusal = self._refuse_before_body(request)
             if refusal is None:
                 await self._answer(scope, receive, answer)
             else:
                 await refusal(scope, receive, answer.send)
         finally:
-            _log_access(scope, answer, time.monotonic() - began)
+            _log_access(scope, answer, time.monotonic() - start)
 
-    def _refusal(self, request: HTTPConnection) -> Response | None:
-        """Return a refusal of the request before its body is read, if any."""
+    def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]
-        if path in HEALTH and self.state.refusal:
-            status = 503 if path == "/health" else 400  # as Triton does
-            return Response(status_code=status)
+        reason = self.state.reason_to_refuse
+        if path in HEALTH and reason:
+            return Response(status_code=503 if path == "/health" else 400)  # as Triton does
         if path in OPEN_PATHS or (method == "GET" and path.startswith("/v2")):
             return None
         if self.key and not self._has_key(request):
@@ -126,7 +119,7 @@ class Guard:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and path.startswith("/v1") and not JSON_TYPE.fullmatch(kind):
             return _refuse(path, 415, f"{NOT_JSON} It is {kind[:80]!r}." if kind else NOT_JSON)
-        return _refuse(path, 503, self.state.refusal) if self.state.refusal else None
+        return _refuse(path, 503, reason) if reason else None
 
     def _has_key(self, request: HTTPConnection) -> bool:
         assert self.key
@@ -135,11 +128,11 @@ class Guard:
             shown = request.headers.get(KEY_HEADER, "")
         return secrets.compare_digest(shown.strip().encode(), self.key.encode())
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Sender") -> None:
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIME):
-                problem = await self._read(receive, body)
+                problem = await self._fill(receive, body)
         except TimeoutError:
             problem = 408, f"The body was not here within {BODY_TIME:.0f} s."
         try:
@@ -150,8 +143,7 @@ class Guard:
         finally:
             self.state.buffered -= len(body)
 
-    async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
-        """Fill `body`; return status and message of an error."""
+    async def _fill(self, receive: Receive, body: bytearray) -> Problem | None:
         more = True
         while more:
             message = await receive()
@@ -167,8 +159,8 @@ class Guard:
         return None
 
     async def _run(
-        self, scope: Scope, receive: Receive, body: bytes, answer: "_Answer"
-    ) -> tuple[int, str] | None:
+        self, scope: Scope, receive: Receive, body: bytes, answer: "_Sender"
+    ) -> Problem | None:
         """Run the application until it ends, the client disconnects or the process stops."""
         given = [{"type": "http.request", "body": body, "more_body": False}]
         task = asyncio.current_task()
@@ -201,9 +193,7 @@ class Guard:
         return None
 
 
-class _Answer:
-    """The progress of an answer."""
-
+class _Sender:
     def __init__(self, send: Send, state: State) -> None:
         self._send = send
         self._state = state
@@ -224,29 +214,28 @@ class _Answer:
         self.complete = message["type"] == "http.response.body" and not message.get("more_body")
 
 
-async def _fail(scope: Scope, receive: Receive, answer: _Answer, status: int, message: str) -> None:
+async def _fail(scope: Scope, receive: Receive, answer: _Sender, status: int, message: str) -> None:
     if not answer.started:
         response = _refuse(scope["path"], status, message)
         if status == 408:  # do not wait for the rest of the body
             response.headers["Connection"] = "close"
         await response(scope, receive, answer.send)
     elif answer.streams and not answer.complete:
-        event = f"data: {json.dumps(_body(scope['path'], status, message))}\n\n"
+        event = f"data: {json.dumps(_error_body(scope['path'], status, message))}\n\n"
         event += "" if scope["path"].startswith("/v2") else "data: [DONE]\n\n"
         await answer.send({"type": "http.response.body", "body": event.encode()})
     # an incomplete answer closes the connection
 
 
-def _body(path: str, status: int, message: str) -> dict[str, object]:
-    """Return an error in the words of the API at this path: Triton's or OpenAI's."""
+def _error_body(path: str, status: int, message: str) -> dict[str, object]:
     return {"error": message} if path.startswith("/v2") else Failure(status, message).body()
 
 
 def _refuse(path: str, status: int, message: str) -> Response:
-    return JSONResponse(_body(path, status, message), status, HEADERS.get(status))
+    return JSONResponse(_error_body(path, status, message), status, HEADERS.get(status))
 
 
-def _log_access(scope: Scope, answer: _Answer, seconds: float) -> None:
+def _log_access(scope: Scope, answer: _Sender, seconds: float) -> None:
     method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
     status = answer.status if answer.complete else GONE
     if status == 200 and path.endswith(PROBES):

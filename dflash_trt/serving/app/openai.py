@@ -27,8 +27,8 @@ from dflash_trt.chat import (
 from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
-from dflash_trt.serving.app import Settings, answers, failures, page
-from dflash_trt.serving.app.answers import ChoiceWriter, to_event
+from dflash_trt.serving.app import ApplicationSettings, answers, failures, page
+from dflash_trt.serving.app.answers import ChoiceWriter, to_sse
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
 from dflash_trt.serving.app.responses import ResponseFields, ResponseWriter
@@ -41,8 +41,6 @@ from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
-
-
 UNTOLD = [
     "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
     "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
@@ -52,8 +50,6 @@ UNTOLD = [
 
 @dataclass(frozen=True)
 class Served:
-    """A build and its server, as the application needs them."""
-
     models: tuple[str, ...]  # the names a request may give
     max_model_len: int  # tokens of a prompt and its answer
     spell: Spell
@@ -66,7 +62,7 @@ class Served:
     sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
 
 
-def read_served(settings: Settings, client: AsyncClient) -> Served:
+def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
     """Read the build. Raises BuildError when the directory is no build."""
     manifest = read_manifest(settings.directory)
     config = manifest["config"]
@@ -108,9 +104,8 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
 
 
 def create_app(served: Served, triton: TritonProxy) -> FastAPI:
-    """Return the application."""
     app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
-    failures.install(app)
+    failures.install_error_handlers(app)
     v1 = APIRouter(prefix="/v1")
     created = int(time.time())
 
@@ -178,7 +173,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         first = await anext(chunks)  # errors before the first chunk get their own status code
         return _streamed(_events(served, head, writer, first, chunks, fields))
     found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
+    summaries = [_refuse_aborted(chunk.final) for chunk in found if chunk.final]
     choices = [choice for chunk in found for choice in writer().write(chunk)]
     totals = _totals(served, fields, summaries, found[0].round_tokens)
     return JSONResponse({**head, "choices": choices, **totals})
@@ -192,7 +187,7 @@ async def _respond(served: Served, fields: ResponseFields, request: Request) -> 
         try:
             yield b"".join(answer.begin())
             while chunk is not None:
-                final = chunk.final and _checked(chunk.final)
+                final = chunk.final and _refuse_aborted(chunk.final)
                 yield b"".join(answer.push(choice.write(chunk), final))
                 chunk = await anext(chunks, None)
         except (DflashError, Failure) as error:
@@ -220,16 +215,15 @@ def _ask(
 ) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
     """Return the answer's chunks and a factory of choice writers; pieces: write in pieces."""
     _check_model(served, fields.model)
-    prompts, options = fields.request()
+    prompts, options = fields.prompts_and_options()
     for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
         options.pop(name, None)
-    host = request.client.host if request.client else ""
-    who = client_parameters(host, served.client_key)
-    options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}
+    who = client_parameters(request.client.host if request.client else "", served.client_key)
+    options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
     answer, chat_options = None, {}
     if isinstance(fields, ChatFields):
-        answer, enforced = _answers(served.dialect, fields)
-        chat_options = {"one_call": not fields.parallel_tool_calls, "enforced": enforced}
+        answer, only_calls = _answer_parsers(served.dialect, fields)
+        chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
 
     def writer() -> ChoiceWriter:
         return ChoiceWriter(
@@ -245,22 +239,19 @@ def _ask(
     return _merged(served.client, prompts, options, fields), writer
 
 
-def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
-    """Return a factory of answer parsers, given whether the answer begins with reasoning.
-
-    The second value: whether the answer must be calls.
-    """
+def _answer_parsers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
+    """Return a factory of parsers, given "begins with reasoning", and whether calls must come."""
     try:
         tools = parse_tools(fields.tools)
-        enforced = bool(chosen(tools, fields.tool_choice))
+        only_calls = bool(chosen(tools, fields.tool_choice))
     except RequestError as error:
-        raise fields.refused(error) from None
+        raise fields.translate_refusal(error) from None
     tools = [] if fields.tool_choice == "none" else tools
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
     tags = dialect.reasoning_tags
-    return lambda thinking: Answer(format, tools, tags, thinking=thinking), enforced
+    return lambda thinking: Answer(format, tools, tags, thinking=thinking), only_calls
 
 
 async def _events(
@@ -282,16 +273,17 @@ async def _events(
         while chunk is not None:
             rounds += chunk.round_tokens
             if chunk.final:
-                ended.append(_checked(chunk.final))
+                ended.append(_refuse_aborted(chunk.final))
             if options.include_usage and options.continuous_usage_stats:
-                usage = {"usage": answers.usage_so_far(chunk)}
+                counts = answers.token_counts(chunk.prompt_tokens, chunk.completion_tokens)
+                usage = {"usage": counts}
             for choice in writers[chunk.index].write(chunk):
-                yield to_event({**head, "choices": [choice], **usage})
+                yield to_sse({**head, "choices": [choice], **usage})
             chunk = await anext(rest, None)
         if options.include_usage:
-            yield to_event({**head, "choices": [], **_totals(served, fields, ended, rounds)})
+            yield to_sse({**head, "choices": [], **_totals(served, fields, ended, rounds)})
     except (DflashError, Failure) as error:
-        yield to_event(failures.to_failure(error).body())
+        yield to_sse(failures.to_failure(error).body())
     finally:
         await rest.aclose()
     yield DONE
@@ -303,7 +295,6 @@ def _totals(
     ended: Sequence[Summary],
     round_tokens: Sequence[int],
 ) -> dict[str, Any]:
-    """Return usage and metrics; round_tokens: of the only choice, no metrics for several."""
     metrics = None
     if len(ended) == 1:
         metrics = answers.metrics(ended[0], round_tokens, served.max_draft_tokens)
@@ -312,10 +303,8 @@ def _totals(
 
 def _check_model(served: Served, name: str) -> None:
     if name not in served.models:
-        names = " and ".join(served.models)
-        raise Failure(
-            404, f"There is no model {name!r}; there is {names}.", "model", "model_not_found"
-        )
+        message = f"There is no model {name!r}; there is {' and '.join(served.models)}."
+        raise Failure(404, message, "model", "model_not_found")
 
 
 async def _merged(
@@ -325,7 +314,7 @@ async def _merged(
     fields: ChatFields | TextFields,
 ) -> AsyncGenerator[Chunk, None]:
     """Yield chunks or choices of all prompts as they come, choices numbered across prompts."""
-    came: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
+    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
 
     async def read(number: int, prompt: AnyPrompt) -> None:
         try:
@@ -335,18 +324,18 @@ async def _merged(
             else:
                 for choice in (await client.generate(prompt, **options)).choices:
                     await put(number, choice)
-            await came.put(None)
+            await queue.put(None)
         except Exception as error:
-            await came.put(error)
+            await queue.put(error)
 
     async def put(number: int, chunk: Chunk) -> None:
-        await came.put(replace(chunk, index=number * (fields.n) + chunk.index))
+        await queue.put(replace(chunk, index=number * fields.n + chunk.index))
 
     tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
     try:
         left = len(tasks)
         while left:
-            chunk = await came.get()
+            chunk = await queue.get()
             if isinstance(chunk, Exception):
                 raise chunk
             if chunk is None:
@@ -354,14 +343,14 @@ async def _merged(
             else:
                 yield chunk
     except RequestError as error:
-        raise fields.refused(error) from None
+        raise fields.translate_refusal(error) from None
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _checked(summary: Summary) -> Summary:
+def _refuse_aborted(summary: Summary) -> Summary:
     """Raise an error for an aborted answer: OpenAI has no finish_reason for it."""
     if summary.finish_reason == "cancelled":
         raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")

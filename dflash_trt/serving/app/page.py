@@ -23,14 +23,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_LIE_THERE = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
-FILES = {f"/page/{file.name}": file for file in sorted(_LIE_THERE)}
+_PAGE_FILES = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
+FILES = {f"/page/{file.name}": file for file in sorted(_PAGE_FILES)}
 FILES["/"] = FILES["/page/index.html"]
 OPEN = frozenset(FILES)  # no key needed
 
 
 def router(facts: Json) -> APIRouter:
-    """Return the page's routes; facts: of the build, for `GET /page/server`."""
     routes = APIRouter()
 
     @routes.get("/page/server")

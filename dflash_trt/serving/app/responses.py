@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import AliasPath, Field, model_validator
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.app.answers import Json, to_event
+from dflash_trt.serving.app.answers import Json, to_sse
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Effort
 from dflash_trt.serving.client import Summary
@@ -90,18 +90,16 @@ class ResponseFields(ChatFields):
         chat["messages"], chat["origins"] = _messages(sent)
         return chat
 
-    def names(self) -> dict[str, str]:
+    def api_names(self) -> dict[str, str]:
         renamed = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
-        return {**super().names(), **renamed, "messages": "input"}
+        return {**super().api_names(), **renamed, "messages": "input"}
 
-    def refused(self, error: RequestError) -> Failure:
-        """Return the server's refusal, with messages named by the items they came from."""
-
+    def translate_refusal(self, error: RequestError) -> Failure:
         def origin(found: re.Match[str]) -> str:
             return self.origins[int(found[1])] if int(found[1]) < len(self.origins) else found[0]
 
         problem = re.sub(r"messages\[(\d{1,6})\]", origin, error.problem)
-        failure = super().refused(RequestError(problem, error.fix))
+        failure = super().translate_refusal(RequestError(problem, error.fix))
         return failure if problem == error.problem else Failure(400, failure.message, "input")
 
 
@@ -114,20 +112,17 @@ def _tool(at: int, tool: Any) -> Json:
 
 
 def _messages(sent: Json) -> tuple[list[Json], list[str]]:
-    """Return the messages of `instructions` and `input`, and the origin of each.
-
-    Consecutive reasoning, text and calls form one assistant message.
-    """
+    """Return messages and their origins; reasoning, text and calls in a row form one message."""
     items = sent.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
         raise Failure(400, "'input' must be a text or a list of items.", "input")
-    made = [(f"input[{at}]", _message(f"input[{at}]", item)) for at, item in enumerate(items)]
+    placed = [(f"input[{at}]", _message(f"input[{at}]", item)) for at, item in enumerate(items)]
     if "instructions" in sent:
-        made.insert(0, ("instructions", {"role": "system", "content": sent["instructions"]}))
+        placed.insert(0, ("instructions", {"role": "system", "content": sent["instructions"]}))
     messages, origins = list[Json](), list[str]()
-    for origin, message in made:
+    for origin, message in placed:
         last = messages[-1] if messages else {}
         if last.get("role") == message["role"] == "assistant":
             if "tool_calls" in last and "tool_calls" in message:
@@ -142,7 +137,6 @@ def _messages(sent: Json) -> tuple[list[Json], list[str]]:
 
 
 def _message(place: str, item: Any) -> Json:
-    """Return the message, or message part, of an item."""
     item = item if isinstance(item, dict) else {"type": None}
     kind = item.get("type", "message")
     if kind == "message" and isinstance(item.get("role"), str):
@@ -168,8 +162,6 @@ def _message(place: str, item: Any) -> Json:
 
 
 class ResponseWriter:
-    """Builds a response and its events from a choice's pieces (`ChoiceWriter`)."""
-
     def __init__(self, fields: ResponseFields) -> None:
         self.response: Json = {
             **{"id": _new_id("resp"), "object": "response", "created_at": int(time.time())},
@@ -183,24 +175,22 @@ class ResponseWriter:
         self._item: Json | None = None  # being written
 
     def begin(self) -> Iterator[bytes]:
-        """Yield the first events."""
         yield self._event("created", response=self.response)
         yield self._event("in_progress", response=self.response)
 
     def push(self, pieces: Iterable[Json], final: Summary | None) -> Iterator[bytes]:
-        """Yield the events of some pieces; final: set for the last ones."""
         for piece in pieces:
             delta, logprobs = piece["delta"], (piece["logprobs"] or {}).get("content", [])
             if "reasoning_content" in delta:
-                yield from self._say("reasoning", delta["reasoning_content"])
+                yield from self._write("reasoning", delta["reasoning_content"])
             elif "content" in delta or (logprobs and self._item and "content" in self._item):
-                yield from self._say("message", delta.get("content", ""), logprobs)
+                yield from self._write("message", delta.get("content", ""), logprobs)
             for call in delta.get("tool_calls", []):
                 yield from self._call(call)
         if final is None:
             return
         if not self.response["output"]:
-            yield from self._say("message", "")
+            yield from self._write("message", "")
         cut = final.finish_reason == "length"
         yield from self._end("incomplete" if cut else "completed")
         reason = {"reason": "max_output_tokens"} if cut else None
@@ -209,7 +199,6 @@ class ResponseWriter:
         yield self._event(self.response["status"], response=self.response)
 
     def fail(self, failure: Failure) -> Iterator[bytes]:
-        """Yield the events of a failed response."""
         yield from self._end("incomplete")
         error = {"code": failure.code or "server_error", "message": failure.message}
         self.response |= {"status": "failed", "error": error}
@@ -230,7 +219,7 @@ class ResponseWriter:
             self._item["arguments"] += function["arguments"]
             yield self._event("function_call_arguments.delta", delta=function["arguments"])
 
-    def _say(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[bytes]:
+    def _write(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[bytes]:
         """Yield events that add text to an item of this kind, the current one if possible."""
         place, name, event = TEXTS[kind]
         number = {f"{place}_index": 0}
@@ -248,7 +237,6 @@ class ResponseWriter:
             yield self._event(f"{event}.delta", **number, delta=text, **more)
 
     def _end(self, status: str) -> Iterator[bytes]:
-        """Yield the events that end the current item."""
         if (item := self._item) is None:
             return
         item["status"] = status
@@ -259,28 +247,26 @@ class ResponseWriter:
             place, name, event = TEXTS[item["type"]]
             [part] = item[place]
             number = {f"{place}_index": 0}
-            said = {key: part[key] for key in ("text", "logprobs") if key in part}
-            yield self._event(f"{event}.done", **number, **said)
+            values = {key: part[key] for key in ("text", "logprobs") if key in part}
+            yield self._event(f"{event}.done", **number, **values)
             yield self._event(f"{name}.done", **number, part=part)
         yield self._event("output_item.done", item=item)
         self._item = None
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        """Return an event of the response or the current item."""
         if self._item is not None:
             values["output_index"] = len(self.response["output"]) - 1
             if "item" not in values:
                 values["item_id"] = self._item["id"]
         self._events += 1
         name = f"response.{kind}"
-        return to_event({"type": name, "sequence_number": self._events - 1, **values}, name)
+        return to_sse({"type": name, "sequence_number": self._events - 1, **values}, name)
 
 
 def _usage(summary: Summary) -> Json:
-    cached = {"cached_tokens": summary.cached_tokens, "cache_write_tokens": 0}
     return {
         "input_tokens": summary.prompt_tokens,
-        "input_tokens_details": cached,
+        "input_tokens_details": {"cached_tokens": summary.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": summary.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},  # reasoning is not counted separately
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,

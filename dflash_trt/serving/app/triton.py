@@ -36,8 +36,6 @@ UNPARSED = b'{"error":"Unable to parse '
 
 
 class TritonProxy:
-    """ASGI application; an async context manager that holds its connections open."""
-
     def __init__(self, triton: Ports, security: Security) -> None:
         self._url = f"http://{LOOPBACK}:{triton.http}"
         self._metrics_url = f"http://{LOOPBACK}:{triton.metrics}/metrics"
@@ -59,7 +57,6 @@ class TritonProxy:
         return response is not None and response.status == 200
 
     async def metrics(self) -> str | None:
-        """Return the metrics page; None if Triton does not answer."""
         response = await self._get(self._metrics_url)
         return response.content.decode() if response and response.status == 200 else None
 
@@ -75,13 +72,12 @@ class TritonProxy:
         if method not in known:
             status = 405 if known else 404
             headers = {"Allow": ", ".join(known)} if known else None
-            response = JSONResponse({"error": "Not Found"}, status, headers)
-            return await response(scope, receive, send)
+            return await JSONResponse({"error": "Not Found"}, status, headers)(scope, receive, send)
         body = await request.body()
         size = len(body)
         try:
             if method == "POST":
-                body = self._checked(request, path, body)
+                body = self._body_to_forward(request, path, body)
         except RequestError as error:
             return await JSONResponse({"error": str(error)}, 400)(scope, receive, send)
         sent = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
@@ -106,8 +102,7 @@ class TritonProxy:
         host = scope["client"][0] if scope["client"] else ""
         return {HEADER: current.get(), **client_parameters(host, self._client_key)}
 
-    def _checked(self, request: Request, path: str, body: bytes) -> bytes:
-        """Return the body to forward; RequestError for one that Triton must not see."""
+    def _body_to_forward(self, request: Request, path: str, body: bytes) -> bytes:
         given = request.headers.get(JSON_SIZE) or str(len(body))
         size = int(given) if re.fullmatch("[0-9]{1,9}", given) else len(body) + 1
         if size > len(body):

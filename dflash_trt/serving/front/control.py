@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dflash_trt.serving.internal import RUNTIME, SOCKET, given
+from dflash_trt.serving.internal import RUNTIME, SOCKET, env_value
 
 TIMEOUT = 2.0  # seconds
 Command = Literal[
@@ -24,29 +23,20 @@ Command = Literal[
 ]
 
 
-class Status(NamedTuple):
-    """The request handler's state."""
-
+class HandlerStatus(NamedTuple):
     open: int  # sequences that run or wait
     progress: int  # tokens processed since it started
 
 
-@dataclass(frozen=True)
-class Control:
-    """Sends commands to the request handler, whose socket is at `path`."""
-
-    path: Path
-
-    def ask(self, command: Command) -> Status | None:
-        """Return the state after the command; None without an answer in `TIMEOUT` seconds."""
-        with suppress(OSError, ValueError, TypeError):
-            return Status(*ask(str(self.path), command, TIMEOUT))
-        return None
+def command_handler(socket_path: Path, command: Command) -> HandlerStatus | None:
+    """Return the state after the command; None without an answer in `TIMEOUT` seconds."""
+    with suppress(OSError, ValueError, TypeError):
+        return HandlerStatus(*ask(str(socket_path), command, TIMEOUT))
+    return None
 
 
-def control_server(answer: Callable[[Command], Status]) -> "JsonServer":
-    """Take commands in the request handler's process; `answer` returns the state after one."""
-    path = Path(given(RUNTIME)) / SOCKET  # in a directory that only this user can enter
+def control_server(answer: Callable[[Command], HandlerStatus]) -> "JsonServer":
+    path = Path(env_value(RUNTIME)) / SOCKET  # in a directory that only this user can enter
     path.unlink(missing_ok=True)  # left by a process that was killed
     return JsonServer(str(path), answer)
 
@@ -80,7 +70,7 @@ class JsonServer:
                 time.sleep(0.05)  # too many open files
                 continue
             with closing(connection), suppress(OSError, ValueError):
-                _check_user(connection)
+                _refuse_other_users(connection)
                 connection.settimeout(TIMEOUT)
                 with connection.makefile("rb") as file:
                     answer = self._answer(json.loads(file.readline()))
@@ -92,17 +82,15 @@ def ask(address: str, message: Any, timeout: float | None = None) -> Any:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(address)
-        _check_user(connection)
+        _refuse_other_users(connection)
         connection.sendall(json.dumps(message).encode() + b"\n")
         with connection.makefile("rb") as file:
             return json.loads(file.readline())
 
 
-def _check_user(connection: socket.socket) -> None:
-    """Raise ConnectionError unless this user or root is at the other end."""
+def _refuse_other_users(connection: socket.socket) -> None:
     size = struct.calcsize("3i")  # process, user, group
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", peer)
     if user not in (0, os.geteuid()):
         raise ConnectionError("another user is at the other end")

@@ -38,8 +38,6 @@ class EngineGoneError(Exception):
 
 
 class EngineLoop:
-    """A `request_handler.Decoder` over `run_round`."""
-
     def __init__(
         self,
         settings: Settings,
@@ -48,14 +46,15 @@ class EngineLoop:
         metrics: Metrics,
         tokenizer: Tokenizer,
     ) -> None:
-        """Set up; engines: the directory that holds both models' engines."""
-        self._engines = engines
         self._target = read_info(engines / "target")
         self._settings = settings
         vocab_size = self._target.vocab_size
         self._channels = has_channels(tokenizer)
         self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
-        self._prefix_cache = self._new_prefix_cache()
+        self._prefix_cache: PrefixCache | None = None
+        if settings.prefix_cache:
+            self._block_bytes = block_bytes(read_infos(engines))
+            self._prefix_cache = PrefixCache(settings.prefix_cache * 2**20 // self._block_bytes)
         self._run_round = run_round
         self._metrics = metrics
         self._costs: CostProfile | None = None
@@ -84,10 +83,7 @@ class EngineLoop:
             self._changed.notify_all()
 
     def change_drafter(self, *, done: bool) -> None:
-        """Pause the prefix cache while a drafter loads; when done, go on without the old one.
-
-        Sequences that run then go on without drafts, because the new drafter has not seen them.
-        """
+        """Pause the prefix cache until `done`; sequences that run then go on without drafts."""
         with self._changed:
             self._drafter_loads = not done
             self._changed.notify_all()
@@ -112,15 +108,9 @@ class EngineLoop:
             prefix_cache=self._prefix_cache,
         )
 
-    def _new_prefix_cache(self) -> PrefixCache | None:
-        if not self._settings.prefix_cache:
-            return None
-        self._block_bytes = block_bytes(read_infos(self._engines))
-        return PrefixCache(self._settings.prefix_cache * 2**20 // self._block_bytes)
-
     def _run(self) -> None:
         if self._settings.speculation.policy == "adaptive":
-            self._measure_costs()
+            self._measure_costs_once_loaded()
             self._scheduler = self._new_scheduler()
         while not self._closing:
             with self._changed:
@@ -130,7 +120,7 @@ class EngineLoop:
                 try:
                     self._step(sequences)
                 except Exception as error:
-                    self._fail(sequences, error)
+                    self._end_failed_step(sequences, error)
 
     def _has_work(self) -> bool:
         return self._scheduler.has_work or self._drafter_loads is not None
@@ -138,7 +128,7 @@ class EngineLoop:
     def _step(self, sequences: list[SequenceState]) -> None:
         """Run one scheduler step; add sequences that joined to `sequences`."""
         scheduler = self._scheduler
-        self._notice_drafter()
+        self._take_drafter_change()
         for sequence in scheduler.sequences:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
@@ -149,10 +139,9 @@ class EngineLoop:
         sequences += advanced  # one may have joined and ended in this step
         for sequence in advanced:
             self._deliver(sequence, message=sequence.failure or NON_FINITE)
-        self._count(scheduler, seconds)
+        self._report_step(scheduler, seconds)
 
-    def _notice_drafter(self) -> None:
-        """Act on `change_drafter` between two steps."""
+    def _take_drafter_change(self) -> None:
         with self._changed:
             loads, self._drafter_loads = self._drafter_loads, None
         if loads is None:
@@ -163,13 +152,12 @@ class EngineLoop:
             for sequence in self._scheduler.sequences:
                 sequence.lose_drafter()
 
-    def _count(self, scheduler: Scheduler, seconds: float) -> None:
-        """Report a step that took `seconds` to the metrics, and the state after it."""
+    def _report_step(self, scheduler: Scheduler, seconds: float) -> None:
         report = scheduler.report
         if report is not None and report.prompt_tokens:
-            self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
+            self._metrics.count_prefill(tokens=report.prompt_tokens, seconds=seconds)
         elif report is not None:
-            self._metrics.round(
+            self._metrics.count_round(
                 verify=report.verify,
                 draft=report.draft,
                 hop=report.round_trip - report.verify - report.draft,
@@ -177,15 +165,16 @@ class EngineLoop:
                 sequences=report.sequences,
                 choices=report.choices,
             )
-        self._metrics.state(
+        self._metrics.set_gauges(
             active=scheduler.active,
             waiting=len(self._queue),
             kv_rows=scheduler.kv_rows,
-            kept=0 if self._prefix_cache is None else len(self._prefix_cache) * self._block_bytes,
+            cache_bytes=0
+            if self._prefix_cache is None
+            else len(self._prefix_cache) * self._block_bytes,
         )
 
-    def _measure_costs(self) -> None:
-        """Measure as soon as the models that run rounds are loaded."""
+    def _measure_costs_once_loaded(self) -> None:
         if self._settings.mode == "ensemble":
             # calling another model while this one loads crashes the server, whose threads for it
             # are made last (python_be.cc, LaunchStubProcess)
@@ -200,11 +189,8 @@ class EngineLoop:
                 log.exception("steps cannot be measured; the policy is fixed")
                 return
 
-    def _fail(self, sequences: list[SequenceState], error: Exception) -> None:
-        """End a failed step's sequences with an error and make a new scheduler.
-
-        sequences: had slots before the step; some may have ended in it without delivery.
-        """
+    def _end_failed_step(self, sequences: list[SequenceState], error: Exception) -> None:
+        """End `sequences`, of which some may have ended in this step without delivery."""
         log.error("a round failed", exc_info=error)
         failed = dict.fromkeys([*sequences, *self._scheduler.sequences])
         self._scheduler.forget()

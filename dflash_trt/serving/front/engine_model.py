@@ -12,13 +12,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.engines import load_engine
 from dflash_trt.serving.front.tensors import from_request, to_tensors
-from dflash_trt.serving.internal import (
-    KEY,
-    end_with_server,
-    given,
-    hide_shared_memory,
-    is_key,
-)
+from dflash_trt.serving.internal import KEY, end_with_server, env_value, hide_shared_memory, is_key
 from dflash_trt.serving.log import configure
 
 
@@ -29,7 +23,7 @@ class EngineModel:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        given(KEY)  # fails now if there is none
+        env_value(KEY)  # fails now if there is none
         end_with_server()
         hide_shared_memory()
         configure()
@@ -41,12 +35,11 @@ class EngineModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        cls = type(self)
         if not is_key(pb.get_input_tensor_by_name(request, "key").as_numpy().tobytes()):
             message = "This model is internal. Send requests to the model dflash."
             return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))
         try:
-            output = cls.step(self.engine, from_request(cls.input_type, request))
+            output = type(self).step(self.engine, from_request(self.input_type, request))
         except Exception as error:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.decoding import Grammar, Request, SequenceState, WaitingQueue
+from dflash_trt.decoding import Grammar, Request, SamplingParams, SequenceState, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
@@ -32,6 +32,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"  # begins gpt-oss's fina
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+PASSED_ON = {"top_k", "top_p", "seed", *PENALTIES}
 # variables of the MPI job that started this process; TensorRT-LLM starts its own ranks. Its Triton
 # model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same
 MPI_JOB = re.compile(
@@ -41,7 +42,6 @@ MPI_JOB = re.compile(
 
 
 def limits(args: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of `Settings` that follow from the arguments of `LLM(...)`."""
     for name in ("max_batch_size", "max_seq_len"):
         if not args.get(name):
             raise BuildError(f"{ARGS_FILE} states no {name}", "Give engine.args one, build again")
@@ -57,12 +57,10 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str, Any]:
-    """Return the arguments of `tensorrt_llm.GuidedDecodingParams`.
+    """Return `GuidedDecodingParams`' arguments; RequestError for what `backend` does not support.
 
-    backend: `guided_decoding_backend` of the build. channels: the model writes in channels, and the
-    grammar applies to the final one, as in `trtllm-serve`
+    channels: the grammar applies to the final one, as in `trtllm-serve`
     (`_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`).
-    Raises RequestError for what the backend does not support.
     """
     if backend is None:
         raise RequestError(
@@ -95,8 +93,6 @@ class RefusedError(Exception):
 
 
 class TensorRTLLM:
-    """A `request_handler.Decoder`; the constructor loads the LLM, which takes minutes."""
-
     def __init__(
         self,
         settings: Settings,
@@ -105,7 +101,7 @@ class TensorRTLLM:
         *,
         channels: bool = False,
     ) -> None:
-        """Load the LLM; channels: whether the model writes in them (`chat.has_channels`)."""
+        """Load the LLM, which takes minutes; channels: see `chat.has_channels`."""
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
         # Triton's embedded interpreter ignores the variable
@@ -117,7 +113,7 @@ class TensorRTLLM:
         self._end_id = min(settings.eos_token_ids, default=0)
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
-        self._guided = tensorrt_llm.sampling_params.GuidedDecodingParams
+        self._guided_params = tensorrt_llm.sampling_params.GuidedDecodingParams
         self._channels = channels
         self._drafts = settings.block_size - 1
         self._llm = tensorrt_llm.LLM(**with_local_target(args))
@@ -126,7 +122,6 @@ class TensorRTLLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
     def new_sequence(self, request: Request) -> SequenceState:
-        """Return a sequence for a request that passes `check`."""
         self.check(request)
         return SequenceState(request)
 
@@ -137,22 +132,21 @@ class TensorRTLLM:
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
                 "Leave it out.",
             )
-        sampling, neutral = request.sampling, type(request.sampling)()
+        asked = _not_default(request.sampling)
         for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
-            if getattr(sampling, name) != getattr(neutral, name):
+            if name in asked:
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",
                     "Leave it out.",
                 )
+        drafter = self._args.get("speculative_config")
         for name in PENALTIES:
-            asked = getattr(sampling, name) != getattr(neutral, name)
-            drafter = self._args.get("speculative_config")
-            if asked and drafter and not drafter.get("enable_penalty"):
+            if name in asked and drafter and not drafter.get("enable_penalty"):
                 raise RequestError(
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
                 )
-        self._guide(request)
+        self._to_guided_decoding_params(request)
         most = self._args.get("max_num_tokens", 8192)
         if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
             raise RequestError(
@@ -166,7 +160,7 @@ class TensorRTLLM:
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # closed
-            self._loop.call_soon_threadsafe(self._look)
+            self._loop.call_soon_threadsafe(self._cancel_and_start)
 
     def change_drafter(self, *, done: bool) -> None:
         raise NotImplementedError  # it is part of the LLM
@@ -178,8 +172,7 @@ class TensorRTLLM:
 
     # --- in the loop's thread ---------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Cancel dropped sequences and start waiting ones."""
+    def _cancel_and_start(self) -> None:
         for sequence, task in self._running.items():
             if sequence.dropped:
                 task.cancel()
@@ -187,8 +180,8 @@ class TensorRTLLM:
             waiting.started = time.monotonic()
             task = self._running[waiting] = self._loop.create_task(self._decode(waiting))
             # a callback, because a task cancelled early never runs
-            task.add_done_callback(partial(self._ended, waiting))
-        self._metrics.state(active=len(self._running), waiting=len(self._queue))
+            task.add_done_callback(partial(self._finish, waiting))
+        self._metrics.set_gauges(active=len(self._running), waiting=len(self._queue))
 
     def _stop(self) -> None:
         self._slots = 0
@@ -201,24 +194,24 @@ class TensorRTLLM:
         try:
             result = self._llm.generate_async(
                 list(request.prompt),
-                self._params(request),
+                self._to_sampling_params(request),
                 streaming=True,
                 cache_salt=request.cache_salt or None,
             )
         except Exception as error:
-            if isinstance(error, ValueError) or _is(error, "RequestError"):
+            if isinstance(error, ValueError) or _is_a(error, "RequestError"):
                 raise RefusedError(str(error)) from error
             raise
         try:
             async for _ in result:
-                self._take(sequence, result)
+                self._commit(sequence, result)
                 if sequence.finish_reason is not None:
                     return
                 self._deliver(sequence)
             raise RuntimeError("the generation ended without a reason")
         except Exception as error:
             # a grammar is compiled only when the prompt has run
-            if request.grammar and not sequence.tokens and _is(error, "RequestError"):
+            if request.grammar and not sequence.tokens and _is_a(error, "RequestError"):
                 raise RefusedError(str(error)) from error
             raise
         finally:
@@ -226,41 +219,34 @@ class TensorRTLLM:
                 with suppress(Exception):  # after shutdown there is nothing to abort
                     result.abort()
 
-    def _params(self, request: Request) -> Any:
-        """Return TensorRT-LLM's `SamplingParams`; stop words are found by our detokenizer."""
-        sampling, neutral = request.sampling, type(request.sampling)()
-        given = {
-            name: getattr(sampling, name)
-            for name in ("top_k", "top_p", "seed", *PENALTIES)
-            if getattr(sampling, name) != getattr(neutral, name)
-        }
+    def _to_sampling_params(self, request: Request) -> Any:
+        asked = _not_default(request.sampling)
         return self._sampling_params(
             max_tokens=request.max_tokens,
-            temperature=sampling.temperature,  # 0: greedy
+            temperature=request.sampling.temperature,  # 0: greedy
             end_id=self._end_id,  # then it needs no tokenizer
             stop_token_ids=sorted(request.stop_ids - {self._end_id}) or None,
             include_stop_str_in_output=True,
             ignore_eos=self._end_id not in request.stop_ids,
-            detokenize=False,
+            detokenize=False,  # ours finds stop words
             return_perf_metrics=True,
-            guided_decoding=self._guide(request),
-            **given,
+            guided_decoding=self._to_guided_decoding_params(request),
+            **{name: asked[name] for name in asked.keys() & PASSED_ON},
         )
 
-    def _guide(self, request: Request) -> Any:
-        """Return `GuidedDecodingParams`; RequestError if the build does not support the grammar."""
+    def _to_guided_decoding_params(self, request: Request) -> Any:
         if request.grammar is None:
             return None
         backend = self._args.get("guided_decoding_backend")
-        return self._guided(**guide(request.grammar, backend, channels=self._channels))
+        return self._guided_params(**guide(request.grammar, backend, channels=self._channels))
 
-    def _take(self, sequence: SequenceState, result: Any) -> None:
+    def _commit(self, sequence: SequenceState, result: Any) -> None:
         """Commit a response: tokens of one or more iterations (`stream_interval`)."""
         output = result.outputs[0]
         first = not sequence.tokens
         if first:
             sequence.cached_tokens = result.cached_tokens
-            self._metrics.prompt(len(sequence.request.prompt) - sequence.cached_tokens)
+            self._metrics.count_prompt(len(sequence.request.prompt) - sequence.cached_tokens)
         taken = sequence.commit(output.token_ids_diff)
         if sequence.finish_reason is None and output.finish_reason is not None:
             sequence.finish_reason = REASONS[output.finish_reason]
@@ -272,13 +258,12 @@ class TensorRTLLM:
         sequence.accepted += sum(counts) - len(counts)
         sequence.drafted += len(counts) * self._drafts  # an upper bound
         if sequence.finish_reason is not None:
-            self._measure(sequence, output.request_perf_metrics)
+            self._count_drafts(sequence, output.request_perf_metrics)
 
-    def _measure(self, sequence: SequenceState, measured: Any) -> None:
-        """Count drafts, by TensorRT-LLM's own numbers if it reports them."""
-        if measured is not None and measured.speculative_decoding.total_draft_tokens:
-            sequence.drafted = measured.speculative_decoding.total_draft_tokens
-            sequence.accepted = measured.speculative_decoding.total_accepted_draft_tokens
+    def _count_drafts(self, sequence: SequenceState, perf_metrics: Any) -> None:
+        if perf_metrics is not None and perf_metrics.speculative_decoding.total_draft_tokens:
+            sequence.drafted = perf_metrics.speculative_decoding.total_draft_tokens
+            sequence.accepted = perf_metrics.speculative_decoding.total_accepted_draft_tokens
         accepted = [count - 1 for count in sequence.committed_per_round]
         if accepted:  # a text may end with a draft, before the last round's own token
             accepted[-1] += sequence.accepted - sum(accepted)
@@ -286,29 +271,33 @@ class TensorRTLLM:
         for count in accepted:  # all rounds draft equally, except the last
             rounds.append((min(self._drafts, left), count))
             left -= rounds[-1][0]
-        self._metrics.drafted(rounds)
+        self._metrics.count_drafts(rounds)
 
-    def _ended(self, sequence: SequenceState, task: "asyncio.Task[None]") -> None:
+    def _finish(self, sequence: SequenceState, task: "asyncio.Task[None]") -> None:
         del self._running[sequence]
-        code, said = INTERNAL, FAILED
+        code, message = INTERNAL, FAILED
         if task.cancelled():
             sequence.finish_reason = "cancelled"
-            self._measure(sequence, None)
+            self._count_drafts(sequence, None)
         elif isinstance(error := task.exception(), RefusedError):
             sequence.finish_reason = "error"
-            code, said = INVALID, str(error)
+            code, message = INVALID, str(error)
         elif error:
             log.error("a generation failed", exc_info=error)
             sequence.finish_reason = "error"
-            if _is(error, "EngineDeadError"):  # every later request would fail too
+            if _is_a(error, "EngineDeadError"):  # every later request would fail too
                 end_process()
-        self._deliver(sequence, code, said)
-        self._look()
+        self._deliver(sequence, code, message)
+        self._cancel_and_start()
 
 
-def _is(error: BaseException, name: str) -> bool:
-    """Return whether the error is of a class that not every version has."""
-    return any(cls.__name__ == name for cls in type(error).__mro__)
+def _not_default(sampling: SamplingParams) -> dict[str, Any]:
+    neutral = vars(SamplingParams())
+    return {name: value for name, value in vars(sampling).items() if value != neutral[name]}
+
+
+def _is_a(error: BaseException, class_name: str) -> bool:  # not every version has the class
+    return any(cls.__name__ == class_name for cls in type(error).__mro__)
 
 
 def _spread(tokens: int, rounds: int) -> list[int]:

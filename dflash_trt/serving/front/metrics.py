@@ -56,10 +56,7 @@ WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 
 def families(registry: CollectorRegistry, max_drafts: int, rounds: bool = True) -> dict[str, Any]:
-    """Return all metrics of a server by name, at 0; max_drafts: per sequence in a round.
-
-    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are left out.
-    """
+    """Return metrics by name, at 0; max_drafts: per sequence in a round; rounds: of this server."""
     positions = tuple(map(str, range(max_drafts)))
     committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
     of_text = "Tokens committed in a round, the mean of a text that ended"
@@ -87,17 +84,17 @@ def families(registry: CollectorRegistry, max_drafts: int, rounds: bool = True) 
         (Gauge, KV_ROWS, "rows", "KV cache rows in use, one per token of a sequence"),
         (Gauge, CACHE_BYTES, "bytes", "KV cache kept for prompts to come"),
     )
-    made: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for kind, name, unit, about, *more in table:
         if name in OF_ROUNDS and not rounds:
             continue
         options = {"buckets": more[0]} if kind is Histogram else {}
         label, values = more[0] if more and kind is Counter else ("", ())
         labels = [label] if label else []
-        made[name] = kind(name, f"{about} ({unit})", labels, registry=registry, **options)
+        metrics[name] = kind(name, f"{about} ({unit})", labels, registry=registry, **options)
         for value in values:
-            made[name].labels(value)  # there before anything is counted
-    return made
+            metrics[name].labels(value)  # there before anything is counted
+    return metrics
 
 
 class Metrics:
@@ -106,13 +103,12 @@ class Metrics:
     No method waits for Triton. If sending fails, metrics stop with a log entry.
     """
 
-    def __init__(self, sink: Any, max_drafts: int, rounds: bool = True) -> None:
-        """Start the thread; sink: `triton_python_backend_utils`; for the rest see `families`."""
-        self._sink = sink
+    def __init__(self, backend_utils: Any, max_drafts: int, rounds: bool = True) -> None:
+        self._backend_utils = backend_utils
         self._registry = CollectorRegistry()
         self._families = families(self._registry, max_drafts, rounds)
         self.progress = 0  # prompt and generated tokens processed since the start
-        self._sequences = Tally[tuple[int, int]]()  # not yet counted: see `drafted`
+        self._sequences = Tally[tuple[int, int]]()  # not yet counted: see `count_drafts`
         self._lock = threading.Lock()  # of the last two
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -123,7 +119,7 @@ class Metrics:
         # a difference of two clocks may be negative
         (family.labels(label) if label else family).inc(max(0.0, amount))
 
-    def round(
+    def count_round(
         self,
         *,
         verify: float,
@@ -133,26 +129,24 @@ class Metrics:
         sequences: Sequence[tuple[int, int]],
         choices: Sequence[str],
     ) -> None:
-        """Count one round; sequences: see `drafted`; choices: kind verified for each."""
-        self.drafted(sequences)
+        """Count one round; choices: kind verified for each of its sequences."""
+        self.count_drafts(sequences)
         self._add(ROUNDS)
         for choice in choices:
             self._add(CHOICES, 1, choice)
         for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
             self._add(ROUND_SECONDS, seconds, phase)
 
-    def drafted(self, sequences: Sequence[tuple[int, int]]) -> None:
+    def count_drafts(self, sequences: Sequence[tuple[int, int]]) -> None:
         """Count (drafts, accepted drafts) of each sequence in a round."""
         with self._lock:
             self._sequences.update(sequences)
 
-    def prefill(self, *, tokens: int, seconds: float) -> None:
-        """Count one prompt chunk."""
-        self.prompt(tokens)
+    def count_prefill(self, *, tokens: int, seconds: float) -> None:
+        self.count_prompt(tokens)
         self._add(PREFILL_SECONDS, seconds)
 
-    def prompt(self, tokens: int) -> None:
-        """Count processed prompt tokens."""
+    def count_prompt(self, tokens: int) -> None:
         self._add_tokens(PROMPT_TOKENS, tokens)
 
     def _add_tokens(self, name: str, count: int) -> None:
@@ -160,45 +154,33 @@ class Metrics:
             self.progress += count
         self._add(name, count)
 
-    def started(self, *, queued: float, waited: float, cached: int = 0) -> None:
-        """Record a request's first token.
-
-        queued: seconds it waited for a slot; waited: for the token; cached: prompt tokens from the
-        prefix cache.
-        """
+    def count_first_token(
+        self, *, queue_seconds: float, first_token_seconds: float, cached_tokens: int = 0
+    ) -> None:
         self._add_tokens(GENERATION_TOKENS, 1)
-        self._add_tokens(PROMPT_TOKENS, cached)
-        self._add(CACHED_TOKENS, cached)
-        self._families[QUEUE_TIME].observe(queued)
-        self._families[FIRST_TOKEN].observe(waited)
+        self._add_tokens(PROMPT_TOKENS, cached_tokens)
+        self._add(CACHED_TOKENS, cached_tokens)
+        self._families[QUEUE_TIME].observe(queue_seconds)
+        self._families[FIRST_TOKEN].observe(first_token_seconds)
 
-    def tokens(self, count: int, seconds: float) -> None:
-        """Count tokens of one request that came `seconds` after its previous ones."""
+    def count_tokens(self, count: int, seconds_since_last: float) -> None:
         self._add_tokens(GENERATION_TOKENS, count)
         for _ in range(count):
-            self._families[INTER_TOKEN].observe(seconds / count)
+            self._families[INTER_TOKEN].observe(seconds_since_last / count)
 
-    def finished(self, reason: str, acceptance_length: float = 0.0) -> None:
-        """Count an ended request; `reason` is one of REASONS.
-
-        acceptance_length: of its text; 0: no rounds with drafts.
-        """
+    def count_end(self, reason: str, acceptance_length: float = 0.0) -> None:
         self._add(REQUESTS, 1, reason)
-        if acceptance_length:
+        if acceptance_length:  # 0: no rounds with drafts
             self._families[REQUEST_ACCEPTANCE].observe(acceptance_length)
 
-    def state(
-        self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
+    def set_gauges(
+        self, *, active: int, waiting: int, kv_rows: int | None = None, cache_bytes: int = 0
     ) -> None:
-        """Set the gauges.
-
-        kv_rows: KV cache rows in use, None if unknown; kept: bytes of the prefix cache.
-        """
         self._families[ACTIVE].set(active)
         self._families[WAITING].set(waiting)
-        if kv_rows is not None:
+        if kv_rows is not None:  # known
             self._families[KV_ROWS].set(kv_rows)
-            self._families[CACHE_BYTES].set(kept)
+            self._families[CACHE_BYTES].set(cache_bytes)
 
     def close(self) -> None:
         """Send what is left and end the thread; Triton then drops the metrics."""
@@ -207,17 +189,16 @@ class Metrics:
 
     def _run(self) -> None:
         try:
-            series, ended = _Series(self._sink), False
-            series.send(self._registry)  # all there before any request
-            while not ended:
-                ended = self._closing.wait(INTERVAL)
-                self._count_drafts()
-                series.send(self._registry)
+            series, closing = _Series(self._backend_utils), False
+            series.send_changes(self._registry)  # all there before any request
+            while not closing:
+                closing = self._closing.wait(INTERVAL)
+                self._pass_on_drafts()
+                series.send_changes(self._registry)
         except Exception:
             log.exception("metrics are given up; requests are not affected")
 
-    def _count_drafts(self) -> None:
-        """Count the sequences of the rounds since the last call."""
+    def _pass_on_drafts(self) -> None:
         with self._lock:
             sequences, self._sequences = self._sequences, Tally()
         for (drafted, accepted), times in sequences.items():
@@ -233,14 +214,13 @@ class Metrics:
 class _Series:
     """Triton's metric objects; made, used and dropped by one thread."""
 
-    def __init__(self, sink: Any) -> None:
-        self._kinds = sink.MetricFamily
+    def __init__(self, backend_utils: Any) -> None:
+        self._kinds = backend_utils.MetricFamily
         self._families: dict[str, Any] = {}  # keeps metrics alive, which end with their family
         self._metrics: dict[tuple[str, ...], Any] = {}  # by name and label values
         self._sent: dict[tuple[str, ...], float] = {}
 
-    def send(self, registry: CollectorRegistry) -> None:
-        """Send what has changed, one call a series."""
+    def send_changes(self, registry: CollectorRegistry) -> None:
         for family in registry.collect():
             # the widest bucket first: a scrape in between never sees one above a wider one
             for sample in reversed(family.samples):

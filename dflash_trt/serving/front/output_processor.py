@@ -27,7 +27,6 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        """Start an empty text; hidden: tokens to leave out, special or not."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._window: list[int] = []
@@ -58,27 +57,22 @@ class StopWords:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
-        self._held = ""
+        self.held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the text that is certain, and the stop word found or ""."""
-        self._held += text
-        places = [(place, word) for word in self._words if (place := self._held.find(word)) >= 0]
+        self.held += text
+        places = [(place, word) for word in self._words if (place := self.held.find(word)) >= 0]
         if places:
             place, word = min(places)
-            given, self._held = self._held[:place], ""
-            return given, word
-        cut = min(_begins(word, self._held) for word in self._words)
-        given, self._held = self._held[:cut], self._held[cut:]
-        return given, ""
-
-    def rest(self) -> str:
-        """Return the withheld text, when the text ended without a stop word."""
-        given, self._held = self._held, ""
-        return given
+            certain, self.held = self.held[:place], ""
+            return certain, word
+        cut = min(_possible_start(word, self.held) for word in self._words)
+        certain, self.held = self.held[:cut], self.held[cut:]
+        return certain, ""
 
 
-def _begins(word: str, text: str) -> int:
+def _possible_start(word: str, text: str) -> int:
     """Return where the text's end begins that may become the word; the text's length if nowhere."""
     place = text.find(word[0], max(0, len(text) - len(word) + 1))
     while place >= 0 and not word.startswith(text[place:]):
@@ -90,10 +84,7 @@ _speller = lru_cache(maxsize=1)(speller)
 
 
 class DraftingReport:
-    """Report of how one choice was drafted: who wrote each token and what was proposed.
-
-    Round 0 is the prefill, which yields the first token.
-    """
+    """Reports who wrote each token and what each round proposed; round 0 is the prefill."""
 
     def __init__(self, sequence: SequenceState, tokenizer: Tokenizer) -> None:
         self._sequence = sequence
@@ -101,34 +92,33 @@ class DraftingReport:
         self._texts: list[str] = []  # of all tokens
         self._rounds = self._tokens = 0  # already reported
 
-    def add(self, pieces: list[str], rest: str) -> None:
-        """Append the text of each new token, and at the end that of an unfinished character."""
-        self._texts += pieces
-        if rest and self._texts:
-            self._texts[-1] += rest
+    def add_texts(self, token_texts: list[str], unfinished_character: str) -> None:
+        self._texts += token_texts
+        if unfinished_character and self._texts:
+            self._texts[-1] += unfinished_character
 
-    def news(self) -> list[str]:
-        """Return the rounds since the last call, each as JSON."""
+    def take_rounds(self) -> list[str]:
         if not self._texts:
             return []
         prefill = [] if self._rounds else [1]
         new = self._sequence.committed_per_round[max(0, self._rounds - 1) :]
-        found = []
+        rounds = []
         for count in prefill + new:
-            told = {"round": self._rounds, "tokens": self._written(count)}
-            found.append(json.dumps({**told, "proposal": self._proposal()}, ensure_ascii=False))
+            tokens, proposal = self._next_tokens(count), self._next_proposal()
+            report = {"round": self._rounds, "tokens": tokens, "proposal": proposal}
+            rounds.append(json.dumps(report, ensure_ascii=False))
             self._rounds += 1
             self._tokens += count
-        return found
+        return rounds
 
-    def _written(self, count: int) -> list[dict[str, Any]]:
+    def _next_tokens(self, count: int) -> list[dict[str, Any]]:
         part = slice(self._tokens, self._tokens + count)
         known = [SOURCES[source] for source in self._sequence.sources[part]]
         sources: list[str | None] = [*known] or [None] * count  # TensorRT-LLM reports none
         pairs = zip(self._texts[part], sources, strict=True)
         return [{"text": text, "source": source} for text, source in pairs]
 
-    def _proposal(self) -> list[dict[str, Any]]:
+    def _next_proposal(self) -> list[dict[str, Any]]:
         waiting = self._sequence.proposals
         if not (self._rounds and waiting):  # prefill, or TensorRT-LLM
             return []
@@ -159,11 +149,7 @@ class OutputProcessor:
         *,
         thinking: bool = False,
     ) -> None:
-        """Set up.
-
-        received: `time.monotonic()` of the request; prefix: begins the text; hidden: special tokens
-        to leave out; thinking: see `RequestOutput`.
-        """
+        """received: `time.monotonic()` of the request; the rest: as in `ParsedRequest`."""
         self.index = index
         self.sequence = sequence
         self._received = received
@@ -171,14 +157,16 @@ class OutputProcessor:
         self.last_token = 0.0  # time of the last tokens
         self._counted = 0  # tokens already counted in the metrics
         self._thinking = thinking
-        asked = sequence.request.sampling.include_drafting
-        self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
-        self._report = DraftingReport(sequence, tokenizer) if asked else None
+        request = sequence.request
+        self._detokenizer = Detokenizer(tokenizer, request.stop_ids | hidden)
+        self._report = None
+        if request.sampling.include_drafting:
+            self._report = DraftingReport(sequence, tokenizer)
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._stop_word = ""  # the one that ended the text
         self._text = prefix  # not yet returned
         self._detokenized = 0  # tokens
-        request = sequence.request  # with its log-probabilities the prompt is returned too
+        # with its log-probabilities the prompt is returned too
         self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
         self._tokens_given = 0
         self._rounds_given = 0
@@ -189,12 +177,12 @@ class OutputProcessor:
     def _ends(self, token: int) -> bool:
         try:
             return self._stops(token)
-        except Exception as error:  # raised again by `output`: only this sequence fails
+        except Exception as error:  # raised again by `new_output`: only this sequence fails
             self._error = error
             return True
 
     def _stops(self, token: int) -> bool:
-        text = self._push([token])
+        text = self._detokenize([token])
         self._detokenized += 1
         min_tokens = self.sequence.request.sampling.min_tokens
         if self._stop_words is None or self._detokenized < min_tokens:
@@ -206,42 +194,40 @@ class OutputProcessor:
             self._stop_words = None  # the text ends here
         return bool(self._stop_word)
 
-    def _push(self, tokens: list[int], *, last: bool = False) -> str:
-        """Return the new text; token by token if drafting is reported."""
+    def _detokenize(self, tokens: list[int], *, last: bool = False) -> str:
         if self._report is None:
             return self._detokenizer.push(tokens, last=last)
         pieces = [self._detokenizer.push([token]) for token in tokens]
         rest = self._detokenizer.push([], last=True) if last else ""
-        self._report.add(pieces, rest)
+        self._report.add_texts(pieces, rest)
         return "".join(pieces) + rest
 
-    def count(self, metrics: Metrics) -> None:
-        """Report the tokens since the last call to the metrics."""
+    def count_new_tokens(self, metrics: Metrics) -> None:
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
         if self.first_token is None:
             self.first_token = now
-            queued = (self.sequence.started or now) - self._received
-            cached = self.sequence.cached_tokens
-            metrics.started(queued=queued, waited=now - self._received, cached=cached)
+            metrics.count_first_token(
+                queue_seconds=(self.sequence.started or now) - self._received,
+                first_token_seconds=now - self._received,
+                cached_tokens=self.sequence.cached_tokens,
+            )
         else:
-            metrics.tokens(new, now - self.last_token)
+            metrics.count_tokens(new, now - self.last_token)
         self._counted, self.last_token = self._counted + new, now
 
-    def output(self, *, final_only: bool) -> RequestOutput | None:
-        """Return what is new since the last call, None if there is nothing yet."""
+    def new_output(self, *, final_only: bool) -> RequestOutput | None:
         if self._error is not None:
             raise self._error
         sequence = self.sequence
         last = sequence.finish_reason is not None
         if sequence.ends is None:
-            tokens = sequence.tokens[self._detokenized :]
-            self._text += self._push(tokens, last=last)
+            self._text += self._detokenize(sequence.tokens[self._detokenized :], last=last)
             self._detokenized = len(sequence.tokens)
         elif last and self._stop_words is not None:
-            piece, _ = self._stop_words.push(self._push([], last=True))
-            self._text += piece + self._stop_words.rest()
+            piece, _ = self._stop_words.push(self._detokenize([], last=True))
+            self._text += piece + self._stop_words.held
         if not last and (final_only or not self._text):
             return None
         start, prompt = self._tokens_given, len(self._prompt)
@@ -269,5 +255,5 @@ class OutputProcessor:
             token_logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
-            drafting_rounds=self._report.news() if self._report else [],
+            drafting_rounds=self._report.take_rounds() if self._report else [],
         )

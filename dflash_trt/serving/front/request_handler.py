@@ -22,7 +22,7 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, SequenceState, WaitingQueue
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.control import Command, Status
+from dflash_trt.serving.front.control import Command, HandlerStatus
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
@@ -42,17 +42,12 @@ FULL = f"The request queue is full. {LATER}"
 
 
 class Deliver(Protocol):
-    """Callback of a decoder for a sequence with new tokens or an end.
-
-    code, message: the client's error if its finish_reason is "error".
-    """
+    """Called for new tokens or an end; code, message: with the finish_reason "error"."""
 
     def __call__(self, sequence: SequenceState, code: str = ..., message: str = ...) -> None: ...
 
 
 class Decoder(Protocol):
-    """Generates tokens of queued sequences in its own threads."""
-
     def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence to queue; RequestError for a request that it cannot run."""
 
@@ -64,13 +59,10 @@ class Decoder(Protocol):
     def change_drafter(self, *, done: bool) -> None:
         """Prepare for a new drafter, or with `done` use it; it has seen no tokens yet."""
 
-    def close(self, timeout: float) -> None:
-        """Stop the threads, within `timeout` seconds."""
+    def close(self, timeout: float) -> None: ...
 
 
 class RequestHandler:
-    """Takes requests from any thread and answers them from its own."""
-
     def __init__(
         self,
         settings: Settings,
@@ -106,28 +98,25 @@ class RequestHandler:
         client: str = "",
         request_id: str = "",
     ) -> None:
-        """Accept a request, or refuse it at once if the queue is full.
-
-        timeout: seconds after which the request ends with what it has; client: who asks.
-        """
+        """Accept or refuse at once; timeout: seconds, after which it ends with what it has."""
         received = time.monotonic()
         try:
             count = number_of_choices(inputs, self._client_limit)
-            count *= client != PROOF  # takes no place in the queue
+            if client == PROOF:  # takes no place in the queue
+                count = 0
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
         with self._lock:  # before parsing, because the prompt may be long
-            refusal = self._refusal(client, count)
+            refusal = self._reason_to_refuse(client, count)
             if not refusal:
                 self._admitted[client] += count
         if refusal:
             return self._refuse(reply, UNAVAILABLE, refusal, request_id)
         deadline = None if timeout is None else received + timeout
         state = RequestState(reply, deadline, client, request_id, admitted=count)
-        self._jobs.put(partial(self._preprocess, state, inputs, received))
+        self._jobs.put(partial(self._parse_and_queue, state, inputs, received))
 
-    def control(self, command: Command) -> Status:
-        """Run a command of `serve`; return the state after it."""
+    def control(self, command: Command) -> HandlerStatus:
         if command in ("hold", "release"):
             self._decoder.change_drafter(done=command == "release")
         elif command != "status":
@@ -135,7 +124,7 @@ class RequestHandler:
                 self._closing = True
         if command == "end":
             self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
-        return Status(self._admitted.total(), self._metrics.progress)
+        return HandlerStatus(self._admitted.total(), self._metrics.progress)
 
     def close(self) -> None:
         """End the threads; open requests fail with UNAVAILABLE."""
@@ -144,8 +133,7 @@ class RequestHandler:
         self._preprocessor.join(CLOSE_TIMEOUT)
         self._decoder.close(CLOSE_TIMEOUT)
 
-    def _refusal(self, client: str, count: int) -> str:
-        """Return why the request is rejected, or ""."""
+    def _reason_to_refuse(self, client: str, count: int) -> str:
         if self._closing:
             return STOPPING
         if self._admitted.total() + count > self._limit:
@@ -156,7 +144,7 @@ class RequestHandler:
 
     def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
         log.info("a request was refused: %s", code, extra={"request_id": request_id})
-        self._metrics.finished("refused")
+        self._metrics.count_end("refused")
         reply.fail(code, message)
 
     # --- in the preprocessor's thread -------------------------------------------------------------
@@ -168,12 +156,11 @@ class RequestHandler:
             except Exception:  # for example a response that cannot be sent
                 log.exception("a request could not be read")
 
-    def _preprocess(
+    def _parse_and_queue(
         self, state: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
     ) -> None:
-        """Queue a request's sequences, or refuse it; received: `time.monotonic()`."""
         if self._sender.stopping:
-            return self._turn_away(state, UNAVAILABLE, STOPPING)
+            return self._release_and_refuse(state, UNAVAILABLE, STOPPING)
         try:
             parsed = parse_request(
                 inputs, self._tokenizer, self._chat_model, self._settings, state.client
@@ -194,12 +181,12 @@ class RequestHandler:
                 for i, sequence in enumerate(sequences)
             ]
         except RequestError as error:
-            return self._turn_away(state, INVALID, str(error))
+            return self._release_and_refuse(state, INVALID, str(error))
         except Exception:
             log.exception("a request could not be read", extra=state.log_fields)
-            return self._turn_away(state, INTERNAL, NOT_READ)
+            return self._release_and_refuse(state, INTERNAL, NOT_READ)
         if not self._sender.open(state):  # closed meanwhile
-            return self._turn_away(state, UNAVAILABLE, STOPPING)
+            return self._release_and_refuse(state, UNAVAILABLE, STOPPING)
         for choice in state.choices:
             self._open[choice.sequence] = state, choice
             self._queue.add(choice.sequence, choice.sequence.request.priority)
@@ -208,7 +195,7 @@ class RequestHandler:
             self._drop(state)
         self._decoder.wake()
 
-    def _turn_away(self, state: RequestState, code: str, message: str) -> None:
+    def _release_and_refuse(self, state: RequestState, code: str, message: str) -> None:
         self._release(state)
         self._refuse(state.reply, code, message, state.request_id)
 
@@ -224,11 +211,11 @@ class RequestHandler:
         failure = (code, message) if sequence.finish_reason == "error" else None
         if sequence.finish_reason is not None:
             length = sequence.acceptance_length if sequence.request.drafting else 0.0
-            self._metrics.finished(sequence.finish_reason, length)
+            self._metrics.count_end(sequence.finish_reason, length)
             del self._open[sequence]
         try:
-            choice.count(self._metrics)
-            output = choice.output(final_only=not state.streaming)
+            choice.count_new_tokens(self._metrics)
+            output = choice.new_output(final_only=not state.streaming)
         except Exception:
             log.exception("a text could not be given out", extra=state.log_fields)
             output, failure = None, (INTERNAL, NO_TEXT)

@@ -81,15 +81,13 @@ DTYPES = {
 }
 
 
-def append(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Return two successive outputs of one choice as one."""
+def join_successive(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     values = {name: getattr(first, name) + getattr(second, name) for name in NEW}
     text = [first.text_output[0] + second.text_output[0]]
     return RequestOutput(**{**vars(second), **values, "text_output": text})
 
 
 def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Join the complete outputs of several choices."""
     joined: dict[str, Any] = {
         name: [element for output in outputs for element in getattr(output, name)]
         if isinstance(value, list)
@@ -100,10 +98,9 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
 
 
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
-    """Return the output tensors: strings as bytes, numbers as int32 or float32.
+    """Return bytes, int32 or float32 of `[k]` or `[tokens]`; `top_...` are `[tokens, K]`.
 
-    Shapes are `[k]` or `[tokens]`; `top_token_ids` and `top_logprobs` are `[tokens, K]`. Those that
-    nobody asked for are not there: each tensor takes Triton and its clients time.
+    Those that nobody asked for are not there: each tensor takes Triton and its clients time.
     """
     result: dict[str, np.ndarray[Any, Any]] = {}
     for each in fields(output):

@@ -24,10 +24,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_of(asked: GenerateRequest) -> Grammar | None:
-    """Return the grammar that the output must follow; None: free text.
-
-    Raises RequestError for more than one grammar, or an invalid one.
-    """
+    """Return None for free text; RequestError for more than one grammar, or an invalid one."""
     sent = asked.model_fields_set
     found = [
         grammar
@@ -41,10 +38,7 @@ def grammar_of(asked: GenerateRequest) -> Grammar | None:
 
 
 def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
-    """Return the grammar of a chat's answer: required calls, or optional calls and `asked`.
-
-    asked: the answer's grammar. Raises RequestError if both cannot be combined.
-    """
+    """Combine required or optional calls with `asked`; RequestError if that is impossible."""
     of_answer = asked and asked.name == "response_format"  # other grammars apply to the whole text
     if prompt.grammar and asked and not of_answer:
         raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
@@ -56,7 +50,7 @@ def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) ->
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
-    """Return the grammar; the schema may also be in the format itself, as other servers accept."""
+    """Accept a schema in the format itself too, as other servers do."""
     value = {name: each for name, each in value.items() if each is not None}
     kind = value.pop("type", None)
     wrapped = kind == "json_schema" and isinstance(value.get("json_schema"), dict)
@@ -77,8 +71,7 @@ def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
 
 
 def _schema(name: str, schema: Any) -> Grammar:
-    text = json.dumps(without_annotations(schema), ensure_ascii=False)
-    return Grammar("json_schema", text, name)
+    return Grammar("json_schema", json.dumps(without_annotations(schema), ensure_ascii=False), name)
 
 
 def _choice(name: str, texts: list[str]) -> Grammar:
@@ -113,9 +106,7 @@ Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A parsed request: one decoding request for each of its n choices."""
-
-    choices: list[Request]
+    choices: list[Request]  # n
     streaming: bool
     prefix: str  # begins the text: the prompt, or nothing
     stop_words: tuple[str, ...]
@@ -123,12 +114,9 @@ class ParsedRequest:
     thinking: bool  # see `RequestOutput`
 
 
-def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:
-    """Return n; RequestError if it is out of range.
-
-    most: limit of sequences per client.
-    """
-    n, most = int(tensors["n"].ravel()[0]) if "n" in tensors else 1, min(most, MAX_CHOICES)
+def number_of_choices(tensors: Tensors, client_limit: int) -> int:
+    """Return n; RequestError if it is out of range."""
+    n, most = int(tensors["n"].ravel()[0]) if "n" in tensors else 1, min(client_limit, MAX_CHOICES)
     if not 1 <= n <= most:
         raise RequestError(f"n is {n}", f"Ask for 1 to {most} choices.")
     return n
@@ -141,17 +129,14 @@ def parse_request(
     settings: Settings,
     client: str = "",
 ) -> ParsedRequest:
-    """Parse a request; RequestError, before it costs much time or memory, if it cannot run.
-
-    client: who asks.
-    """
-    max_chars = settings.max_seq_len * _longest_token(tokenizer)
-    _check_size(tensors, max_chars)
+    """Raise RequestError, before it costs much time or memory, for what cannot run."""
+    max_chars = settings.max_seq_len * _longest_token_chars(tokenizer)
+    _check_size_before_parsing(tensors, max_chars)
     asked = from_tensors(tensors)
     defaults = settings.sampling.keys() - asked.model_fields_set - {"max_tokens"}
     asked = asked.model_copy(update={name: settings.sampling[name] for name in defaults})
-    ids = _token_ids("input_ids", asked.input_ids or [], tokenizer)
-    text, chat = _prompt_text(asked, chat_model)
+    ids = _checked_token_ids("input_ids", asked.input_ids or [], tokenizer)
+    text, chat = _text_and_chat(asked, chat_model)
     if len(text) > max_chars:
         raise RequestError(
             f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
@@ -165,7 +150,7 @@ def parse_request(
     echo = not asked.exclude_input_in_output
     scored = echo and asked.logprobs is not None
     sampling = _sampling_params(asked, tokenizer, prompt_logprobs=scored)
-    stop_ids = frozenset(_token_ids("stop_token_ids", asked.stop_token_ids, tokenizer))
+    stop_ids = frozenset(_checked_token_ids("stop_token_ids", asked.stop_token_ids, tokenizer))
     room = settings.max_seq_len - len(prompt)
     max_tokens = asked.max_tokens
     if max_tokens is None:  # a chat ends by itself
@@ -208,28 +193,22 @@ def parse_request(
 def _sampling_params(
     asked: GenerateRequest, tokenizer: Tokenizer, prompt_logprobs: bool
 ) -> SamplingParams:
-    """Return the sampling parameters, with a random seed if one matters and none was sent."""
     given = {name: getattr(asked, name) for name in SAMPLING}
     if asked.seed is None:
         given["seed"] = secrets.randbits(62) if asked.temperature else 0
     return SamplingParams(
         **given,
         bad_words=_bad_words(asked.bad_words, tokenizer),
-        logit_bias=_logit_bias(asked.logit_bias, tokenizer),
+        logit_bias=_id_biases(asked.logit_bias, tokenizer),
         prompt_logprobs=prompt_logprobs,
     )
 
 
-def _check_size(tensors: Tensors, max_chars: int) -> None:
-    """Raise RequestError for oversized inputs before parsing them.
-
-    JSON takes up to six bytes per character, plus names.
-    """
-
+def _check_size_before_parsing(tensors: Tensors, max_chars: int) -> None:
     def size(name: str) -> int:
         return sum(map(len, tensors[name].ravel().tolist())) if name in tensors else 0
 
-    limit = min(MAX_PROMPT_BYTES, 6 * max_chars + 2**16)
+    limit = min(MAX_PROMPT_BYTES, 6 * max_chars + 2**16)  # JSON: 6 bytes a character, and names
     if (total := sum(map(size, PROMPT_INPUTS))) > limit:
         raise RequestError(
             f"{', '.join(PROMPT_INPUTS)} are {total} bytes", f"Send at most {limit} in all."
@@ -248,8 +227,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool)
     return [each.ids for each in found]
 
 
-def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
-    """Return the prompt text, "" if it is token ids; and the ChatPrompt if there are messages."""
+def _text_and_chat(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
     sent = asked.model_fields_set
     given = ["text_input"] if asked.text_input else []
     given += ["messages"] if asked.messages else []
@@ -272,18 +250,16 @@ def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, Ch
     return chat.text, chat
 
 
-def _token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids; RequestError for one outside the vocabulary."""
-    last = _last_token(tokenizer)
+def _checked_token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    last = _last_token_id(tokenizer)
     if ids and not 0 <= min(ids) <= max(ids) <= last:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
 
 
-def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
-    """Return biases by token id, as in OpenAI's API."""
-    last = _last_token(tokenizer)
+def _id_biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    last = _last_token_id(tokenizer)
     for token in given:
         if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
             raise RequestError(
@@ -293,13 +269,12 @@ def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple
 
 
 @lru_cache(maxsize=1)
-def _last_token(tokenizer: Tokenizer) -> int:
+def _last_token_id(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
 @lru_cache(maxsize=1)
-def _longest_token(tokenizer: Tokenizer) -> int:
-    """Return the longest token's characters, to refuse long texts without tokenizing."""
+def _longest_token_chars(tokenizer: Tokenizer) -> int:
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
 
 

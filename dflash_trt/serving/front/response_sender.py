@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dflash_trt.serving.front.output_processor import OutputProcessor
-from dflash_trt.serving.front.request_output import RequestOutput, append, join_choices
+from dflash_trt.serving.front.request_output import RequestOutput, join_choices, join_successive
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,6 @@ IDLE = 0.5  # seconds
 
 
 class Reply(Protocol):
-    """The destination of a request's responses."""
-
     def send(self, output: RequestOutput, *, last: bool) -> None: ...
     def fail(self, code: str, message: str) -> None: ...
     def cancelled(self) -> bool: ...
@@ -31,8 +29,6 @@ class Reply(Protocol):
 
 @dataclass(eq=False)
 class RequestState:
-    """A client's request with its choices."""
-
     reply: Reply
     deadline: float | None  # time.monotonic()
     client: str
@@ -50,15 +46,10 @@ class RequestState:
 
 
 class ResponseSender:
-    """Sends responses; calls `drop` for a cancelled or timed-out request.
-
-    `closed` is called once per request, when it has been answered.
-    """
+    """Calls `drop` for a cancelled or timed-out request, `closed` once per answered request."""
 
     def __init__(
-        self,
-        drop: Callable[[RequestState], None],
-        closed: Callable[[RequestState], None],
+        self, drop: Callable[[RequestState], None], closed: Callable[[RequestState], None]
     ) -> None:
         self._drop = drop
         self._closed = closed
@@ -88,12 +79,11 @@ class ResponseSender:
             if output is not None:
                 key = (state, output.index[0])
                 pending = self._pending.get(key)
-                self._pending[key] = output if pending is None else append(pending, output)
+                self._pending[key] = output if pending is None else join_successive(pending, output)
             state.failure = state.failure or failure
             self._changed.notify()
 
     def close(self, timeout: float, code: str, message: str) -> None:
-        """End all requests with an error, then the thread; timeout: seconds."""
         with self._changed:
             self.stopping = True
             for state in self._live:
@@ -113,20 +103,20 @@ class ResponseSender:
                 live = list(self._live)
                 failed = [state for state in live if state.failure is not None]
             # first tokens first: clients wait for them most
-            for (state, _), output in sorted(pending.items(), key=lambda item: _has_more(item[1])):
-                self._guarded(state, self._send, output)
+            for (state, _), output in sorted(pending.items(), key=lambda item: _is_later(item[1])):
+                self._call_safely(state, self._send, output)
             for state in failed:
-                self._guarded(state, self._fail)
+                self._call_safely(state, self._fail)
             now = time.monotonic()
             if now >= next_look:
                 for state in live:
                     if state.deadline is not None and now >= state.deadline:
                         state.deadline = None
                         self._drop(state)
-                    self._guarded(state, self._check_gone)
+                    self._call_safely(state, self._end_if_cancelled)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
-    def _guarded(
+    def _call_safely(
         self, state: RequestState, do: Callable[..., None], *output: RequestOutput
     ) -> None:
         """Call `do`; an error ends this request only."""
@@ -148,8 +138,7 @@ class ResponseSender:
         if state.streaming:
             state.reply.send(output, last=complete)
         elif complete:
-            whole = join_choices([state.ended[i] for i in sorted(state.ended)])
-            state.reply.send(whole, last=True)
+            state.reply.send(join_choices([state.ended[i] for i in sorted(state.ended)]), last=True)
 
     def _fail(self, state: RequestState) -> None:
         if state in self._live and state.failure is not None:
@@ -157,7 +146,7 @@ class ResponseSender:
             log.info("a request ended with an error: %s", state.failure[0], extra=state.log_fields)
             state.reply.fail(*state.failure)
 
-    def _check_gone(self, state: RequestState) -> None:
+    def _end_if_cancelled(self, state: RequestState) -> None:
         if state not in self._live or state.gone:
             return
         state.gone = state.reply.cancelled()
@@ -172,6 +161,5 @@ class ResponseSender:
             self._closed(state)
 
 
-def _has_more(output: RequestOutput) -> bool:
-    """Return whether the choice has returned tokens before."""
+def _is_later(output: RequestOutput) -> bool:
     return output.completion_tokens[0] > len(output.token_ids)

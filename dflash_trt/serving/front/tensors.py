@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb
 from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.request_schema import check_names
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
-from dflash_trt.serving.tracing import CONTEXT, HEADER, request_id
+from dflash_trt.serving.tracing import CONTEXT, HEADER, valid_or_new_id
 
 T = TypeVar("T")
 # request parameters of Triton, its clients and this project
@@ -52,18 +52,16 @@ pb.deserialize_bytes_tensor = _first_strings
 
 
 def to_tensors(values: Mapping[str, Any]) -> list[Any]:
-    """Convert arrays and floats by name to `pb.Tensor`s."""
     return [pb.Tensor(name, np.ascontiguousarray(value)) for name, value in values.items()]
 
 
 def from_request(cls: type[T], request: Any) -> T:
-    """Read a named tuple of arrays from a request's input tensors."""
     names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
     return cls(*(pb.get_input_tensor_by_name(request, name).as_numpy() for name in names))
 
 
 def from_response(cls: type[T], response: Any) -> T:
-    """Read a named tuple from a response's output tensors; arrays are copies."""
+    """Return a named tuple of copies."""
     values = []
     for name, kind in cls.__annotations__.items():
         array = pb.get_output_tensor_by_name(response, name).as_numpy()
@@ -72,14 +70,11 @@ def from_response(cls: type[T], response: Any) -> T:
 
 
 def parameters(request: Any) -> dict[str, Any]:
-    """Return the parameters of a request by name."""
-    found: dict[str, Any] = json.loads(request.parameters() or "{}")
-    return found
+    return dict(json.loads(request.parameters() or "{}"))
 
 
 def named(request: Any) -> str:
-    """Return the request id: from the header, else Triton's, else a new one."""
-    return request_id(parameters(request).get(HEADER), request.request_id())
+    return valid_or_new_id(parameters(request).get(HEADER), request.request_id())
 
 
 def check_parameters(request: Any) -> None:
@@ -88,13 +83,9 @@ def check_parameters(request: Any) -> None:
 
 
 def timeout(request: Any) -> float | None:
-    """Return the seconds that a request may take, or None.
-
-    From Triton's timeout in microseconds, or the parameter that `generate` makes of it.
-    """
+    """Return seconds, from Triton's timeout or the parameter that `generate` makes of it."""
     microseconds: Any = request.timeout() or parameters(request).get("timeout")
-    usable = isinstance(microseconds, int) and microseconds > 0
-    return microseconds / 1e6 if usable else None
+    return microseconds / 1e6 if isinstance(microseconds, int) and microseconds > 0 else None
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -30,8 +30,6 @@ Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and mess
 
 
 class UnaryClient:
-    """Sends requests to `dflash` over the server's own gRPC port, any number at a time."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="unary", daemon=True).start()
@@ -50,16 +48,14 @@ class UnaryClient:
         for name, array in inputs.items():
             kind = tensors()[name].datatype
             request.inputs.add(name=name, datatype=kind, shape=array.shape)
-            texts = kind == "BYTES"
-            content = encode_texts(array.ravel().tolist()) if texts else array.tobytes()
+            content = encode_texts(array.ravel().tolist()) if kind == "BYTES" else array.tobytes()
             request.raw_input_contents.append(content)
         for name, value in {**parameters, CODED_ERRORS: True}.items():
             kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
             setattr(request.parameters[name], kind, value)
         if timeout is not None:
             request.parameters["timeout"].int64_param = max(1, round(timeout * 1e6))
-        call = self._ask(request, cancelled, respond)
-        asyncio.run_coroutine_threadsafe(call, self._loop)
+        asyncio.run_coroutine_threadsafe(self._ask(request, cancelled, respond), self._loop)
 
     async def _ask(self, request: Any, cancelled: Any, respond: Any) -> None:
         try:

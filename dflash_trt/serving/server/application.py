@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_trt.build import read_manifest
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.app import LISTENING, Settings, codec
+from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
 from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, listen
@@ -22,29 +22,22 @@ STOP_TIMEOUT = 10.0  # seconds
 
 
 class Application:
-    """Holds the HTTP port from the start; `start` starts the process, again if it died.
-
-    Raises ServerError if the port is taken, BuildError if `directory` is no build.
-    """
+    """Holds the HTTP port from the start; ServerError if it is taken, BuildError if no build."""
 
     def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
-        """Open the port; triton: Triton's ports."""
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = Settings(self._listener.fileno(), directory, triton, security)
+        self._settings = ApplicationSettings(self._listener.fileno(), directory, triton, security)
 
     def start(self, log: Log) -> None:
-        """Start the process and wait until it listens; it takes the last state of `tell`.
-
-        Raises ServerError with its last log line if it does not start.
-        """
+        """Start it, again if it died, and tell it the last state; ServerError if it does not."""
         start = log.size()
         process = self._launch(log)
         if self._listens(process):
             return self._write(self._state)
-        if not self.wait(EXIT_TIME):
+        if not self._ended_within(EXIT_TIME):
             process.kill()
         reason = next(reversed(log.since(start)), "it said nothing")
         raise ServerError(f"the application did not start: {reason}", f"Read its log: {log.path}")
@@ -65,7 +58,6 @@ class Application:
         return self._process
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def tell(self, words: str) -> None:
@@ -73,11 +65,10 @@ class Application:
         self._state = words
         self._write(words)
 
-    def wait(self, timeout: float) -> bool:
-        """Return whether the process ended within `timeout` seconds."""
+    def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+            self._process.wait(seconds)
         return self._process.poll() is not None
 
     def stop(self) -> None:
@@ -87,9 +78,9 @@ class Application:
             assert self._process.stdout is not None
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-            if not self.wait(STOP_TIMEOUT):
+            if not self._ended_within(STOP_TIMEOUT):
                 self._process.kill()
-                self.wait(KILL_TIMEOUT)
+                self._ended_within(KILL_TIMEOUT)
             self._process.stdout.close()
         self._listener.close()
 

@@ -25,10 +25,8 @@ EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it stop
 
 @dataclass(frozen=True)
 class Binary:
-    """A tritonserver, and the options it needs beyond its container's defaults."""
-
     path: Path
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # that it needs beyond its container's defaults
     libraries: tuple[Path, ...] = ()
 
 
@@ -76,7 +74,6 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
 def command(
     binary: Binary, repository: Path, ports: Ports, shm_prefix: str, security: Security
 ) -> list[str]:
-    """Return the command line; `shm_prefix`: begins the names of shared memory regions."""
     return [
         str(binary.path),
         f"--model-repository={repository}",
@@ -95,13 +92,12 @@ def command(
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *security.arguments(),
-        *_trace_arguments(binary.path),
+        *_arguments_for_triton_spans(binary.path),
     ]
 
 
-def _trace_arguments(binary: Path) -> list[str]:
-    """Return the options for Triton's own spans, for requests with a trace context."""
-    url = tracing.endpoint()
+def _arguments_for_triton_spans(binary: Path) -> list[str]:
+    url = tracing.traces_url()
     if url is None or server_version(binary) < TRACES_FROM:
         return []
     service = os.environ.get("OTEL_SERVICE_NAME") or tracing.SERVICE
@@ -111,7 +107,6 @@ def _trace_arguments(binary: Path) -> list[str]:
 
 
 def environment(binary: Binary) -> dict[str, str]:
-    """Return this process's environment with the paths of this Python installation first."""
     first = {
         # the embedded interpreter takes its prefix from the first `python3` on PATH
         "PATH": [Path(sys.prefix) / "bin"],

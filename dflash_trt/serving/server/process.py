@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
-from dflash_trt.serving.front import Control
+from dflash_trt.serving.front import command_handler
 from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
-from dflash_trt.serving.security import Security, check_exposure
+from dflash_trt.serving.security import Security, refuse_exposed_old_server
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
     command,
@@ -52,10 +53,7 @@ Say = Callable[[str], None]
 
 
 class Health:
-    """HTTP to the server on these ports; no method raises if it does not answer.
-
-    Connections stay open: a server without free file descriptors still answers on them.
-    """
+    """HTTP to the server on these ports; no method raises if it does not answer."""
 
     def __init__(self, ports: Ports, security: Security) -> None:
         self._client_key = security.client_key  # see `internal.client_parameters`
@@ -63,6 +61,7 @@ class Health:
             base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
             headers=security.http_headers,
             trust_env=False,  # no proxy
+            # a server without free file descriptors still answers on an open connection
             limits=httpx.Limits(keepalive_expiry=None),
         )
 
@@ -89,7 +88,6 @@ class Health:
         return None if status == OK else answer or "it did not answer"
 
     def config(self, model: str) -> dict[str, Any] | None:
-        """Return a model's config; None without an answer."""
         status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
         return json.loads(answer) if status == OK else None
 
@@ -150,7 +148,9 @@ class Server:
         size = sum(map(size_of, roles(self.repository.parent / "engines")))
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
-        self._variables = _variables(self.repository)
+        bundle = self.repository.parent / "engines" / tensorrt_llm.KIND
+        has_bundle = (bundle / ENGINE_FILE).is_file()
+        self._variables = tensorrt_llm.read_info(bundle).environment if has_bundle else {}
         self.health = Health(ports, self.security)
         listen("grpc", self.security.host, ports.grpc).close()
         self._runtime = internal.new_runtime()
@@ -160,14 +160,14 @@ class Server:
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
-        self.control = Control(self._runtime / internal.SOCKET)
+        self.command_handler = partial(command_handler, self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
         try:
             self._binary = find_binary(self._runtime)
-            check_exposure(self.security, self._binary.path)
+            refuse_exposed_old_server(self.security, self._binary.path)
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -179,17 +179,16 @@ class Server:
         self.stop()
         if not self._keep_log:
             self.log.close()
-        named = self._keep_log or isinstance(error, ServerError)
+        keep_log = self._keep_log or isinstance(error, ServerError)
         for path in self._runtime.glob("*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path != self.log.path or not named:
+            elif path != self.log.path or not keep_log:
                 path.unlink()
         with suppress(OSError):  # the log may be in there
             self._runtime.rmdir()
 
     def start(self) -> None:
-        """Start the process; its log continues the last one."""
         self._stubs = {}
         self._log_start = self.log.size()
         self.process = subprocess.Popen(
@@ -214,11 +213,9 @@ class Server:
     def wait_ready(
         self, give_up: threading.Event | None = None, say: Say = lambda line: None
     ) -> bool:
-        """Wait until all models are ready and a first request was served.
+        """Return True after a first request, which waits for the costs of rounds as no user should.
 
-        The first request waits for the costs of rounds, so that no user does. A server that crashes
-        before that is restarted, twice at most, and `say` is called. Returns False if `give_up` is
-        set; raises ServerError if the server cannot start.
+        False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice.
         """
         give_up = give_up or threading.Event()
         begun = started = time.monotonic()
@@ -227,7 +224,7 @@ class Server:
             if (problem := self._failed_start(started)) is not None:
                 crashes += 1
                 if crashes > START_CRASHES:
-                    raise ServerError(f"{problem} while it started, again and again", self._look())
+                    raise ServerError(f"{problem} while it started, again and again", self._hint())
                 say(f"{problem} while it started; starting it again")
                 self.kill()
                 self.start()
@@ -235,19 +232,16 @@ class Server:
             elif self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)
                 answered = status in (200, 503)  # served, or other requests already fill the queue
-                if answered and self.ended() is None and not self._missing():
+                if answered and self.ended() is None and not self._models_without_process():
                     return True
                 if status is not None and not answered:
-                    raise ServerError(f"the first request got HTTP {status}", self._look())
+                    raise ServerError(f"the first request got HTTP {status}", self._hint())
             if give_up.wait(0.1):
                 return False
-        raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._look())
+        raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._hint())
 
     def ended(self) -> str | None:
-        """Return what has ended since the start; None: everything seen still runs.
-
-        Triton's own readiness does not change when a model process ends.
-        """
+        """Return what has ended since the start, which Triton's own readiness does not tell."""
         if (code := self.process.poll()) is not None:
             return f"tritonserver ended (exit {code})"
         for pid, model in self._stubs.items():
@@ -257,8 +251,7 @@ class Server:
                     return f"the process of {model} ended (pid {pid})"
         return None
 
-    def _missing(self) -> set[str]:
-        """Return the models that have had no process yet."""
+    def _models_without_process(self) -> set[str]:
         missing = self.models - set(self._stubs.values())
         if missing:
             self._stubs |= self.stubs()
@@ -266,7 +259,7 @@ class Server:
 
     def _failed_start(self, started: float) -> str | None:
         """Return what crashed since `started`; ServerError if a restart would not help."""
-        missing = self._missing()
+        missing = self._models_without_process()
         took = time.monotonic() - started
         if missing and took > STUB_TIMEOUT:
             return f"the process of {min(missing)} is not there"
@@ -279,13 +272,12 @@ class Server:
         code = self.process.poll()
         if code is None:
             return problem
-        reason = _reason(self.log.since(self._log_start))
+        reason = _why_it_ended(self.log.since(self._log_start))
         if code < 0 or KILLED in reason:
             return f"tritonserver ended (exit {code})" if code < 0 else problem
-        raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._look())
+        raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._hint())
 
     def stubs(self) -> dict[int, str]:
-        """Return the server's model processes: process id to model."""
         words = {pid: command_line(pid) for pid in processes_naming(self.shm_prefix)}
         return {
             pid: Path(line[1]).parent.parent.name  # MODEL/1/model.py
@@ -309,23 +301,18 @@ class Server:
             self._stubs |= dict.fromkeys(new, model) or old
 
     def load_drafter(self, build: Path) -> None:
-        """Replace the running drafter by another build's; ServerError if that fails.
-
-        Triton loads it beside the old one, whose process ends after its last round. Running
-        sequences go on without drafts, because the new drafter has not seen their tokens.
-        """
+        """Replace the running drafter by another build's; ServerError if that fails."""
         config = self.health.config(DRAFTER)
-        held = self.control.ask("hold")
+        held = self.command_handler("hold")
         try:
             reason = "the server does not answer"
             if config is not None and held is not None:
-                engine = build / "engines" / "drafter"
-                config["parameters"]["engine"]["string_value"] = str(engine)
+                config["parameters"]["engine"]["string_value"] = str(build / "engines" / "drafter")
                 reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
             if reason:
-                raise ServerError(f"the drafter did not load: {reason}", self._look())
+                raise ServerError(f"the drafter did not load: {reason}", self._hint())
         finally:
-            self.control.ask("release")
+            self.command_handler("release")
 
     def stop(self) -> None:
         """Stop the server and its model processes; takes bounded time."""
@@ -341,14 +328,13 @@ class Server:
         self.process.kill()
         with suppress(subprocess.TimeoutExpired):  # a driver may block it
             self.process.wait(KILL_TIMEOUT)
-        clean_up(self.shm_prefix)
+        kill_processes_and_regions(self.shm_prefix)
 
-    def _look(self) -> str:
+    def _hint(self) -> str:
         return f"Read its log: {self.log.path}"
 
 
-def clean_up(shm_prefix: str) -> None:
-    """Kill the processes that name `shm_prefix`, remove the regions that start with it."""
+def kill_processes_and_regions(shm_prefix: str) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT
     while (pids := processes_naming(shm_prefix)) and time.monotonic() < deadline:
         for pid in pids:
@@ -360,7 +346,6 @@ def clean_up(shm_prefix: str) -> None:
 
 
 def processes_naming(text: str) -> list[int]:
-    """Return living processes with `text` in their command line; Linux only."""
     found = []
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):  # another user's, if those are hidden
@@ -395,19 +380,10 @@ def find_repository(directory: Path) -> Path:
     )
 
 
-def _variables(repository: Path) -> dict[str, str]:
-    """Return the environment variables that the engine needs."""
-    engine = repository.parent / "engines" / tensorrt_llm.KIND
-    made = (engine / ENGINE_FILE).is_file()
-    return tensorrt_llm.read_info(engine).environment if made else {}
-
-
-def _reason(lines: list[str]) -> str:
-    """Return the log lines that say why the server ended."""
+def _why_it_ended(lines: list[str]) -> str:
     # a Python model's exception: the message, then a traceback on the same line
-    load = r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)"
-    failed = re.findall(load, "\n".join(lines), re.M)
-    if failed:
+    pattern = r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)"
+    if failed := re.findall(pattern, "\n".join(lines), re.M):
         return "; ".join(f"model {name} did not load: {why}" for name, why in failed)
     errors = [
         line

@@ -15,7 +15,7 @@ from rich.console import Console
 from dflash_trt import tensorrt_llm
 from dflash_trt.build import Depth
 from dflash_trt.build.signing import check_signed
-from dflash_trt.serving.ports import Ports, free_ports, reach
+from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import Say, Server, find_repository
@@ -28,19 +28,13 @@ DRAIN_POLL = 0.1  # seconds between two looks at running requests
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `serve`.
-
-    check: see `check_build`; signer: public key that must have signed the build; drain_seconds:
-    time for running requests after a stop; log_file: appended to, None for one in a new directory.
-    """
-
     http_port: int = 8000
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
-    drain_seconds: float = 20.0
-    check: Depth | None = None
-    signer: Path | None = None
-    log_file: Path | None = None
+    drain_seconds: float = 20.0  # for running requests after a stop
+    check: Depth | None = None  # see `check_build`
+    signer: Path | None = None  # the public key that must have signed the build
+    log_file: Path | None = None  # appended to; None: in a new directory
 
 
 def serve(directory: Path, options: Options) -> int:
@@ -52,7 +46,7 @@ def serve(directory: Path, options: Options) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str) -> None:
-        if not server.log.is_output():
+        if not server.log.is_standard_output():
             server.log.add(line)
         show(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
 
@@ -71,7 +65,7 @@ def serve(directory: Path, options: Options) -> int:
     stop = threading.Event()
     with ExitStack() as stack:
         server, application = prepare(stack, directory, options, keep_log=True)
-        stack.enter_context(_until_told(stop, server))
+        stack.enter_context(_until_signaled(stop, server))
         stack.enter_context(server)
         # application first: Triton would wait for its open streams
         stack.callback(application.stop)
@@ -94,15 +88,15 @@ def serve(directory: Path, options: Options) -> int:
 def _drain(server: Server, seconds: float, say: Say) -> None:
     """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
-    state = server.control.ask("drain")
+    state = server.command_handler("drain")
     if state is not None and state.open:
         say(f"waiting up to {seconds:.0f} s for {state.open} running requests ...")
     while state is not None and state.open and time.monotonic() < deadline:
         time.sleep(DRAIN_POLL)
         if server.ended():
             return
-        state = server.control.ask("status")
-    server.control.ask("end")
+        state = server.command_handler("status")
+    server.command_handler("end")
 
 
 @contextmanager
@@ -128,15 +122,11 @@ def prepare(
     triton = replace(free_ports(), grpc=options.grpc_port)
     application = Application(directory, options.http_port, triton, security)
     stack.callback(application.stop)
-    log = options.log_file
-    server = Server(directory, triton, security, log, keep_log=keep_log)
-    return server, application
+    return Server(directory, triton, security, options.log_file, keep_log=keep_log), application
 
 
 @contextmanager
-def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
-    """Set `stop` at the first SIGINT, SIGTERM or SIGHUP; the second kills the server."""
-
+def _until_signaled(stop: threading.Event, server: Server) -> Iterator[None]:
     def handle(_number: int, _frame: object) -> None:
         if stop.is_set():
             with suppress(AttributeError):  # not started yet
@@ -156,11 +146,12 @@ def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
 
 def _how_to_call(options: Options) -> str:
     security = options.security
-    http = f"http://{reach(security.http_host)}:{options.http_port}"
-    grpc = f"{reach(security.host)}:{options.grpc_port}"
+    http = f"http://{reachable_address(security.http_host)}:{options.http_port}"
+    address = reachable_address(security.host)
+    grpc = f"{address}:{options.grpc_port}"
     key = f" -H '{KEY_HEADER}: KEY'" if security.key else ""
     tls = " (TLS)" if security.tls else ""
-    others = ", and this machine's other addresses" if reach(security.host) != security.host else ""
+    others = ", and this machine's other addresses" if address != security.host else ""
     lines = [
         "ready",
         f"  OpenAI   {http}/v1{'' if tls else others}",

@@ -25,24 +25,23 @@ def supervise(server: Server, application: Application, stop: threading.Event, s
     Whatever died, the whole server is restarted: `verify` and `draft` hold the KV caches of all
     requests, and clients of a dead `dflash` or `dflash_infer` would never get an answer.
     """
-    row, since = 0, time.monotonic()
-    while (problem := _watch(server, application, stop, say)) is not None:
+    restarts, since = 0, time.monotonic()
+    while (problem := _wait_for_problem(server, application, stop, say)) is not None:
         application.tell("unready")
         if time.monotonic() - since > HEALTHY:
-            row = 0
-        while not _restart(server, problem, row, stop, say):
+            restarts = 0
+        while not _restart(server, problem, restarts, stop, say):
             if stop.is_set():
                 return
-            row += 1
-        row, since = row + 1, time.monotonic()
+            restarts += 1
+        restarts, since = restarts + 1, time.monotonic()
         application.tell("ready")
 
 
-def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
-    """Restart; return whether the server is ready. row: consecutive failed restarts before."""
-    delay = DELAYS[min(row, len(DELAYS) - 1)]
+def _restart(server: Server, problem: str, restarts: int, stop: threading.Event, say: Say) -> bool:
+    delay = DELAYS[min(restarts, len(DELAYS) - 1)]
     when = f"in {delay:.0f} s" if delay else "now"
-    say(f"{problem}; restarting the server {when} (restart {row + 1} in a row)")
+    say(f"{problem}; restarting the server {when} (restart {restarts + 1} in a row)")
     start = time.monotonic()
     try:
         server.kill()  # at once: nobody answers the running requests
@@ -58,8 +57,9 @@ def _restart(server: Server, problem: str, row: int, stop: threading.Event, say:
     return True
 
 
-def _watch(server: Server, application: Application, stop: threading.Event, say: Say) -> str | None:
-    """Wait for a problem and return it; None if `stop` is set."""
+def _wait_for_problem(
+    server: Server, application: Application, stop: threading.Event, say: Say
+) -> str | None:
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
     arguments = (server, application, over, hangs)
@@ -92,7 +92,7 @@ def _watch_requests(
     """
     last, ready, progress = time.monotonic(), True, None
     while not over.wait(PROBE_INTERVAL):
-        status = server.control.ask("status")
+        status = server.command_handler("status")
         before, progress = progress, status and status.progress
         progressed = progress is not None and progress != before
         answered = progressed or server.health.probe(PROBE_INTERVAL) == 200

@@ -35,40 +35,35 @@ DRAFTER_FILES = "engines/drafter/model."
 
 
 class Updates:
-    """Takes calls of `update_drafter` for a running `serve`, one after the other."""
-
     def __init__(
         self, server: Server, http_port: int, say: Say, check: Depth | None, signer: Path | None
     ) -> None:
-        """Listen for calls; check, signer: as for `check_signed`."""
         self._server, self._say, self._check, self._signer = server, say, check, signer
         self._manifest = read_manifest(server.repository.parent)
         self._calls: JsonServer | None = None
         with suppress(OSError):  # another user has the name: serve without updates
-            self._calls = JsonServer(_name(http_port), lambda call: self._answer(*call))
+            self._calls = JsonServer(_socket_address(http_port), lambda call: self._answer(*call))
 
     def close(self) -> None:
-        """Refuse new calls and wait briefly for the running one."""
         if self._calls is not None:
             self._calls.close(END_TIMEOUT)
 
     def _answer(self, build: str, least: float) -> list[str]:
-        """Return what was done, or a problem and its fix."""
+        """Return the outcome, or a problem and its fix."""
         try:
-            done = self._update(Path(build), least)
+            outcome = self._replace_or_keep(Path(build), least)
         except DflashError as error:
             self._say(f"update: failed, the old drafter serves on: {error}")
             return [error.problem, error.fix]
-        self._say(f"update: {done}")
-        return [done]
+        self._say(f"update: {outcome}")
+        return [outcome]
 
-    def _update(self, build: Path, least: float) -> str:
-        """Load the drafter of another build of the same target, or keep the old one."""
+    def _replace_or_keep(self, build: Path, least: float) -> str:
         server, old = self._server, self._server.repository.parent
         build = find_repository(build).parent
         check_signed(build, self._check, self._signer)
         manifest = read_manifest(build)
-        if not same_but_drafter(self._manifest, manifest):
+        if not differ_in_drafter_alone(self._manifest, manifest):
             raise ServerError(
                 f"{build} differs from {old} in more than the drafter's weights, or runs in one "
                 "process",
@@ -81,11 +76,11 @@ class Updates:
                 "are free",
                 "Give the machine more, or restart `serve` with the new build",
             )
-        before, process = self._acceptance(), server.process
+        before, process = self._tokens_per_round(), server.process
         with server.reloading(DRAFTER):
             server.load_drafter(build)
             try:
-                after = self._acceptance()
+                after = self._tokens_per_round()
                 if after < least * before:
                     raise ServerError(
                         f"it commits {after:.2f} tokens a round, the running drafter {before:.2f}",
@@ -100,8 +95,7 @@ class Updates:
         server.repository = build / "model_repository"  # used by a restart
         return f"the drafter of {build} serves: {after:.2f} tokens a round, {before:.2f} before"
 
-    def _acceptance(self) -> float:
-        """Return tokens per round over `TEXTS`, greedy and sequential; ServerError on failure."""
+    def _tokens_per_round(self) -> float:
         server, rounds = self._server, 0
         for text in TEXTS:
             deadline = time.monotonic() + TIMEOUT
@@ -115,9 +109,7 @@ class Updates:
         return len(TEXTS) * (TOKENS - 1) / rounds  # the first token comes from prefill
 
 
-def same_but_drafter(old: Manifest, new: Manifest) -> bool:
-    """Return whether two ensemble builds differ in the drafter's weights alone."""
-
+def differ_in_drafter_alone(old: Manifest, new: Manifest) -> bool:
     def rest(manifest: Manifest) -> Manifest:
         files = manifest["files"].items()
         kept = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
@@ -127,12 +119,9 @@ def same_but_drafter(old: Manifest, new: Manifest) -> bool:
 
 
 def update_drafter(http_port: int, build: Path, least: float) -> str:
-    """Replace the drafter of the `serve` on this port; return what was done.
-
-    least: sufficient fraction of the running drafter's tokens per round. Raises ServerError.
-    """
+    """least: sufficient fraction of the running drafter's tokens per round. Raises ServerError."""
     try:
-        done, *fix = ask(_name(http_port), [str(build.resolve()), least])
+        outcome, *fix = ask(_socket_address(http_port), [str(build.resolve()), least])
     except OSError:
         raise ServerError(
             f"no `dflash-trt serve` of yours has HTTP port {http_port}",
@@ -143,9 +132,9 @@ def update_drafter(http_port: int, build: Path, least: float) -> str:
             "`serve` ended before the update", "Start it with the build it is to serve"
         ) from None
     if fix:
-        raise ServerError(done, *fix)
-    return str(done)
+        raise ServerError(outcome, *fix)
+    return str(outcome)
 
 
-def _name(http_port: int) -> str:
+def _socket_address(http_port: int) -> str:
     return f"\0dflash-trt.{http_port}"
