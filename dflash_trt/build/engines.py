@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.engines import (
-    MAX_BUFFERED,
-    EngineInfo,
-    most_verified,
-    rank_directory,
-    write_info,
-)
+from dflash_trt.engines import MAX_BUFFERED, EngineInfo, most_verified, rank_directory, write_info
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,

@@ -36,10 +36,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """Return a checkpoint's weight files with the index, and its tensors by name.
-
-    Reads headers only. Raises CheckpointError for a missing or incomplete file.
-    """
+    """Return weight files with their index, and tensors by name; CheckpointError if incomplete."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], read_header(directory / SINGLE)
     if (directory / INDEX).is_file():
@@ -53,8 +50,7 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
     )
 
 
-def stored_types(file: Path) -> Counter[str]:
-    """Count the stored tensors by type, in a safetensors or GGUF file."""
+def count_stored_types(file: Path) -> Counter[str]:
     if file.name != LINK:
         return Counter(tensor.dtype for tensor in read_header(file).values())
     return Counter(
@@ -173,10 +169,10 @@ class Weights:
         row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
         return tensor.file, tensor.offset + shard.start * row
 
-    def shard(self, where: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
-        """Return a view with tensors cut to the range that `where` (name, shape) returns."""
+    def shard(self, cut_for: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
+        """Return a view with tensors cut to the range that `cut_for` returns for name and shape."""
         view = copy.copy(self)
-        cuts = {name: where(name, tensor.shape) for name, tensor in self._tensors.items()}
+        cuts = {name: cut_for(name, tensor.shape) for name, tensor in self._tensors.items()}
         view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
         return view
 
@@ -187,7 +183,6 @@ class Weights:
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """Open the shards of an index; CheckpointError if it is invalid or one is incomplete."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)

@@ -100,7 +100,7 @@ class Context:
     @cached_property
     def experts(self) -> int | None:
         """Experts per layer of the target; None: dense."""
-        return self.target.known("num_local_experts", "num_experts", "n_routed_experts")
+        return self.target.number_or_none("num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
     def two_sided_windows(self) -> bool:
@@ -190,14 +190,14 @@ def divide(context: Context, ranks: int) -> bool:
         if model.absent:
             continue
         query = model.number("num_attention_heads")
-        kv = model.known("num_key_value_heads") or query
+        kv = model.number_or_none("num_key_value_heads") or query
         if model.read is not None:
             kv = model.layers[0].num_key_value_heads
         if min(query, kv) < 1:
             raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
         if query % ranks or (kv % ranks and ranks % kv):
             return False
-    linear = context.target.known("linear_num_key_heads")  # of hybrids
+    linear = context.target.number_or_none("linear_num_key_heads")  # of hybrids
     return not linear or linear % ranks == 0
 
 

@@ -23,14 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import (
-    INDEX,
-    MODELOPT_FILE,
-    Report,
-    Target,
-    read_json,
-    small_files,
-)
+from dflash_trt.checkpoints import INDEX, MODELOPT_FILE, Report, Target, read_json, small_files
 from dflash_trt.config import Precision
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
