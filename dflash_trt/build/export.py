@@ -221,7 +221,7 @@ def _llm_args(context: Context, args: LlmArgs) -> dict[str, Any]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
     warnings_of(check_args(context, args), ConfigError)
     # on the command line
-    return {k: v for k, v in args.to_dict().items() if k not in ("model", "revision")}
+    return {k: v for k, v in args.given.items() if k not in ("model", "revision")}
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:

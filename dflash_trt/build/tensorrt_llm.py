@@ -30,7 +30,7 @@ from dflash_trt.tensorrt_llm import (
     KIND,
     Context,
     LlmArgs,
-    announced,
+    as_if_quantized,
     check_args,
     check_quantizable,
     checkpoint_files,
@@ -61,7 +61,7 @@ def prepare(
     if asked is not None:
         check_quantizable(asked, pair.target, section.machine)
     # fail before minutes of quantizing; the result is checked again
-    context = Context(config, replace(pair, target=announced(asked, pair.target)))
+    context = Context(config, replace(pair, target=as_if_quantized(asked, pair.target)))
     args, of_args = _checked_args(context)
     if asked is not None:
         texts = calibration_texts(section.calibration, pair.target)

@@ -40,9 +40,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Generated:
-    """Answers of all cases; seconds: time to load."""
+    """Answers of all cases."""
 
-    seconds: float
+    seconds: float  # to load
     cases: list[Measured] = field(default_factory=list)
 
 
@@ -55,12 +55,12 @@ def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
     if plain:
         del args["speculative_config"]
     llm = LLM(**args)
-    made = Generated(time.monotonic() - started)
+    generated = Generated(time.monotonic() - started)
     try:
-        made.cases.extend(_measured(llm, case) for case in cases)
+        generated.cases.extend(_measured(llm, case) for case in cases)
     finally:
         llm.shutdown()
-    return made
+    return generated
 
 
 def _measured(llm: Any, case: Case) -> Measured:

@@ -19,7 +19,6 @@ Schema = Mapping[str, Any]
 
 @cache
 def schema() -> dict[str, Any]:
-    """Read the schema."""
     file = files(__package__).joinpath("llm_args.schema.json")
     found: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return found
@@ -76,7 +75,7 @@ class LlmArgs:
     """Arguments of `LLM(...)`; attributes default to upstream's defaults."""
 
     version: ClassVar[str] = get_args(Version)[0]  # release
-    given: dict[str, Any]  # values that are set
+    given: dict[str, Any]  # values that are set, for `LLM(**...)`
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "given":  # during copying
@@ -99,12 +98,7 @@ class LlmArgs:
             found = getattr(found, part, None)
         return found
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values that are set, for `LLM(**...)`."""
-        return self.given
-
     def to_yaml(self) -> str:
-        """Return the same as YAML, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
 
