@@ -42,9 +42,7 @@ def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Tokens of a round, with the original and with the quantized weights."""
-
-    taus: tuple[float, float] | None = None
+    taus: tuple[float, float] | None = None  # with the original and the quantized weights
     skipped: str = ""  # why nothing was measured
 
     def __str__(self) -> str:

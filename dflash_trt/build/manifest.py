@@ -104,13 +104,9 @@ def check_build(
     directory: Path,
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
-    digested: Container[str] = (),
+    digested: Container[str] = (),  # already verified
 ) -> None:
-    """Raise BuildError unless the files are unchanged since the build.
-
-    depth: None is full up to `FULL` bytes, else quick; digested: files already verified. Files that
-    only deploy the build may all be missing.
-    """
+    """Raise BuildError unless unchanged; depth None: full up to `FULL` bytes, else quick."""
     if depth == "none":
         return
     if found := differences(directory, read_manifest(directory), depth, report, digested):
@@ -146,6 +142,7 @@ def differences(
                 f"cannot read {found[name]}: {error.strerror}", "Make it readable, or build again"
             ) from error
     report("checking files", len(both), len(both))
+    # files that only deploy the build may all be missing
     optional = () if any(name.startswith(DEPLOYS) for name in found) else DEPLOYS
     missing = [x for x in listed.keys() - found.keys() if not x.startswith(optional)]
     return Differences(changed, sorted(missing), sorted(found.keys() - listed.keys()))

@@ -42,10 +42,8 @@ LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters
 
 @dataclass(frozen=True)
 class Input:
-    """One model: its location, and the files that affect the build's bytes."""
-
     at: Located
-    files: list[Path]
+    files: list[Path]  # that affect the build's bytes
     known: Mapping[str, Any]  # recorded in the manifest
 
 

@@ -110,10 +110,8 @@ def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
 
 
 def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Make layers with a window causal, unless a field applies to all layers (z-lab, vLLM).
-
-    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as in vLLM.
-    """
+    """Make layers with a window causal, unless a field applies to all layers (z-lab, vLLM)."""
+    # causal, use_swa and swa_window_size are ModelOpt's, as in vLLM
     check_windows(values, layers)
     causal = values.flag("is_causal", values.flag("causal", None))
     layers = tuple(
@@ -130,20 +128,18 @@ def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tupl
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
     found = values.get(name)
     if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
-        raise values.wrong(
-            f"{name} is {found!r}, not a list of layer numbers", "Export the drafter again"
-        )
+        raise values.wrong(f"{name} is {found!r}, not a list of layer numbers", AGAIN)
     return tuple(found)
 
 
-DRAFTER_AGAIN = "Export the drafter again"
+AGAIN = "Export the drafter again"
 TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     """Read a `DFlashSpeculatorConfig`; its layer tensors have z-lab's names."""
     if not isinstance(config.get("transformer_layer_config"), dict):
-        raise CheckpointError(f"{config.file} has no transformer_layer_config", DRAFTER_AGAIN)
+        raise CheckpointError(f"{config.file} has no transformer_layer_config", AGAIN)
     inner = config.section("transformer_layer_config")
     ropes = inner.get("rope_parameters")
     if isinstance(ropes, dict) and SLIDING in ropes:  # it then applies to every layer
@@ -186,7 +182,7 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
         raise CheckpointError(
             f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
             f"target's {spec.vocab_size}",
-            DRAFTER_AGAIN,
+            AGAIN,
         )
     return ids
 

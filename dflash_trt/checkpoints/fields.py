@@ -24,14 +24,11 @@ AGAIN = "Export the model again"
 
 
 class Config(dict[str, Any]):
-    """A config.json, or an object in it; `file` is for messages. null counts as absent.
-
-    Each reader raises CheckpointError for a value of the wrong type; counts are at most 1024.
-    """
+    """A config.json, or an object in it: null is absent; readers raise CheckpointError."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.file = file
+        self.file = file  # for messages
 
     def with_defaults(self, values: Mapping[str, Any]) -> "Config":
         return Config(self.file, {**values, **self})

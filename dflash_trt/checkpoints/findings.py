@@ -33,12 +33,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `fix` is empty if it passed."""
-
     name: str
     result: Literal["passed", "note", "warning", "error", "not checked"]
     found: str
-    fix: str = ""
+    fix: str = ""  # if not passed
 
     def __str__(self) -> str:
         return f"{self.name}: {self.found}. {self.fix}."
@@ -46,9 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check(Generic[P]):
-    """A named check; `look` is the decorated function."""
-
-    look: Callable[P, Found]
+    look: Callable[P, Found]  # the decorated function
     severity: Severity
     methods: tuple[Method, ...] = ()  # methods it applies to; empty: all
 

@@ -42,11 +42,9 @@ TURNED = (".attn_q.weight", ".attn_k.weight")  # Llama's, whose rows interleave 
 
 
 class Header(NamedTuple):
-    """A file's metadata, and its tensors as `gguf.ReaderTensor`."""
-
     file: Path
     values: dict[str, Any]
-    tensors: dict[str, Any]
+    tensors: dict[str, Any]  # of `gguf.ReaderTensor`
 
     def wrong(self, what: str, fix: str = AGAIN) -> CheckpointError:
         return CheckpointError(f"{self.file}: {what}"[:400], fix)

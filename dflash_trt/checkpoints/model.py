@@ -27,8 +27,6 @@ OTHER_DRAFTER = "Use the drafter that was trained for this target"
 
 @dataclass(frozen=True)
 class Model(Generic[Spec]):
-    """One model: its config, and its spec and weights for the graphs."""
-
     role: str  # "target" or "drafter"
     directory: Path
     values: Mapping[str, Any]  # config.json, flat

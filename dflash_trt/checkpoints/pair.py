@@ -51,10 +51,7 @@ def check_pair(
     max_seq_len: int | None = None,
     other_checks: Sequence[Check[[Pair]]] = (),
 ) -> list[Finding]:
-    """Return the warnings of a pair that can run, or of a target alone.
-
-    Raises PairError for a wrong pair, CheckpointError for a missing tensor or an invalid tokenizer.
-    """
+    """Return warnings, of a target alone too; PairError or CheckpointError if it cannot run."""
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
     return warnings_of((check(pair) for check in _checks(pair, other_checks)), PairError)
 
@@ -97,10 +94,7 @@ def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, 
 def inspect(
     target: Path, drafter: Path | None = None, other_checks: Sequence[Check[[Pair]]] = ()
 ) -> dict[str, Any]:
-    """Return a report for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
-
-    Unreadable values are None. Raises CheckpointError only without a readable config.json.
-    """
+    """Return a report for JSON, None for the unreadable; CheckpointError without config.json."""
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     tied = pair.target.values.get("tie_word_embeddings")
     tied = tied if isinstance(tied, bool) else None

@@ -32,11 +32,7 @@ class Located(NamedTuple):
 
 
 def locate(source: Source, role: str, report: Report, *, weights: bool = True) -> Located:
-    """Return a source's directory, downloaded from the Hub if needed.
-
-    role: "target" or "drafter". weights: False leaves weights on the Hub. A branch or tag is
-    resolved each time; offline the last one seen is used. Raises CheckpointError for any failure.
-    """
+    """Download what is on the Hub (offline: the last commit seen); CheckpointError if it fails."""
     if source.path is not None:
         return Located(source.path, None)
     if isinstance(source, TargetSource) and source.gguf is not None:

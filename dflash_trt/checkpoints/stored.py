@@ -64,13 +64,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file, from its header; `dtype` is the format's name."""
-
     name: str
     file: Path
     offset: int  # bytes from the start of the file
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # the format's name
 
     @property
     def size(self) -> int:
@@ -206,8 +204,6 @@ def dequantized(
 
 
 class Quantization(BaseModel):
-    """The storage fields of `quantization_config`."""
-
     quant_method: str = ""
     fmt: str | None = None  # of `fp8`
     weight_block_size: Block | None = None

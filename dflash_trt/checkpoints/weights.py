@@ -24,11 +24,9 @@ from dflash_trt.errors import CheckpointError
 
 
 class Shard(NamedTuple):
-    """Entries `start .. stop-1` of an axis."""
-
     axis: int
     start: int
-    stop: int
+    stop: int  # excluded
 
 
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
@@ -100,10 +98,7 @@ class Weights:
         return self._tensor(name).dtype
 
     def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:
-        """Read one tensor in its own dtype (ml_dtypes.bfloat16 for BF16), newly allocated.
-
-        part: only this index of the first axis, which the result lacks.
-        """
+        """Read a tensor, or an entry of its first axis, in its dtype (BF16: ml_dtypes.bfloat16)."""
         if part is not None:
             return self._entries(name, part, part + 1).reshape(self.shape(name)[1:])
         if not (shape := self.shape(name)):
@@ -133,17 +128,14 @@ class Weights:
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
-        """Bits that preserve the blocks of a GGUF file's layers; None: they are not quantized.
-
-        4 if a weight takes at most 5 bits, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
-        """
+        """Bits for a GGUF file's layers: 4 if a weight with its scales takes at most 5, else 8."""
         layers = [
             tensor
             for name, tensor in self._tensors.items()
             if isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
         ]
         if not layers:
-            return None
+            return None  # nothing is quantized
         bits = sum(tensor.size * 8 * tensor.block[1] / tensor.block[0] for tensor in layers)
         return 4 if bits <= 5 * sum(tensor.size for tensor in layers) else 8
 

@@ -47,11 +47,9 @@ TAIL = 2048  # tokens; the usual window of z-lab's drafters
 
 @dataclass(frozen=True)
 class Context:
-    """One deployment; hardware: overrides the config's."""
-
     config: BuildConfig
     pair: Pair
-    hardware: Machine | None = None
+    hardware: Machine | None = None  # overrides the config's
 
     @property
     def engine(self) -> TensorRTLLM:
@@ -112,11 +110,6 @@ class Context:
         return windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
-    def paged(self) -> bool:
-        """Whether the drafter can use TRTLLM attention, with its context in the KV cache's pool."""
-        return self.gpu.sm in PAGED and not self.two_sided_windows
-
-    @property
     def reuses_prefixes(self) -> bool:
         return self.config.serving.prefix_cache == RECOMPUTE_TAIL
 
@@ -125,14 +118,10 @@ class Context:
         return self.drafter.number("block_size") - 1
 
     @cached_property
-    def target_values(self) -> Values:
-        return target_values(self.target.directory, self.target.values)
-
-    @cached_property
     def target_size(self) -> ModelSize:
         """The target's size; NotKnown if its config.json does not state it."""
         try:
-            return target_size(self.target_values)
+            return target_size(target_values(self.target.directory, self.target.values))
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
@@ -347,7 +336,8 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
             args.set("speculative_config.target_layer_ids", list(drafter.taps))
         # paged if there are kernels, else flash-attn's
         # (_torch/speculative/dflash_attention.py@0352547d, pull request 19159)
-        backend = "TRTLLM" if context.paged else "VANILLA"
+        paged = context.gpu.sm in PAGED and not context.two_sided_windows
+        backend = "TRTLLM" if paged else "VANILLA"
         args.set("speculative_config.attention_backend", backend)
     if method == "eagle3":
         # upstream's defaults are layers at the beginning, middle and end

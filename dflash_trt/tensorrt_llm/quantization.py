@@ -121,7 +121,6 @@ def _run_process(task: dict[str, Any], report: Report) -> str:
 
 
 def main() -> None:
-    """Quantize the task on stdin: the process."""
     write = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):  # progress bars and warnings

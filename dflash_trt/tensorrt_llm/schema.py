@@ -20,14 +20,11 @@ Schema = Mapping[str, Any]
 @cache
 def schema() -> dict[str, Any]:
     file = files(__package__).joinpath("llm_args.schema.json")
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return found
+    return dict(json.loads(file.read_text("utf-8")))
 
 
 class Refusal(NamedTuple):
-    """A refusal by the schema; `name` is dotted."""
-
-    name: str
+    name: str  # dotted
     value: Any
     why: str
     fix: str
@@ -84,7 +81,7 @@ class LlmArgs:
 
     @cached_property
     def complete(self) -> Section:
-        return _complete(schema(), self.given)
+        return _with_defaults(schema(), self.given)
 
     @property
     def drafts(self) -> int:
@@ -102,13 +99,12 @@ class LlmArgs:
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
 
-def _complete(node: Schema, given: Mapping[str, Any]) -> Section:
-    """Return an object's arguments with defaults, sections included."""
+def _with_defaults(node: Schema, given: Mapping[str, Any]) -> Section:
     complete = Section()
     for name, row in node["properties"].items():
         value = given.get(name, row.get("default"))
         inner = _section(row, value) if isinstance(value, Mapping) else None
-        complete[name] = value if inner is None else _complete(inner, value)
+        complete[name] = value if inner is None else _with_defaults(inner, value)
     return complete
 
 
