@@ -64,7 +64,7 @@ OPTIONAL = (
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Return them sorted; CheckpointError without tokenizer.json or for a link to outside."""
+    """Return what exists, sorted; CheckpointError without tokenizer.json or for a link outside."""
     if not (directory / REQUIRED).is_file():
         raise CheckpointError(
             f"{directory} has no {REQUIRED}",

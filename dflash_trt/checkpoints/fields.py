@@ -136,7 +136,7 @@ def _layer(config: Config, kind: str) -> LayerSpec:
 
 
 def layer_types(config: Config, every: int = 1) -> list[str]:
-    """Return each layer's; if absent, every `every`-th is full, or as Qwen's older fields say."""
+    """Return types by layer; if absent, every `every`-th is full, or as Qwen's older fields say."""
     count = config.number("num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is None:

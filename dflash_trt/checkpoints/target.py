@@ -235,11 +235,8 @@ def gpt_oss(config: Config) -> dict[str, Any]:
 
 def mistral(config: Config) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)  # transformers' default is 4096; null is no window
-    kind = FULL if window is None else SLIDING
-    layer_types = [kind] * config.number("num_hidden_layers")
-    return decoder_fields(
-        config.overridden_by({"sliding_window": window, "layer_types": layer_types})
-    )
+    kinds = [FULL if window is None else SLIDING] * config.number("num_hidden_layers")
+    return decoder_fields(config.overridden_by({"sliding_window": window, "layer_types": kinds}))
 
 
 def qwen2(config: Config) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def layout_of(args: Values) -> Layout:
 
 
 def ranks_divide_heads(context: Context, ranks: int) -> bool:
-    """Return whether they do in both models, KV heads perhaps repeated; NotKnown if not stated."""
+    """Check both models; KV heads may be repeated. NotKnown if a config.json says too little."""
     for model in (context.target, context.drafter):
         if model.absent:
             continue
@@ -182,7 +182,7 @@ def ranks_divide_heads(context: Context, ranks: int) -> bool:
 
 
 def weight_bytes(model: Model[Any]) -> int:
-    """Return what their index (they may be on the Hub) or files say; NotKnown without either."""
+    """Add them up by index (weights may be on the Hub) or by file; NotKnown without either."""
     index = model.directory / INDEX
     about = read_json(index).get("metadata") if index.is_file() else None
     total = about.get("total_size") if isinstance(about, dict) else None
@@ -205,7 +205,7 @@ BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
 
 
 def choose_args(context: Context) -> LlmArgs:
-    """Return arguments with model paths from their file; ConfigError if they are not accepted."""
+    """Return arguments, model paths relative to their file; ConfigError for refused ones."""
     _check_given(context)
     args = _choose(context)
     if refused := refusal(args, context.method):  # because of values in the checkpoints

@@ -77,7 +77,7 @@ def as_if_quantized(method: Precision | None, target: Target) -> Target:
 def quantize_target(
     method: Precision, source: Path, output: Path, texts: list[list[int]], report: Report
 ) -> None:
-    """Write the new directory `output`, calibrated on token ids; BuildError if ModelOpt fails."""
+    """Quantize into the new directory `output`; texts: token ids. BuildError if ModelOpt fails."""
     output.mkdir(parents=True)
     task = {"source": str(source), "output": str(output), "method": method, "texts": texts}
     if failure := _run_process(task, report):
