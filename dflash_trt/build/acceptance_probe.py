@@ -35,7 +35,6 @@ MEMORY = 3.0  # largest memory per byte of a model's float32 weights
 
 
 def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
-    """Return `PROMPTS` as token ids, by a directory's tokenizer and chat template."""
     encode = load_encoding(directory)
     asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]
@@ -43,13 +42,8 @@ def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Tokens of a round, with the original and with the quantized weights.
-
-    skipped: why nothing was measured.
-    """
-
-    taus: tuple[float, float] | None = None
-    skipped: str = ""
+    taus: tuple[float, float] | None = None  # with the original and the quantized weights
+    skipped: str = ""  # why nothing was measured
 
     def __str__(self) -> str:
         if self.taus is None:
@@ -59,10 +53,7 @@ class Cost:
 
 
 def calibration_texts(prompts: Path | None, target: Target) -> list[list[int]]:
-    """Return the token ids of the prompts of a file, or of default texts.
-
-    Raises RequestError for the file.
-    """
+    """Return token ids of a file's prompts, or of default texts; RequestError for the file."""
     encode, longest = load_encoding(target.directory), target.number("max_position_embeddings")
     if prompts is not None:
         vocab = target.number("vocab_size")
@@ -75,17 +66,13 @@ def calibration_texts(prompts: Path | None, target: Target) -> list[list[int]]:
     return [encode(as_chat(page))[:cut] for page in random.Random(0).sample(pages, PAGES)]
 
 
-def provenance(texts: list[list[int]]) -> dict[str, Any]:
-    """Return further inputs of the quantized weights, for the manifest."""
+def quantization_inputs(texts: list[list[int]]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     return {"texts": digest, "modelopt": version("nvidia-modelopt")}
 
 
 def measure_cost(before: Pair, after: Pair, scratch: Path, report: Report) -> Cost:
-    """Compare a quantized target with its original; scratch: folder for temporary engines.
-
-    Skipped, with the reason, if our graphs or the memory cannot take the models.
-    """
+    """Compare a quantized target with its original, or say why our graphs or memory cannot."""
     original, quantized, drafter = before.target, after.target, before.drafter
     if refusal := original.refusal or quantized.refusal:
         return Cost(skipped=f"our graphs refuse the target ({refusal})")
@@ -96,8 +83,8 @@ def measure_cost(before: Pair, after: Pair, scratch: Path, report: Report) -> Co
     numbers = sum(math.prod(original.weights.shape(name)) for name in original.weights.names)
     needed, free = int(numbers * 4 * MEMORY), free_memory()
     if needed > free:
-        said = f"in float32 it may take {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
-        return Cost(skipped=said)
+        problem = f"in float32 it may take {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
+        return Cost(skipped=problem)
     try:
         taus = [_tau(target, drafter, scratch, report) for target in (original, quantized)]
     finally:
@@ -122,8 +109,7 @@ def _tau(target: Target, drafter: Drafter, engines: Path, report: Report) -> flo
     report("building engines", 2, 2)
     prompts = chat_prompts(target.directory, length - tokens)
     whole_blocks = Speculation(policy="fixed")
-    done = check_lossless(
+    return check_lossless(
         *(engines, prompts, tokens, whole_blocks),
         lambda count: report("prompts", count, len(prompts)),
-    )
-    return done.tau
+    ).tau

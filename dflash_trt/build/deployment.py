@@ -35,19 +35,14 @@ THREADS = 2  # initial CPU request of an engine in a cluster, if not configured
 
 
 def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
-    """Write `directory/deploy`, reproducibly.
-
-    ranks: GPUs of one instance; they may be on several nodes. Writes nothing for ONNX Runtime on a
-    GPU, nor for plans of several GPUs, which one Triton cannot serve.
-    """
+    """Write `directory/deploy`, reproducibly; ranks: GPUs of one instance, on any nodes."""
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name}
     if isinstance(engine, TensorRTLLM):
         values |= _bundle(config, engine, ranks)
     else:
-        if isinstance(engine, OnnxRuntime) and engine.device != "cpu":
-            return
-        if ranks > 1:
+        by_cuda = isinstance(engine, OnnxRuntime) and engine.device != "cpu"
+        if by_cuda or ranks > 1:  # one Triton cannot serve plans of several GPUs
             return
         values |= _graphs(directory / "engines", config, engine)
     values["image"] = f"{name}:{values['image_tag']}"
@@ -59,7 +54,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
             continue
         at = directory / "deploy" / file
         at.parent.mkdir(parents=True, exist_ok=True)
-        at.write_text(render(template, **values), encoding="utf-8")
+        at.write_text(render_template(template, **values), encoding="utf-8")
         if file.endswith(".sh"):
             at.chmod(0o755)
 
@@ -99,13 +94,12 @@ def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) 
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
-        "requirements": _requirements(plan.library if plan else ""),
+        "requirements": _server_requirements(plan.library if plan else ""),
     }
 
 
-def _requirements(plans: str) -> list[str]:
-    """Return this package's dependencies of a server; plans: the library that runs them."""
-    extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
+def _server_requirements(plan_library: str) -> list[str]:
+    extra = {"tensorrt_rtx": "rtx"}.get(plan_library, plan_library)
     builds = {"jsonschema", "onnx", "onnx-ir"}
     found = []
     for each in metadata.requires("dflash-trt") or ():
@@ -116,8 +110,7 @@ def _requirements(plans: str) -> list[str]:
     return sorted(found)
 
 
-def render(template: str, **values: Any) -> str:
-    """Fill in a file of `templates/`; a missing value is an error."""
+def render_template(template: str, **values: Any) -> str:
     return ENVIRONMENT.get_template(template).render(values)
 
 

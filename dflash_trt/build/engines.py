@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.engines import (
-    MAX_BUFFERED,
-    EngineInfo,
-    most_verified,
-    rank_directory,
-    write_info,
-)
+from dflash_trt.engines import MAX_BUFFERED, EngineInfo, most_verified, rank_directory, write_info
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
@@ -31,30 +25,20 @@ from dflash_trt.graphs import (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of an engine.
-
-    ranks: GPUs that compute it together, with an engine each (`rank_directory`). kind: of the
-    graph (`GraphBuilder`). device: "cpu" or "cuda", where each node must have a kernel. progress:
-    called with each tensor's name.
-    """
-
     slots: int
     max_seq_len: int
     threads: int | None = None
     storage: Storage = COPIED
-    ranks: int = 1
-    kind: Kind = "onnxruntime"
-    device: str = "cpu"
-    progress: Callable[[str], None] = lambda _: None
+    ranks: int = 1  # GPUs that compute it together, with an engine each (`rank_directory`)
+    kind: Kind = "onnxruntime"  # of the graph (`GraphBuilder`)
+    device: str = "cpu"  # or "cuda", where each node must have a kernel
+    progress: Callable[[str], None] = lambda _: None  # called with each tensor's name
 
 
 def build_target(
     target: Target, drafter: DrafterSpec | None, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
-    """Write the target's engine; the drafter determines the taps, None: no taps.
-
-    Returns the manifest's entries of large files.
-    """
+    """Write the engine, with the drafter's taps; return manifest entries of large files."""
     # a round that starts at the last position still writes all its rows
     rows = options.max_seq_len + most_verified(drafter.block_size if drafter else 1)
     taps = drafter.target_layer_ids if drafter else ()
@@ -65,7 +49,7 @@ def build_target(
             target, taps, cache_len, options.kind, storage=options.storage, rank=rank
         )
 
-    return _build("target", target, drafter, cache_len, graph, directory, options)
+    return _build_ranks("target", target, drafter, cache_len, graph, directory, options)
 
 
 def build_drafter(
@@ -80,7 +64,7 @@ def build_drafter(
     def graph(rank: Rank) -> GraphBuilder:
         return drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
 
-    return _build("drafter", drafter, spec, cache_len, graph, directory, options)
+    return _build_ranks("drafter", drafter, spec, cache_len, graph, directory, options)
 
 
 def _aligned(rows: int) -> int:
@@ -88,19 +72,18 @@ def _aligned(rows: int) -> int:
     return -(-rows // 8) * 8
 
 
-def _build(
+def _build_ranks(
     role: str,
     model: Target | Drafter,
     drafter: DrafterSpec | None,
     cache_len: int,
-    make: Callable[[Rank], GraphBuilder],
+    make_graph: Callable[[Rank], GraphBuilder],
     directory: Path,
     options: EngineOptions,
 ) -> dict[Path, Entry]:
-    """Write each rank's graph, which `make` returns, and its description."""
     written = dict[Path, Entry]()
     for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
-        graph = make(rank)
+        graph = make_graph(rank)
         own, _ = share(model.spec, model.weights, rank)
         info = EngineInfo(
             kind="onnxruntime",

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.build.deployment import render, resource_name
-from dflash_trt.build.tensorrt_llm import summarize
+from dflash_trt.build.deployment import render_template, resource_name
+from dflash_trt.build.tensorrt_llm import open_pair
 from dflash_trt.checkpoints import (
     Report,
     drafter_format,
@@ -52,25 +52,22 @@ NEWER = "context_recompute_tail"  # what that does not have, so that it reuses n
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
-    """Return the script; only JSON files are downloaded from the Hub.
-
-    Raises ConfigError, CheckpointError, or PairError for what the engine does not support.
-    """
-    made_for = config.llm.machine
-    target = locate(config.target, "target", report, weights=False)
+    """Return the script; raises ConfigError, CheckpointError, or PairError if unsupported."""
+    machine = config.llm.machine
+    target = locate(config.target, "target", report, weights=False)  # JSON files only
     drafter, pinned = None, config.drafter
     if pinned is not None:
         drafter = locate(pinned, "drafter", report, weights=False)
         pinned = pinned.pinned(drafter.commit)
     changed = {"target": config.target.pinned(target.commit), "drafter": pinned}
     config = config.model_copy(update=changed)
-    context = Context(config, summarize(config, target, drafter))
+    context = Context(config, open_pair(config, target, drafter))
     pair, args = context.pair, choose_args(context)
-    if args.tensor_parallel_size > made_for.gpus:
+    if args.tensor_parallel_size > machine.gpus:
         raise ConfigError(
-            f"one instance takes {args.tensor_parallel_size} GPUs, a node of {made_for.name} has "
-            f"{made_for.gpus}; scripts for other engines are for one node",
-            f"Set engine.gpus to at most {made_for.gpus}",
+            f"one instance takes {args.tensor_parallel_size} GPUs, a node of {machine.name} has "
+            f"{machine.gpus}; scripts for other engines are for one node",
+            f"Set engine.gpus to at most {machine.gpus}",
         )
     form, layout = drafter_format(pair.drafter.values), drafter_layout(pair)
     if engine != "vllm" and layout.fix:
@@ -93,7 +90,6 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 
 
 def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[str, object]]:
-    """Yield options common to all engines; "" for an option without a value."""
     experts = args.moe_expert_parallel_size or 1
     # with attention-DP each rank has its own max_batch_size
     ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
@@ -167,7 +163,7 @@ def _sglang(context: Context, args: LlmArgs) -> list[str]:
         options.append(("--speculative-use-block-verification", None))
     if (drafter := config.drafter) is not None:
         options.append(("--speculative-draft-model-path", _name(drafter)))
-        options += _revision("--speculative-draft-model-revision", drafter)
+        options += _revision_option("--speculative-draft-model-revision", drafter)
         # otherwise SGLang assumes that the drafter is quantized like the target
         if "quantization_config" in context.target.values:
             options.append(("--speculative-draft-model-quantization", "unquant"))
@@ -181,7 +177,7 @@ def _trtllm_serve(context: Context, args: LlmArgs) -> list[str]:
         values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
     environment = env_vars(context).items()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    options = [*_revision("--revision", config.target), ("--config", "llm_args.yaml")]
+    options = [*_revision_option("--revision", config.target), ("--config", "llm_args.yaml")]
     return [
         f"# needs tensorrt-llm=={args.version}",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment)),
@@ -205,7 +201,7 @@ def _dynamo(context: Context, args: LlmArgs) -> list[str]:
             f"the {local[0]} is a directory of this machine, which a cluster does not have",
             f"Give {local[0]}.hub and {local[0]}.revision",
         )
-    text = render(
+    text = render_template(
         "export/dynamo.yaml",
         name=resource_name(config.name),
         models=models,
@@ -225,7 +221,7 @@ def _llm_args(context: Context, args: LlmArgs) -> dict[str, Any]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
     warnings_of(check_args(context, args), ConfigError)
     # on the command line
-    return {k: v for k, v in args.to_dict().items() if k not in ("model", "revision")}
+    return {k: v for k, v in args.given.items() if k not in ("model", "revision")}
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:
@@ -240,7 +236,7 @@ def _name(source: Source) -> str:
     return source.hub or str(source.path)
 
 
-def _revision(option: str, source: Source) -> Options:
+def _revision_option(option: str, source: Source) -> Options:
     return [(option, source.revision)] if source.revision else []
 
 

@@ -29,7 +29,7 @@ class _File(BaseModel):
     size: Annotated[int, Field(ge=0)] = 0
 
 
-def _at(*names: str) -> Any:
+def _nested(*names: str) -> Any:
     return Field(validation_alias=AliasPath(*names))
 
 
@@ -40,12 +40,12 @@ class _Manifest(BaseModel):
 
     dflash_trt: dict[str, str]
     name: str
-    engine_kind: Annotated[str, _at("config", "engine", "kind")]
-    serving: Annotated[dict[str, Any], _at("config", "serving")]
-    max_seq_len: Annotated[Size | None, _at("config", "serving", "max_seq_len")] = None
-    speculation: Annotated[dict[str, Any], _at("config", "speculation")]
-    vocab_size: Annotated[Size, _at("target", "vocab_size")]
-    block_size: Annotated[Size | None, _at("drafter", "block_size")] = None  # only with DFlash
+    engine_kind: Annotated[str, _nested("config", "engine", "kind")]
+    serving: Annotated[dict[str, Any], _nested("config", "serving")]
+    max_seq_len: Annotated[Size | None, _nested("config", "serving", "max_seq_len")] = None
+    speculation: Annotated[dict[str, Any], _nested("config", "speculation")]
+    vocab_size: Annotated[Size, _nested("target", "vocab_size")]
+    block_size: Annotated[Size | None, _nested("drafter", "block_size")] = None  # only with DFlash
     hub: dict[str, dict[str, str]] = {}
     files: dict[str, _File]
 
@@ -62,7 +62,6 @@ class Differences:
         return bool(self.changed or self.missing or self.added)
 
     def __str__(self) -> str:
-        """Return the first three, and how many more."""
         kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
         all_ = [f"{name} ({kind})" for kind, names in kinds for name in names]
         return ", ".join(all_[:3]) + (f" and {len(all_) - 3} more" if len(all_) > 3 else "")
@@ -105,13 +104,9 @@ def check_build(
     directory: Path,
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
-    digested: Container[str] = (),
+    digested: Container[str] = (),  # already verified
 ) -> None:
-    """Raise BuildError unless the files are unchanged since the build.
-
-    depth: None is full up to `FULL` bytes, else quick; digested: files already verified. Files that
-    only deploy the build may all be missing.
-    """
+    """Raise BuildError unless unchanged; depth None: full up to `FULL` bytes, else quick."""
     if depth == "none":
         return
     if found := differences(directory, read_manifest(directory), depth, report, digested):
@@ -135,28 +130,28 @@ def differences(
     if depth is None:
         size = sum(int(each.get("size", 0)) for each in listed.values())
         depth = "full" if size <= FULL else "quick"
-    most = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
+    limit = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
     both, changed = sorted(found.keys() & listed.keys()), []
     for done, name in enumerate(both):
         report("checking files", done, len(both))
         try:
-            if not _same(found[name], listed[name], 0 if name in digested else most):
+            if not _unchanged(found[name], listed[name], 0 if name in digested else limit):
                 changed.append(name)
         except OSError as error:
             raise BuildError(
                 f"cannot read {found[name]}: {error.strerror}", "Make it readable, or build again"
             ) from error
     report("checking files", len(both), len(both))
-    travels = not any(name.startswith(DEPLOYS) for name in found)
-    missing = [x for x in listed.keys() - found.keys() if not (travels and x.startswith(DEPLOYS))]
+    # files that only deploy the build may all be missing
+    optional = () if any(name.startswith(DEPLOYS) for name in found) else DEPLOYS
+    missing = [x for x in listed.keys() - found.keys() if not x.startswith(optional)]
     return Differences(changed, sorted(missing), sorted(found.keys() - listed.keys()))
 
 
-def _same(file: Path, listed: Entry, most: float) -> bool:
-    """Compare a file with its entry; most: size in bytes from which it is not hashed."""
+def _unchanged(file: Path, listed: Entry, hashed_below: float) -> bool:
     if file.is_symlink() or not file.is_file() or file.stat().st_size != listed.get("size"):
         return False
-    return file.stat().st_size >= most or entry(file) == listed
+    return file.stat().st_size >= hashed_below or entry(file) == listed
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -171,7 +166,6 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def served_files(directory: Path) -> list[Path]:
-    """Return the files that a server uses."""
     files = files_of(directory)
     return [file for file in files if not file_name(directory, file).startswith(DEPLOYS)]
 

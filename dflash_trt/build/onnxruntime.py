@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.provenance import Input, Job, Written
@@ -37,18 +37,15 @@ BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
 def prepare(
     config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
 ) -> Job:
-    """Check a pair, or a target alone, for our graphs.
-
-    Raises ConfigError, CheckpointError or PairError.
-    """
+    """Check a pair or a target alone; raises ConfigError, CheckpointError or PairError."""
     target = load_target(target_at.directory)
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
     drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
     warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
-    config = _with_max_seq_len(config, target.spec, spec)
+    config = _with_defaults(config, target.spec, spec)
     if isinstance(config.engine, OnnxRuntime):
-        quantize = _precision(config.engine, target)
+        quantize = _quantization(config.engine, target)
         engine = config.engine.model_copy(update={"quantize": quantize})
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
@@ -57,16 +54,16 @@ def prepare(
         for model in (target, drafter) if drafter else (target,):
             check_even(model.spec, model.role, config.engine.tensor_parallel_size)
     of_target = Input(
-        target_at, [*_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
+        target_at, [*_input_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
     )
     of_drafter = None
     if drafter_at and drafter:
-        of_drafter = Input(drafter_at, _files(drafter), asdict(drafter.spec))
+        of_drafter = Input(drafter_at, _input_files(drafter), asdict(drafter.spec))
     write = partial(_write, config, target, drafter, report)
     return Job(config, of_target, of_drafter, warnings, write)
 
 
-def _precision(engine: OnnxRuntime, target: Target) -> str | None:
+def _quantization(engine: OnnxRuntime, target: Target) -> str | None:
     """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
     if engine.quantize is None and engine.device == "cpu":
         stored = target.weights.stored_bits
@@ -74,13 +71,13 @@ def _precision(engine: OnnxRuntime, target: Target) -> str | None:
     return engine.quantize
 
 
-def _files(model: Target | Drafter) -> list[Path]:
+def _input_files(model: Target | Drafter) -> list[Path]:
     card = model.directory / CARD
     files = [model.directory / "config.json", *model.weights.files]
     return [*files, card] if card.is_file() else files
 
 
-def _with_max_seq_len(
+def _with_defaults(
     config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> BuildConfig:
     """Fill in max_seq_len and other defaults; without a drafter rounds run in process."""
@@ -94,10 +91,9 @@ def _with_max_seq_len(
             f"{longest} (block size to the longest text that the target knows)",
             "Correct it, or leave it out",
         )
-    chosen: dict[str, Any] = {"max_seq_len": length}
-    chosen |= {"prefix_cache": config.serving.prefix_cache_mib}
-    chosen |= {} if drafter else {"mode": "in_process"}
-    serving = config.serving.model_copy(update=chosen)
+    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
+    mode = {} if drafter else {"mode": "in_process"}
+    serving = config.serving.model_copy(update={**chosen, **mode})
     return config.model_copy(update={"serving": serving})
 
 
@@ -108,7 +104,6 @@ def _write(
     report: Report,
     directory: Path,
 ) -> Written:
-    """Write engines, tokenizer, repository and deployment."""
     # imported here: it takes most of the time of a build without work
     from dflash_trt.build.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415

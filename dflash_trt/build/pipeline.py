@@ -49,7 +49,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     """
     started = time.monotonic()
     output = output.resolve()
-    _check_output(output)
+    _check_replaceable(output)
     by_id = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
     drafter = locate(config.drafter, "drafter", report) if config.drafter else None
@@ -57,7 +57,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
-            _check_output(output)  # again, now that no other process changes it
+            _check_replaceable(output)  # again, now that no other process changes it
             inputs = inputs_manifest(job, report)
             manifest = matching_manifest(output, inputs, report)
             built, written = manifest is None, Written()
@@ -75,8 +75,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
 
 
-def _check_output(output: Path) -> None:
-    """Raise BuildError unless `output` is missing, empty or a build of ours."""
+def _check_replaceable(output: Path) -> None:
     if (output / MANIFEST).is_file():
         read_manifest(output)
     elif output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -42,10 +42,8 @@ LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters
 
 @dataclass(frozen=True)
 class Input:
-    """One model: its location, and the files that affect the build's bytes."""
-
     at: Located
-    files: list[Path]
+    files: list[Path]  # that affect the build's bytes
     known: Mapping[str, Any]  # recorded in the manifest
 
 
@@ -66,7 +64,6 @@ class Job:
 
     @property
     def models(self) -> dict[str, Input]:
-        """The models by role."""
         return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})
 
 
@@ -105,7 +102,6 @@ def write_manifest(directory: Path, inputs: Manifest, written: Written, report: 
 
 
 def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifest | None:
-    """Return the manifest in `output` if it has the same inputs and its files are unchanged."""
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
@@ -114,7 +110,6 @@ def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifes
 
 
 def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
-    """Return the manifest's entries of files, by path in `directory`."""
     files, found = list(files), {}
     for done, file in enumerate(files):
         report(step, done, len(files))
@@ -141,7 +136,6 @@ Json = dict[str, Any]
 
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
-    """Write `bom.cdx.json`; inputs: their part of the manifest."""
     text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
     own = {
         "type": "application",

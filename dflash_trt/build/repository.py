@@ -9,13 +9,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
-from dflash_trt.build.settings import Settings, parameters_of
+from dflash_trt.build.settings import Settings, as_parameters
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 
-TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # relative to a model's folder
+TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 INTERNAL = ("draft_verify", "verify", "draft")  # only for the request handler
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # APIs that always need a key
@@ -25,12 +25,7 @@ MODELS = (*PUBLIC, *INTERNAL)
 def write_repository(
     directory: Path, config: BuildConfig, target: TargetSpec, block_size: int
 ) -> None:
-    """Write `directory/model_repository`; `directory/tokenizer` must exist.
-
-    config: with max_seq_len filled in. block_size: an anchor and its drafts at most. The models
-    refer to `directory/engines/{target,drafter}` and `directory/tokenizer` by relative paths, so a
-    built directory can be moved.
-    """
+    """Write `directory/model_repository`; max_seq_len must be filled in, the tokenizer be there."""
     serving = config.serving
     assert serving.max_seq_len is not None
     settings = Settings(
@@ -46,7 +41,7 @@ def write_repository(
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,
-        sampling=sampling_of(config, directory),
+        sampling=request_defaults(config, directory),
     )
     parameters = {
         "dflash": settings.to_parameters(),
@@ -58,10 +53,7 @@ def write_repository(
 
 
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
-    """Write `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` must exist.
-
-    The public models read it when they start.
-    """
+    """Write `directory/model_repository`; its public models read `llm_args.yaml` as they start."""
     target = pair.target
     ends = eos_token_ids(target.directory, target.number("vocab_size"))
     parameters = {
@@ -71,15 +63,14 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "eos_token_ids": sorted(set(ends)),
         "max_queue": config.serving.max_queue,
         "max_per_client": config.serving.max_per_client,
-        "sampling": sampling_of(config, directory),
+        "sampling": request_defaults(config, directory),
     }
     for model in PUBLIC:
-        chosen = parameters_of(parameters) if model == "dflash" else {}
+        chosen = as_parameters(parameters) if model == "dflash" else {}
         _write_model(directory / "model_repository", model, config.name, chosen)
 
 
-def sampling_of(config: BuildConfig, directory: Path) -> dict[str, int | float]:
-    """Return a build's defaults for requests."""
+def request_defaults(config: BuildConfig, directory: Path) -> dict[str, int | float]:
     asked = config.serving.sampling_defaults == "model"
     return sampling_defaults(directory / "tokenizer")[0] if asked else {}
 
@@ -100,8 +91,7 @@ def read_config(path: Path) -> Any:
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
-def _write_model(repository: Path, model: str, name: str, parameters: Mapping[str, str]) -> None:
-    """Copy a model's template and add its parameters; name: the build's."""
+def _write_model(repository: Path, model: str, build: str, parameters: Mapping[str, str]) -> None:
     template, directory = templates() / model, repository / model
     message = read_config(template / "config.pbtxt")
     for key, value in parameters.items():
@@ -113,5 +103,5 @@ def _write_model(repository: Path, model: str, name: str, parameters: Mapping[st
             shutil.copyfile(file, version / file.name)
     # an empty file, so that nobody can add compiled code that Python would run
     (version / "__pycache__").touch()
-    text = f"# {name}: written by `dflash-trt build`.\n" + text_format.MessageToString(message)
+    text = f"# {build}: written by `dflash-trt build`.\n" + text_format.MessageToString(message)
     (directory / "config.pbtxt").write_text(text, encoding="utf-8")

@@ -43,7 +43,7 @@ class Settings(BaseModel):
 
     def to_parameters(self) -> dict[str, str]:
         """Return strings, the only type of Triton's parameters."""
-        return parameters_of(self.model_dump(mode="json"))
+        return as_parameters(self.model_dump(mode="json"))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
@@ -64,8 +64,7 @@ class Settings(BaseModel):
             ) from error
 
 
-def parameters_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as `Settings.from_parameters` reads them."""
+def as_parameters(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for name, value in values.items()
@@ -73,10 +72,7 @@ def parameters_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:
-    """Return the most draft tokens of a sequence that a round verifies.
-
-    tensorrt_llm: whether TensorRT-LLM runs the rounds.
-    """
+    """Return the most draft tokens of a sequence that a round verifies."""
     if speculation.method == "none":
         return 0
     if tensorrt_llm or (speculation.policy == "fixed" and speculation.method != "ngram"):

@@ -17,15 +17,12 @@ from dflash_trt.errors import BuildError, RequestError
 
 
 def sign(directory: Path, key: Path) -> Path:
-    """Write `model.sig` over all that a server reads; return its path.
-
-    key: PEM of a private key on the curve P-256, P-384 or P-521.
-    """
+    """Write `model.sig`; key: PEM of a private key on the curve P-256, P-384 or P-521."""
     directory = directory.resolve()  # the library accepts no link
-    with _explained(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
+    with _as_errors(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
         from model_signing import signing  # noqa: PLC0415
 
-        config = signing.Config().set_hashing_config(_hashing(directory))
+        config = signing.Config().set_hashing_config(_hashing_config(directory))
         config.use_elliptic_key_signer(private_key=key)
         fresh = directory / f"{SIGNATURE}.new"  # written atomically
         try:
@@ -43,10 +40,7 @@ def check_signed(directory: Path, depth: Depth | None, key: Path | None) -> None
 
 
 def verify_signature(directory: Path, key: Path) -> frozenset[str]:
-    """Raise BuildError unless `model.sig` is the signer's and all its files are unchanged.
-
-    key: PEM of the signer's public key. Returns the files' names.
-    """
+    """Return the signed files' names; BuildError unless they are intact and the key (PEM) fits."""
     directory = directory.resolve()
     if not (directory / SIGNATURE).is_file():
         raise BuildError(
@@ -54,7 +48,7 @@ def verify_signature(directory: Path, key: Path) -> frozenset[str]:
             "Sign it with `dflash-trt sign`, or get the signature from its signer",
         )
     fix = "Give the key of who signed it; if that is right, do not use these files"
-    with _explained(f"the signature of {directory} does not hold", fix):
+    with _as_errors(f"the signature of {directory} does not hold", fix):
         from model_signing import verifying  # noqa: PLC0415
 
         # ignore added files, such as costs that a server measures; the signed manifest detects the
@@ -67,7 +61,7 @@ def verify_signature(directory: Path, key: Path) -> frozenset[str]:
         return frozenset(each["name"] for each in signed)
 
 
-def _hashing(directory: Path) -> Any:
+def _hashing_config(directory: Path) -> Any:
     from model_signing import hashing  # noqa: PLC0415
 
     listed = set(served_files(directory))
@@ -78,7 +72,7 @@ def _hashing(directory: Path) -> Any:
 
 
 @contextmanager
-def _explained(problem: str, fix: str) -> Iterator[None]:
+def _as_errors(problem: str, fix: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
@@ -91,10 +85,10 @@ def _explained(problem: str, fix: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return the files that differ, or the library's message."""
-    said = str(error).strip()
+    message = str(error).strip()
     # quotes are escaped if a digest's bytes contain one
-    differing = re.findall(r"Hash mismatch for \\?'([^'\\]+)", said)
-    differing += re.findall(r"Missing files in model '[^']*': ([^'\"\]]+)", said)
+    differing = re.findall(r"Hash mismatch for \\?'([^'\\]+)", message)
+    differing += re.findall(r"Missing files in model '[^']*': ([^'\"\]]+)", message)
     if differing:
         return f"{', '.join(differing)} changed since"
-    return (said.splitlines() or [type(error).__name__])[0][:300]
+    return (message.splitlines() or [type(error).__name__])[0][:300]

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.acceptance_probe import calibration_texts, measure_cost, provenance
+from dflash_trt.build.acceptance_probe import calibration_texts, measure_cost, quantization_inputs
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.provenance import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
@@ -30,7 +30,7 @@ from dflash_trt.tensorrt_llm import (
     KIND,
     Context,
     LlmArgs,
-    announced,
+    as_if_quantized,
     check_args,
     check_quantizable,
     checkpoint_files,
@@ -44,31 +44,28 @@ from dflash_trt.tensorrt_llm import (
 def prepare(
     config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
 ) -> Job:
-    """Check a pair for TensorRT-LLM, which may run what the graphs refuse.
-
-    Raises ConfigError, CheckpointError or PairError.
-    """
+    """Check a pair, even one that graphs refuse; raises ConfigError, CheckpointError, PairError."""
     section = config.llm
     by_id, asked = section.checkpoints == "hub", section.quantize
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
-    pair = summarize(config, target_at, drafter_at)
+    pair = open_pair(config, target_at, drafter_at)
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises if there is none
     drafter = None
     if drafter_at is not None:
-        known = {"name": drafter_name(config), **_known(pair.drafter)}
+        known = {"name": drafter_name(config), **_known_fields(pair.drafter)}
         drafter = Input(drafter_at, checkpoint_files(pair.drafter), known)
     warnings = _pair_warnings(pair)
     # by id: the same bytes, whether or not the weights are local
-    known = dict(pair.target.values) if by_id else _known(pair.target)
+    known = dict(pair.target.values) if by_id else _known_fields(pair.target)
     if asked is not None:
         check_quantizable(asked, pair.target, section.machine)
     # fail before minutes of quantizing; the result is checked again
-    context = Context(config, replace(pair, target=announced(asked, pair.target)))
+    context = Context(config, replace(pair, target=as_if_quantized(asked, pair.target)))
     args, of_args = _checked_args(context)
     if asked is not None:
         texts = calibration_texts(section.calibration, pair.target)
-        known |= {"quantized": provenance(texts)}
+        known |= {"quantized": quantization_inputs(texts)}
         write = partial(_quantize, asked, config, pair, texts, report)
     else:
         warnings += of_args
@@ -76,8 +73,7 @@ def prepare(
     return Job(config, Input(target_at, target_files, known), drafter, warnings, write)
 
 
-def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
-    """Return both models as far as readable, and the config's requirements."""
+def open_pair(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
     return Pair(
         open_target(target.directory),
         open_drafter(drafter.directory) if drafter else NO_DRAFTER,
@@ -87,7 +83,7 @@ def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> 
     )
 
 
-def _known(model: Model[Any]) -> dict[str, Any]:
+def _known_fields(model: Model[Any]) -> dict[str, Any]:
     """Return a model's spec, or its config.json if the graphs refuse it."""
     return asdict(model.spec) if model.read else dict(model.values)
 
@@ -111,9 +107,9 @@ def _quantize(
     directory: Path,
 ) -> Written:
     """Write a bundle whose target is quantized now; its arguments are chosen for that."""
-    made = directory / "engines" / KIND / "target"
-    quantize_target(asked, pair.target.directory, made, texts, report)
-    context = Context(config, replace(pair, target=open_target(made)))
+    quantized = directory / "engines" / KIND / "target"
+    quantize_target(asked, pair.target.directory, quantized, texts, report)
+    context = Context(config, replace(pair, target=open_target(quantized)))
     _pair_warnings(context.pair)  # the original's were reported already
     cost = measure_cost(pair, context.pair, directory / "measured", report)
     args, warnings = _checked_args(context)

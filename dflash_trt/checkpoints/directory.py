@@ -39,13 +39,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_inside(directory: Path, file: Path) -> None:
-    """Raise CheckpointError if `file` links outside its checkpoint, whose bytes a build would copy.
-
-    Links from `snapshots/COMMIT` to `blobs` in the Hub's cache are allowed.
-    """
+    """Raise CheckpointError if a file links outside its checkpoint: builds copy its bytes."""
     home, real = directory.resolve(), file.resolve()
     within = [home]
-    if home.parent.name == "snapshots":
+    if home.parent.name == "snapshots":  # in the Hub's cache COMMIT links to blobs
         within.append(home.parents[1] / "blobs")
     if not any(real.is_relative_to(folder) for folder in within):
         raise CheckpointError(
@@ -67,10 +64,7 @@ OPTIONAL = (
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Return the files to copy, sorted.
-
-    Raises CheckpointError without a tokenizer.json, or if a file links outside the checkpoint.
-    """
+    """Return what exists, sorted; CheckpointError without tokenizer.json or for a link outside."""
     if not (directory / REQUIRED).is_file():
         raise CheckpointError(
             f"{directory} has no {REQUIRED}",
@@ -83,10 +77,9 @@ def tokenizer_files(directory: Path) -> list[Path]:
     return found
 
 
-def copy_tokenizer(target: Path, directory: Path) -> None:
-    """Copy a target's tokenizer into `directory/tokenizer`."""
+def copy_tokenizer(target: Path, build: Path) -> None:
     for file in tokenizer_files(target):
-        copy = directory / "tokenizer" / file.relative_to(target)
+        copy = build / "tokenizer" / file.relative_to(target)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy_file(file, copy)
 
@@ -110,12 +103,10 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Return the special tokens' texts from a tokenizer's files, as transformers does.
-
-    special_tokens_map.json is used if tokenizer_config.json lists no added tokens.
-    """
+    """Return the special tokens' texts by name, as transformers does."""
     given: dict[str, Any] = {}
     for file in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
+        # the second only if the first lists no added tokens
         if file.is_file() and "added_tokens_decoder" not in given:
             given |= read_json(file)
     extra: dict[str, Any] = {}
@@ -138,21 +129,19 @@ CARD = "README.md"
 
 
 def read_card(directory: Path) -> tuple[str, list[str]]:
-    """Return the license (the Hub's name, such as apache-2.0) and the datasets of a model card.
-
-    Empty without a card or valid front matter, because an invalid card must not fail a build.
-    """
+    """Return a model card's license (the Hub's name) and datasets; empty if missing or invalid."""
     try:
         text = read_text(directory / CARD)
         _, front, _ = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
         found = parse_yaml(compose_yaml(front))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):  # a card must not fail a build
         return "", []
     values: dict[str, Any] = found if isinstance(found, dict) else {}
-    said = values.get("license_name") if values.get("license") == "other" else values.get("license")
+    license = values.get("license")
+    license = values.get("license_name") if license == "other" else license
     names = values.get("datasets")
     names = names if isinstance(names, list) else [names]
-    return said if isinstance(said, str) else "", [x for x in names if isinstance(x, str)]
+    return license if isinstance(license, str) else "", [x for x in names if isinstance(x, str)]
 
 
 Spell = Callable[[int], bytes]  # by token id

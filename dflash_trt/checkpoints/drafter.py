@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.fields import SLIDING, Config, decoder_fields
-from dflash_trt.checkpoints.model import Drafter, loaded, open_model
+from dflash_trt.checkpoints.model import Drafter, open_model, unless_refused
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DrafterSpec,
@@ -27,20 +27,18 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 DFLASH2 = "DFlash2DraftModel"
+TABLES = ("embed_tokens", "lm_head")
 
 
-def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab: int) -> Selector:
-    """Add z-lab's convolutions to the layers in `fields`; return the selector.
-
-    draft_vocab: head rows.
-    """
+def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab_size: int) -> Selector:
+    """Add z-lab's convolutions to the layers in `fields`; return the selector."""
     convolution = Convolution(
         kernel_size=values.number("conv_kernel_size"), group_size=values.number("conv_group_size")
     )
     fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     top_k = values.number("selector_top_k")
-    if top_k > draft_vocab:
-        problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens"
+    if top_k > draft_vocab_size:
+        problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab_size} tokens"
         raise values.wrong(problem, "Take the config.json that came with it")
     return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
@@ -55,22 +53,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def zlab(config: Config) -> DrafterSpec:
-    """Return a drafter's spec from its config.json.
-
-    As in z-lab's code a DFlash value is read from `dflash_config` first, then from the top level.
-    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as in vLLM.
-    """
-    values = config.under(config.section("dflash_config"))
+    """Read each value from `dflash_config`, then from the top level, as z-lab's code does."""
+    values = config.overridden_by(config.section("dflash_config"))
     second = DFLASH2 in config["architectures"]
-    others = {} if second else {"selector_rank": (), "conv_kernel_size": ()}
-    for name, neutral in {**NEUTRAL, **others}.items():
+    dflash2_only = {} if second else {"selector_rank": (), "conv_kernel_size": ()}
+    for name, neutral in {**NEUTRAL, **dflash2_only}.items():
         if values.get(name) is not None and values[name] not in neutral:
             raise config.refuse(f"{name} is {values[name]!r}")
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(other) not in (None, config.get(name)):
             raise config.refuse(f"the drafter's {name} and the target's differ ({other})")
     fields = decoder_fields(config)
-    fields["layers"] = _layers(values, fields["layers"])
+    fields["layers"] = _with_attention_kinds(values, fields["layers"])
     selector = read_dflash2(values, fields, fields["vocab_size"]) if second else None
     cap = values.get("final_logit_softcapping")
     return DrafterSpec(
@@ -80,9 +74,9 @@ def zlab(config: Config) -> DrafterSpec:
         mask_token_id=mask_token(values, "Add it to dflash_config"),
         target_layer_ids=layer_numbers(values, "target_layer_ids"),
         num_target_layers=config.number("num_target_layers"),
-        embedding_scale=values.real("input_embedding_scale", 1.0),
-        output_multiplier=values.real("output_multiplier", 1.0),
-        final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
+        embedding_scale=values.positive("input_embedding_scale", 1.0),
+        output_multiplier=values.positive("output_multiplier", 1.0),
+        final_logit_softcapping=values.positive("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
         selector=selector,
     )
@@ -90,9 +84,9 @@ def zlab(config: Config) -> DrafterSpec:
 
 def deepspec(config: Config) -> DrafterSpec:
     """Return the spec of DeepSpec's plain DFlash: a block of n rows, all of which draft."""
-    spec, tables = zlab(config), ("embed_tokens", "lm_head")
+    spec = zlab(config)
     block_size = spec.block_size + 1  # the anchor and as many drafts
-    return replace(spec, block_size=block_size, sample_from_anchor=True, own_tables=tables)
+    return replace(spec, block_size=block_size, sample_from_anchor=True, own_tables=TABLES)
 
 
 def mask_token(values: Config, add: str) -> int:
@@ -115,8 +109,9 @@ def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
         )
 
 
-def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     """Make layers with a window causal, unless a field applies to all layers (z-lab, vLLM)."""
+    # causal, use_swa and swa_window_size are ModelOpt's, as in vLLM
     check_windows(values, layers)
     causal = values.flag("is_causal", values.flag("causal", None))
     layers = tuple(
@@ -124,41 +119,34 @@ def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, .
         for layer in layers
     )
     if values.flag("use_swa"):
-        sizes = values.over({"swa_window_size": values.get("sliding_window")})
+        sizes = values.with_defaults({"swa_window_size": values.get("sliding_window")})
         window = sizes.number("swa_window_size")
         layers = tuple(replace(layer, window=window) for layer in layers)
     return layers
 
 
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
-    """Read a list of layer numbers from config.json."""
     found = values.get(name)
     if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
-        raise values.wrong(
-            f"{name} is {found!r}, not a list of layer numbers", "Export the drafter again"
-        )
+        raise values.wrong(f"{name} is {found!r}, not a list of layer numbers", AGAIN)
     return tuple(found)
 
 
-DRAFTER_AGAIN = "Export the drafter again"
+AGAIN = "Export the drafter again"
 TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
-    """Return a drafter's spec from its config.json (`DFlashSpeculatorConfig`) and tensor names.
-
-    Layer tensors have z-lab's names. Tap ids count the embedding as 0, so they are one more than
-    z-lab's.
-    """
+    """Read a `DFlashSpeculatorConfig`; its layer tensors have z-lab's names."""
     if not isinstance(config.get("transformer_layer_config"), dict):
-        raise CheckpointError(f"{config.file} has no transformer_layer_config", DRAFTER_AGAIN)
+        raise CheckpointError(f"{config.file} has no transformer_layer_config", AGAIN)
     inner = config.section("transformer_layer_config")
     ropes = inner.get("rope_parameters")
     if isinstance(ropes, dict) and SLIDING in ropes:  # it then applies to every layer
-        inner = inner.under({"rope_parameters": ropes[SLIDING]})
+        inner = inner.overridden_by({"rope_parameters": ropes[SLIDING]})
     fields = decoder_fields(inner)
     check_windows(inner, fields["layers"])
-    hidden, vocab = fields["hidden_size"], fields["vocab_size"]
+    hidden = fields["hidden_size"]
     if config.number("target_hidden_size", hidden) != hidden:
         raise config.refuse("the drafter's hidden_size and the target's differ")
     draft_vocab = config.number("draft_vocab_size", 32000)
@@ -169,36 +157,32 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
         replace(x, window=x.window + 1, window_from_anchor=True, causal=causal) if x.window else x
         for x in fields["layers"]
     )
-    selector = read_dflash2(inner.under(config), fields, draft_vocab) if second else None
+    selector = read_dflash2(inner.overridden_by(config), fields, draft_vocab) if second else None
     from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(
         **fields,
         qk_norm=True,
         block_size=config.number("block_size", least=2 - from_anchor) + from_anchor,
         mask_token_id=mask_token(config, "Add it"),
-        target_layer_ids=tuple(
-            tap - 1 for tap in layer_numbers(config, "aux_hidden_state_layer_ids")
-        ),
+        # they count the embedding as 0, so they are one more than z-lab's
+        target_layer_ids=tuple(i - 1 for i in layer_numbers(config, "aux_hidden_state_layer_ids")),
         sample_from_anchor=from_anchor,
-        own_tables=tuple(t for t in ("embed_tokens", "lm_head") if f"{t}.weight" in names),
-        draft_vocab_size=None if draft_vocab == vocab else draft_vocab,
+        own_tables=tuple(table for table in TABLES if f"{table}.weight" in names),
+        draft_vocab_size=None if draft_vocab == fields["vocab_size"] else draft_vocab,
         selector=selector,
     )
 
 
 def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64]:
-    """Return the target's token of each row of a reduced head: int64 `[draft_vocab_size]`.
-
-    Stored as d2t, the difference of the two ids. Raises CheckpointError if they are invalid.
-    """
-    stored = weights.read("d2t")
+    """Return target ids by head row, int64 `[draft_vocab_size]`; CheckpointError if invalid."""
+    stored = weights.read("d2t")  # differences of the two ids
     ids: npt.NDArray[np.int64] = stored.astype(np.int64) + np.arange(len(stored))
     distinct = stored.dtype == np.int64 and len(np.unique(ids)) == len(ids)
     if not distinct or ids.min() < 0 or ids.max() >= spec.vocab_size:
         raise CheckpointError(
             f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
             f"target's {spec.vocab_size}",
-            DRAFTER_AGAIN,
+            AGAIN,
         )
     return ids
 
@@ -212,21 +196,18 @@ OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
 
 
 def load_drafter(directory: Path) -> Drafter:
-    """Read a drafter directory: config.json and weight headers.
-
-    Raises CheckpointError for missing or invalid files and unsupported drafters.
-    """
-    return loaded(open_drafter(directory))
+    """Read config.json and weight headers; CheckpointError if invalid or unsupported."""
+    return unless_refused(open_drafter(directory))
 
 
 def open_drafter(directory: Path) -> Drafter:
-    """Read a drafter directory; an unsupported drafter has a `refusal`."""
+    """Read a drafter, which has a `refusal` if it is unsupported."""
     return open_model("drafter", directory, _read)
 
 
 def _read(config: Config) -> tuple[DrafterSpec, Weights]:
     directory = config.file.parent
-    _check_method(config)
+    _require_dflash(config)
     weights = Weights(directory, config)
     if (directory / MASK_EMBEDDING).exists():
         what = f"{directory}: the drafter has an embedding of its own for masks ({MASK_EMBEDDING})"
@@ -237,59 +218,55 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
-    """Return the name of the drafter's method, by its config.json; None for DFlash."""
+    """Name the drafter's method by its config.json; None for DFlash."""
     if is_deepspec(config):
         return None
     inner = config.get("dflash_config")
     own = {**config, **inner} if isinstance(inner, Mapping) else config
     marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
-    names = " ".join(map(str, (*_method(config), *marks))).lower()
+    names = " ".join(map(str, (*_method_fields(config), *marks))).lower()
     return next((name for name in OTHERS if name.lower() in names), None)
 
 
 def is_deepspec(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is of DeepSpec's DFlash, whose architecture is called DSpark."""
     plain = config.get("markov_rank") == 0 and not config.get("enable_confidence_head")
     return plain and config.get("architectures") == [DEEPSPEC]
 
 
 def drafter_format(config: Mapping[str, Any]) -> str:
-    """Return whose format a DFlash drafter's config.json has."""
     if "speculators_model_type" in config:
         return "speculators"
     return "DeepSpec" if is_deepspec(config) else "z-lab"
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is an EAGLE-3 head's, which may look like a plain Llama."""
-    kind, _, architectures = _method(config)
+    """Recognize an EAGLE-3 head's config.json, which may look like a plain Llama's."""
+    kind, _, architectures = _method_fields(config)
     marked = "Eagle3" in str(architectures) or kind == "eagle3"
-    return marked or (not is_drafter(config) and "draft_vocab_size" in config)
+    return marked or (not is_dflash(config) and "draft_vocab_size" in config)
 
 
-def is_drafter(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is a DFlash drafter's, in any layout."""
+def is_dflash(config: Mapping[str, Any]) -> bool:
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
     return zlabs or is_deepspec(config) or "speculators_model_type" in config
 
 
-def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def _method_fields(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return speculators' type, z-lab's projector type and the architectures."""
     own = config.get("dflash_config")
     projector = own.get("projector_type") if isinstance(own, dict) else None
     return config.get("speculators_model_type"), projector, config.get("architectures")
 
 
-def _check_method(config: Config) -> None:
-    """Raise CheckpointError unless config.json is a DFlash drafter's."""
-    kind, projector, architectures = _method(config)
+def _require_dflash(config: Config) -> None:
+    kind, projector, architectures = _method_fields(config)
     if what := other_method(config):
         raise config.wrong(
             f"the drafter is {what}; dflash-trt runs DFlash drafters",
             "Use a DFlash drafter of the same target",
         )
-    known = is_drafter(config) if kind is None else kind in ("dflash", "dflash2")
+    known = is_dflash(config) if kind is None else kind in ("dflash", "dflash2")
     if not known or projector not in (None, "dflash"):
         raise config.wrong(
             f"the drafter's kind is not known to dflash-trt (architectures "
@@ -299,7 +276,7 @@ def _check_method(config: Config) -> None:
 
 
 def drafter_shapes(spec: DrafterSpec) -> Shapes:
-    """Return every tensor that the drafter's graph reads from its own checkpoint."""
+    """Return what the drafter's graph reads from its own checkpoint."""
     hidden = spec.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, len(spec.target_layer_ids) * hidden),

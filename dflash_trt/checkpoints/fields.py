@@ -24,21 +24,16 @@ AGAIN = "Export the model again"
 
 
 class Config(dict[str, Any]):
-    """A config.json, or an object in it; `file` is for messages. null counts as absent.
-
-    Each reader raises CheckpointError for a value of the wrong type.
-    """
+    """A config.json, or an object in it: null is absent; readers raise CheckpointError."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.file = file
+        self.file = file  # for messages
 
-    def over(self, values: Mapping[str, Any]) -> "Config":
-        """Return these fields with `values` as defaults."""
+    def with_defaults(self, values: Mapping[str, Any]) -> "Config":
         return Config(self.file, {**values, **self})
 
-    def under(self, values: Mapping[str, Any]) -> "Config":
-        """Return these fields overridden by `values`."""
+    def overridden_by(self, values: Mapping[str, Any]) -> "Config":
         return Config(self.file, {**self, **values})
 
     def stated(self) -> dict[str, Any]:
@@ -52,11 +47,9 @@ class Config(dict[str, Any]):
         return self.wrong(f"{what}, which dflash-trt does not handle yet", "Use a model without it")
 
     def stated_or(self, name: str, default: Any) -> Any:
-        """Return a field; `default` if it is absent."""
         return default if (value := self.get(name)) is None else value
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Read an integer; counts (num_..) are at most 1024."""
         value = self.stated_or(name, default)
         # a tuple of 10**9 layers would exhaust memory before a missing tensor is noticed
         most = 1024 if name.startswith("num_") else 1 << 40
@@ -66,19 +59,16 @@ class Config(dict[str, Any]):
             raise self.wrong(f"{name} {found}", "Correct it or export the model again")
         return value
 
-    def real(self, name: str, default: float | None = None) -> float:
-        """Read a positive number."""
+    def positive(self, name: str, default: float | None = None) -> float:
         value = self.stated_or(name, default)
         if type(value) not in (int, float) or not 0 < value < 1e30:
             raise self.wrong(f"{name} is {value!r}, not a positive number")
         return float(value)
 
-    def optional(self, name: str) -> float | None:
-        """Read a positive number, or None."""
-        return None if self.get(name) is None else self.real(name)
+    def positive_or_none(self, name: str) -> float | None:
+        return None if self.get(name) is None else self.positive(name)
 
     def section(self, name: str) -> "Config":
-        """Read an object; empty if absent."""
         value = self.get(name) or {}
         if not isinstance(value, dict):
             raise self.wrong(f"{name} is {value!r}, not an object")
@@ -92,7 +82,6 @@ class Config(dict[str, Any]):
 
 
 def decoder_fields(config: Config) -> dict[str, Any]:
-    """Return the fields of DecoderSpec common to all families."""
     if config.get("mlp_bias"):
         raise config.refuse("the MLP has biases (mlp_bias)")
     activation = config.get("hidden_act") or "silu"
@@ -102,7 +91,7 @@ def decoder_fields(config: Config) -> dict[str, Any]:
     own = config.section("per_layer_config")
     own = Config(own.file, {key.lstrip("0") or "0": fields for key, fields in own.items()})
     layers = tuple(
-        _layer(config.under(own.section(str(i))), kind)
+        _layer(config.overridden_by(own.section(str(i))), kind)
         for i, kind in enumerate(layer_types(config))
     )
     longest = config.number("max_position_embeddings")
@@ -111,15 +100,15 @@ def decoder_fields(config: Config) -> dict[str, Any]:
         "hidden_size": config.number("hidden_size"),
         "num_attention_heads": config.number("num_attention_heads"),
         "layers": layers,
-        "rms_norm_eps": config.real("rms_norm_eps", 1e-6),
-        "max_position_embeddings": min(_reach(layer.rope, longest) for layer in layers),
+        "rms_norm_eps": config.positive("rms_norm_eps", 1e-6),
+        "max_position_embeddings": min(_longest_text(layer.rope, longest) for layer in layers),
         "biases": ("q", "k", "v", "o") if config.get("attention_bias") else (),
         "hidden_act": activation,
     }
 
 
-def _reach(rope: Rope, stated: int) -> int:
-    """Return the longest text, as vLLM derives it (`_get_and_verify_max_len`)."""
+def _longest_text(rope: Rope, stated: int) -> int:
+    """Return what vLLM derives (`_get_and_verify_max_len`)."""
     original = rope.parameters.get(ORIGINAL, stated)
     if rope.kind == "longrope":  # beyond it frequencies change, for cached keys too
         return min(stated, int(original))
@@ -147,10 +136,7 @@ def _layer(config: Config, kind: str) -> LayerSpec:
 
 
 def layer_types(config: Config, every: int = 1) -> list[str]:
-    """Return "full_attention" or "sliding_attention" for each layer.
-
-    If absent, every `every`-th layer is full, or as Qwen's older fields say.
-    """
+    """Return types by layer; if absent, every `every`-th is full, or as Qwen's older fields say."""
     count = config.number("num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is None:
@@ -179,32 +165,30 @@ def experts(config: Config, *, normalized: bool) -> Experts:
 
 
 def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
-    """Return the RoPE of one layer type, with defaults as in transformers.
-
-    transformers 5 writes rope_parameters (by layer type or one for all), older versions rope_theta
-    beside rope_scaling. Refuses kinds whose frequencies change as a text grows.
-    """
+    """Return the RoPE of one layer type, with defaults as in transformers."""
+    # transformers 5 writes rope_parameters, one for all layers or by type; older ones rope_theta
+    # beside rope_scaling
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(found, dict) and isinstance(found.get(layer_type), dict):
         found = found[layer_type]
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
         raise config.refuse(f"RoPE parameters for {layer_type} layers are {found!r}")
-    values = config.under(found)
+    values = config.overridden_by(found)
     kind = found.get("rope_type", found.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise config.refuse(f"RoPE scaling of type {kind!r}")
     if kind != "proportional" and (values.get("partial_rotary_factor") or 1.0) != 1.0:
         raise config.refuse("RoPE covers only part of a head (partial_rotary_factor)")
-    theta = values.real("rope_theta", 10000.0)
+    theta = values.positive("rope_theta", 10000.0)
     longest = config.number("max_position_embeddings")
     # Phi-3's place for it, beside the parameters, takes precedence
     values[ORIGINAL] = config.get(ORIGINAL) or found.get(ORIGINAL) or longest
     if kind == "dynamic":  # it counts from the stated length, whatever else is given
         values[ORIGINAL] = longest
     if kind in ("yarn", "longrope") and values.get("factor") is None:
-        values["factor"] = longest / values.real(ORIGINAL)
+        values["factor"] = longest / values.positive(ORIGINAL)
     parameters: dict[str, Any] = {
-        name: values.real(name, default) for name, default in SCALINGS[kind].items()
+        name: values.positive(name, default) for name, default in SCALINGS[kind].items()
     }
     low, high = (parameters.get(f"{name}_freq_factor", i) for i, name in enumerate(("low", "high")))
     if theta <= 1 or parameters.get(ORIGINAL, 2) <= 1 or not low < high:
@@ -226,7 +210,7 @@ def _short_factor(values: Config, count: int) -> list[float]:
     found = values.get("short_factor")
     if not isinstance(found, list) or len(found) != count:
         raise values.wrong(f"short_factor of longrope is not a list of {count} numbers")
-    return [Config(values.file, {"short_factor": each}).real("short_factor") for each in found]
+    return [Config(values.file, {"short_factor": each}).positive("short_factor") for each in found]
 
 
 def _attention_factor(kind: str, values: Config) -> float:
@@ -234,14 +218,14 @@ def _attention_factor(kind: str, values: Config) -> float:
     if kind not in ("yarn", "longrope"):
         return 1.0
     if values.get("attention_factor") is not None:
-        return values.real("attention_factor")
-    factor = values.real("factor")
+        return values.positive("attention_factor")
+    factor = values.positive("factor")
     if factor <= 1:
         return 1.0
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(values[ORIGINAL]))
     if not (values.get("mscale") and values.get("mscale_all_dim")):
         return 0.1 * math.log(factor) + 1
-    scales = (values.real(name) for name in ("mscale", "mscale_all_dim"))
+    scales = (values.positive(name) for name in ("mscale", "mscale_all_dim"))
     own, all_dim = (0.1 * scale * math.log(factor) + 1 for scale in scales)
     return own / all_dim

@@ -19,7 +19,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class NotKnown(Exception):
-    """The value that a check needs is unknown."""
+    """A value that a check needs is unknown."""
 
 
 class Found(NamedTuple):
@@ -33,12 +33,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `fix` is empty if it passed."""
-
     name: str
     result: Literal["passed", "note", "warning", "error", "not checked"]
     found: str
-    fix: str = ""
+    fix: str = ""  # if not passed
 
     def __str__(self) -> str:
         return f"{self.name}: {self.found}. {self.fix}."
@@ -46,9 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check(Generic[P]):
-    """A named check; `look` is the decorated function."""
-
-    look: Callable[P, Found]
+    look: Callable[P, Found]  # the decorated function
     severity: Severity
     methods: tuple[Method, ...] = ()  # methods it applies to; empty: all
 
@@ -57,7 +53,6 @@ class Check(Generic[P]):
         return self.look.__name__.replace("_", "-")
 
     def __call__(self, *subject: P.args, **options: P.kwargs) -> Finding:
-        """Run the check; raises the DflashErrors of `look`, see `run`."""
         try:
             ok, what, fix, severity = self.look(*subject, **options)
         except NotKnown as missing:
@@ -67,19 +62,16 @@ class Check(Generic[P]):
 
 
 def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]], Check[P]]:
-    """Turn a function into a check, which returns a Finding when called."""
     return lambda look: Check(look, severity, methods)
 
 
 def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
-    """Return the checks for a decoding method."""
     return [each for each in checks if not each.methods or method in each.methods]
 
 
 def checks_of(module: ModuleType) -> list[Check[Any]]:
-    """Return the checks that a module defines, in file order."""
     found = [value for value in vars(module).values() if isinstance(value, Check)]
-    return [each for each in found if each.look.__module__ == module.__name__]
+    return [each for each in found if each.look.__module__ == module.__name__]  # not imported ones
 
 
 def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> Iterator[Finding]:

@@ -42,11 +42,9 @@ TURNED = (".attn_q.weight", ".attn_k.weight")  # Llama's, whose rows interleave 
 
 
 class Header(NamedTuple):
-    """A file's metadata, and its tensors as `gguf.ReaderTensor`."""
-
     file: Path
     values: dict[str, Any]
-    tensors: dict[str, Any]
+    tensors: dict[str, Any]  # of `gguf.ReaderTensor`
 
     def wrong(self, what: str, fix: str = AGAIN) -> CheckpointError:
         return CheckpointError(f"{self.file}: {what}"[:400], fix)
@@ -181,17 +179,13 @@ def _read(file: Path, _changed: int) -> Header:
 
 
 def open_tensors(file: Path) -> dict[str, Stored]:
-    """Return the tensors by Hugging Face name; unknown tensors keep their names.
-
-    Raises CheckpointError for an unsupported type.
-    """
+    """Return the tensors by Hugging Face name; CheckpointError for an unsupported type."""
     header = read_header(file)
     tensors = (tensor for name, tensor in header.tensors.items() if name != ROPE_FREQS)
-    return {hf_name(tensor.name): _opened(header, tensor) for tensor in tensors}
+    return {hugging_face_name(tensor.name): _open_tensor(header, tensor) for tensor in tensors}
 
 
-def hf_name(name: str) -> str:
-    """Return a tensor's name in a Hugging Face checkpoint."""
+def hugging_face_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in LAYER_NAMES:
@@ -199,7 +193,7 @@ def hf_name(name: str) -> str:
     return f"{NAMES[stem]}.{kind}" if stem in NAMES else name
 
 
-def _opened(header: Header, tensor: Any) -> Stored:
+def _open_tensor(header: Header, tensor: Any) -> Stored:
     gguf, file, name = library(), header.file, tensor.name
     kind, shape = tensor.tensor_type, tuple(reversed(tensor.shape.tolist()))
     block = gguf.GGML_QUANT_SIZES[kind]
@@ -259,20 +253,17 @@ WORDS = (  # with the number of digits kept together
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-_made: list[TemporaryDirectory[str]] = []  # removed when the process ends
+_directories: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 def as_directory(file: Path) -> Path:
-    """Return a temporary directory equivalent to the file.
-
-    Raises CheckpointError for an invalid header or an unsupported feature.
-    """
+    """Write an equivalent temporary directory; CheckpointError if invalid or unsupported."""
     header = read_header(file)
     card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
     card = {name: value for name, value in card.items() if value}
     try:
         files = {
-            "config.json": json.dumps(_config(header)),
+            "config.json": json.dumps(_config_json(header)),
             "generation_config.json": json.dumps(_generation_config(header)),
             "tokenizer_config.json": json.dumps(_tokenizer_config(header)),
             "tokenizer.json": _tokenizer(header).to_str(),
@@ -283,8 +274,8 @@ def as_directory(file: Path) -> Path:
     except Exception as error:  # a value is missing or of another type; the tokenizer's are bare
         what = f"its metadata make no model ({type(error).__name__}: {error})"
         raise header.wrong(what) from error
-    _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
-    directory = Path(_made[-1].name, file.stem)  # the name that messages show
+    _directories.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
+    directory = Path(_directories[-1].name, file.stem)  # the name that messages show
     directory.mkdir()
     for name, text in files.items():
         (directory / name).write_text(text + "\n", encoding="utf-8")
@@ -292,7 +283,7 @@ def as_directory(file: Path) -> Path:
     return directory
 
 
-def packaged(package: str, name: Path) -> Path:
+def find_packaged_file(package: str, name: Path) -> Path:
     """Find a file of an installed package without importing it: dependencies may be missing."""
     spec = find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -304,11 +295,8 @@ def packaged(package: str, name: Path) -> Path:
     )
 
 
-def _config(header: Header) -> dict[str, Any]:
-    """Return config.json, whose numbers its reader validates.
-
-    Raises CheckpointError for missing or unsupported values.
-    """
+def _config_json(header: Header) -> dict[str, Any]:
+    """Return config.json, whose numbers its reader validates; CheckpointError if unsupported."""
     kind = header.values.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         what = f"of GGUF {', '.join(ARCHITECTURES)} are read, but the architecture is {kind!r}"
@@ -348,7 +336,6 @@ def _config(header: Header) -> dict[str, Any]:
 
 
 def _generation_config(header: Header) -> dict[str, Any]:
-    """Return generation_config.json: end tokens of texts, turns and messages, and sampling."""
     tokens = header.values[f"{STATED}.tokens"]
     ends = [header.values.get(f"{STATED}.{end}_token_id") for end in ("eos", "eot", "eom")]
     ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
@@ -360,7 +347,6 @@ def _generation_config(header: Header) -> dict[str, Any]:
 
 
 def _tokenizer(header: Header) -> Tokenizer:
-    """Return the model's tokenizer; CheckpointError unless it is byte-level BPE."""
     model, pre = (header.values.get(f"{STATED}.{name}") for name in ("model", "pre"))
     if model != "gpt2" or pre not in PRE_TOKENIZERS or header.values.get(f"{STATED}.add_eos_token"):
         what = f"its tokenizer is {model!r} with pre-tokenizer {pre!r}; read are those of gpt2 "
@@ -371,29 +357,30 @@ def _tokenizer(header: Header) -> Tokenizer:
     adds_bos = header.values.get(f"{STATED}.add_bos_token", pre in LLAMA3)
     bos = tokens[header.values[f"{STATED}.bos_token_id"]] if adds_bos else None
     with panics_as_errors():
-        return _assembled(pre, tokens, types, header.values[f"{STATED}.merges"], bos)
+        return _assemble_tokenizer(pre, tokens, types, header.values[f"{STATED}.merges"], bos)
 
 
-def _assembled(
+def _assemble_tokenizer(
     pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None
 ) -> Tokenizer:
     vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
     pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
-    made = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
     if pre in QWEN2:
-        made.normalizer = normalizers.NFC()
-    made.pre_tokenizer, made.decoder = Sequence(_splits(pre)), decoders.ByteLevel()
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = Sequence(_pre_tokenizers(pre))
+    tokenizer.decoder = decoders.ByteLevel()
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        added = [text for i, text in enumerate(tokens) if types[i] == kind]
-        made.add_tokens([AddedToken(text, special=special, normalized=False) for text in added])
+        texts = [text for i, text in enumerate(tokens) if types[i] == kind]
+        tokenizer.add_tokens([AddedToken(t, special=special, normalized=False) for t in texts])
     if bos is not None:
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single="bos $A", special_tokens=[{"id": "bos", "ids": [vocab[bos]], "tokens": [bos]}]
         )
-    return made
+    return tokenizer
 
 
-def _splits(pre: str) -> list[PreTokenizer]:
+def _pre_tokenizers(pre: str) -> list[PreTokenizer]:
     if pre in (*LLAMA3, *QWEN2):
         words = Regex(WORDS % (3 if pre in LLAMA3 else 1))
         return [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -1,6 +1,5 @@
 """A target, a drafter and their pair, as far as readable, refused models included."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +27,6 @@ OTHER_DRAFTER = "Use the drafter that was trained for this target"
 
 @dataclass(frozen=True)
 class Model(Generic[Spec]):
-    """One model: its config, and its spec and weights for the graphs."""
-
     role: str  # "target" or "drafter"
     directory: Path
     values: Mapping[str, Any]  # config.json, flat
@@ -54,18 +51,14 @@ class Model(Generic[Spec]):
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     def number(self, name: str) -> int:
-        """Return a field of the spec, or of the config of a refused model.
-
-        Raises NotKnown unless it is an integer.
-        """
+        """Return a field of the spec, or of a refused model's config; NotKnown if no integer."""
         spec = self.read[0] if self.read else None
         value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
 
-    def known(self, *names: str) -> int | None:
-        """Return the first of the fields that `number` knows; None: it knows none."""
+    def number_or_none(self, *names: str) -> int | None:
         for name in names:
             with suppress(NotKnown):
                 return self.number(name)
@@ -102,7 +95,6 @@ class Model(Generic[Spec]):
 
     @cached_property
     def tokens(self) -> dict[str, int]:
-        """The tokenizer's vocabulary, added tokens included."""
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
     @property
@@ -110,8 +102,7 @@ class Model(Generic[Spec]):
         return max(self.tokens.values(), default=-1)
 
     @cached_property
-    def texts(self) -> dict[int, str]:
-        """The tokenizer's tokens by id."""
+    def token_texts(self) -> dict[int, str]:
         return {token: text for text, token in self.tokens.items()}
 
     def _read(self) -> tuple[Spec, Weights]:
@@ -139,10 +130,7 @@ class Pair:
 def open_model(
     role: str, directory: Path, read: Callable[[Config], tuple[Spec, Weights]]
 ) -> Model[Spec]:
-    """Read config.json once and apply `read` to it; a refusal is stored.
-
-    Raises CheckpointError only if config.json is unreadable.
-    """
+    """Apply `read`, whose refusal is stored; CheckpointError only if config.json is unreadable."""
     file = directory / "config.json"
     config = read_json(file)
     try:
@@ -151,8 +139,7 @@ def open_model(
         return Model(role, directory, flat(config), refusal)
 
 
-def loaded(model: Model[Spec]) -> Model[Spec]:
-    """Return the model; raise its refusal if there is one."""
+def unless_refused(model: Model[Spec]) -> Model[Spec]:
     if model.refusal is not None:
         raise model.refusal
     return model
@@ -164,7 +151,7 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
     Beyond the original length it rotates more slowly, for all texts alike, as in vLLM. transformers
     instead changes it with each length, and cached keys keep the RoPE of their time.
     """
-    spec, weights = model._read()
+    spec = model.spec
 
     def stretched(rope: Rope) -> Rope:
         factor, original = (rope.parameters.get(name, 1.0) for name in ("factor", ORIGINAL))
@@ -174,11 +161,10 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
         return replace(rope, theta=rope.theta * scale)
 
     layers = tuple(replace(layer, rope=stretched(layer.rope)) for layer in spec.layers)
-    return replace(model, read=(replace(spec, layers=layers), weights))
+    return replace(model, read=(replace(spec, layers=layers), model.weights))
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the fields of inner objects (`INNER`) taking precedence."""
     fields = dict(config)
     for name in INNER:
         if isinstance(inner := fields.get(name), dict):
@@ -186,8 +172,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"architectures": config.get("architectures")}
 
 
-def finite(value: object) -> float | None:
-    """Return a finite number as float, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+def finite_or_none(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
-    return float(value) if abs(value) < 1e300 else None
+    return float(value)

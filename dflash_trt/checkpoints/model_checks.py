@@ -13,7 +13,7 @@ from dflash_trt.checkpoints.drafter import (
 )
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
-from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite_or_none
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
@@ -114,14 +114,12 @@ def draft_tokens(pair: Pair) -> Found:
 
 @check("warning")
 def context_length(pair: Pair) -> Found:
-    """Check the drafter's positions: beyond them drafts get worse; the text stays correct.
-
-    A scaled RoPE covers `factor` times its original positions.
-    """
+    """Check the drafter's positions: beyond them drafts get worse; the text stays correct."""
     reach = pair.drafter.number("max_position_embeddings")
+    # a scaled RoPE covers `factor` times its original positions
     for layer in pair.drafter.layers if pair.drafter.read else ():
-        factor = finite(layer.rope.parameters.get("factor"))
-        original = finite(layer.rope.parameters.get("original_max_position_embeddings"))
+        factor = finite_or_none(layer.rope.parameters.get("factor"))
+        original = finite_or_none(layer.rope.parameters.get("original_max_position_embeddings"))
         if factor and original:
             reach = min(reach, int(factor * original))
     asked = pair.max_seq_len
@@ -153,15 +151,13 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
 
 @check("error")
 def taps_in_range(pair: Pair) -> Found:
-    """Check that the target has every tapped layer, and more after the last.
-
-    transformers returns the last layer's output normed, other servers do not.
-    """
+    """Check that the target has every tapped layer, and more after the last."""
+    # transformers returns the last layer's output normed, other servers do not
     last, taps = pair.target.number("num_hidden_layers") - 1, pair.drafter.taps
     wrong = tuple(tap for tap in taps if not 0 <= tap < last)
     return Found(
         not wrong,
-        f"the drafter taps layer {_listed(wrong or taps)} (target_layer_ids), this target's layers "
+        f"the drafter taps layer {_joined(wrong or taps)} (target_layer_ids), this target's layers "
         f"are 0 to {last}, of which the last is never tapped",
         OTHER_DRAFTER,
     )
@@ -169,23 +165,20 @@ def taps_in_range(pair: Pair) -> Found:
 
 @check("warning")
 def taps_off_by_one(pair: Pair) -> Found:
-    """Check for taps off by one: speculators and llama.cpp count from 1, z-lab from 0.
-
-    Neighboring layers still draft, but badly. Detected if every tap is beside z-lab's default.
-    """
+    """Check for taps off by one, which draft badly: z-lab counts from 0, others from 1."""
     taps = pair.drafter.taps
     usual = default_taps(pair.target.number("num_hidden_layers"), len(taps))
     beside = [off for off in (1, -1) if taps == tuple(tap + off for tap in usual)]
     return Found(
         len(taps) < 2 or not beside,
-        f"the drafter's taps are {_listed(taps)}"
-        + (f", each {beside[0]:+d} from the usual {_listed(usual)}" if beside else ""),
+        f"the drafter's taps are {_joined(taps)}"
+        + (f", each {beside[0]:+d} from the usual {_joined(usual)}" if beside else ""),
         "Check target_layer_ids against the published ones: z-lab's ids count from 0, those of "
         "speculators and llama.cpp from 1",
     )
 
 
-def _listed(taps: tuple[int, ...]) -> str:
+def _joined(taps: tuple[int, ...]) -> str:
     return ", ".join(map(str, taps))
 
 
@@ -207,12 +200,10 @@ def mask_in_vocabulary(pair: Pair) -> Found:
 
 @check("warning")
 def mask_is_reserved(pair: Pair) -> Found:
-    """Check that the mask is a special token or the first free id, but no end or padding token.
-
-    z-lab and speculators choose so; some trainers fall back to the end, which texts hold too.
-    """
+    """Check that the mask is a special token or the first free id, but no end or padding token."""
+    # z-lab and speculators choose so; some trainers fall back to the end, which texts hold too
     mask, target = pair.drafter.number("mask_token_id"), pair.target
-    token, free, same = target.texts.get(mask), target.highest_token + 1, []
+    token, free, same = target.token_texts.get(mask), target.highest_token + 1, []
     for name in ("eos_token_id", "pad_token_id"):
         ids = target.values.get(name)
         if name == "eos_token_id" and target.read is not None:
@@ -232,7 +223,7 @@ def mask_is_reserved(pair: Pair) -> Found:
 def same_tokenizer(pair: Pair) -> Found:
     """Check that the drafter's tokenizer, if any, has the target's ids."""
     target, drafter = pair.target.tokens, pair.drafter.tokens
-    texts = pair.drafter.texts
+    texts = pair.drafter.token_texts
     moved = [
         text for text, token in target.items()
         if drafter.get(text, token) != token or texts.get(token, text) != text
@@ -269,14 +260,11 @@ def drafter_tensors(pair: Pair) -> Found:
 
 @check("warning")
 def rope(pair: Pair) -> Found:
-    """Check RoPE's scaling and base, which equal the target's in training; an export may lose them.
-
-    Without the scaling positions beyond the original ones are unknown.
-    """
+    """Check RoPE's scaling and base: the target's in training, but an export may lose them."""
     drafter, target = _ropes(pair.drafter.values), _ropes(pair.target.values)
     return Found(
         (bool(drafter) and drafter <= target) or not target,
-        f"the drafter's RoPE is {_names(drafter)}, the target's {_names(target)}",
+        f"the drafter's RoPE is {_joined_ropes(drafter)}, the target's {_joined_ropes(target)}",
         "Check rope_theta, rope_scaling and rope_parameters in the drafter's config.json against "
         "the published one",
     )
@@ -285,7 +273,7 @@ def rope(pair: Pair) -> Found:
 @check("warning")
 def embedding_scale(pair: Pair) -> Found:
     """Check that the drafter scales embeddings like its target (Gemma: sqrt(hidden_size))."""
-    own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
+    own, expected = finite_or_none(pair.drafter.values.get("input_embedding_scale")), 1.0
     if pair.target.read is not None:
         expected = pair.target.spec.embedding_scale
     elif str(pair.target.values.get("model_type")).startswith("gemma"):
@@ -309,12 +297,12 @@ def _ropes(config: Mapping[str, Any]) -> set[str]:
         kind = own.get("rope_type", own.get("type", "default"))
         # proportional: rotates part of each head, which is no scaling
         kind = "default" if kind == "proportional" else kind
-        if theta := finite(own.get("rope_theta")):
+        if theta := finite_or_none(own.get("rope_theta")):
             stated.add(f"{kind} {theta:g}")
     return stated
 
 
-def _names(ropes: set[str]) -> str:
+def _joined_ropes(ropes: set[str]) -> str:
     return " and ".join(sorted(ropes)) or "not stated"
 
 
@@ -413,15 +401,11 @@ def drafter_method(pair: Pair) -> Found:
 
 @check("error", "dflash")
 def taps_ascending(pair: Pair) -> Found:
-    """Check that taps ascend: layers are captured in that order, others would be scrambled.
-
-    `DFlashSpecMetadata.__post_init__` sorts them (`_torch/speculative/dflash.py@00679c66`).
-    """
-    taps = pair.drafter.taps
+    """Check that taps ascend: layers are captured in that order, others would be scrambled."""
+    taps = pair.drafter.taps  # sorted upstream (`DFlashSpecMetadata`, dflash.py@00679c66)
     return Found(
         list(taps) == sorted(taps),
-        f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
-        "ascending order",
+        f"the drafter's taps are {_joined(taps)}; TensorRT-LLM captures layers in ascending order",
         "Take another engine kind, or a drafter whose taps ascend",
     )
 

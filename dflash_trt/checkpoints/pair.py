@@ -24,7 +24,7 @@ from dflash_trt.checkpoints.findings import (
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.target import open_target
-from dflash_trt.checkpoints.weights import open_files, stored_types
+from dflash_trt.checkpoints.weights import count_stored_types, open_files
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
@@ -49,38 +49,29 @@ def check_pair(
     drafter: Drafter | None,
     draft_tokens: int | None,
     max_seq_len: int | None = None,
-    more: Sequence[Check[[Pair]]] = (),
+    other_checks: Sequence[Check[[Pair]]] = (),
 ) -> list[Finding]:
-    """Return the warnings of a pair that can run, or of a target alone.
-
-    draft_tokens, max_seq_len: from the build config, or None. more: checks of other rooms. Raises
-    PairError for a wrong pair, CheckpointError for a missing tensor or an invalid tokenizer.
-    """
+    """Return warnings, of a target alone too; PairError or CheckpointError if it cannot run."""
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
-    return warnings_of((check(pair) for check in _checks(pair, more)), PairError)
+    return warnings_of((check(pair) for check in _checks(pair, other_checks)), PairError)
 
 
-def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
-    """Yield all findings, without a drafter those of the target. more: checks of other rooms."""
-    return run(_checks(pair, more), pair)
+def pair_findings(pair: Pair, other_checks: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
+    return run(_checks(pair, other_checks), pair)
 
 
-def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
-    """Return all checks of `build` and `inspect`."""
+def _checks(pair: Pair, other_checks: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
     if pair.drafter.absent:
-        return [*model_checks.OF_THE_TARGET, *more]
+        return [*model_checks.OF_THE_TARGET, *other_checks]
     if pair.method == "eagle3":
-        return [*model_checks.OF_THE_TARGET, *model_checks.OF_EAGLE3, *more]
-    return [*PAIR_CHECKS, *more]
+        return [*model_checks.OF_THE_TARGET, *model_checks.OF_EAGLE3, *other_checks]
+    return [*PAIR_CHECKS, *other_checks]
 
 
-def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`.
-
-    findings: of the pair's own checks.
-    """
+def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`."""
     models = (pair.target, pair.drafter)
-    wrong = [each for each in findings if each.result == "error"]
+    wrong = [each for each in own_findings if each.result == "error"]
     graphs = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     graphs += [f"{each.name}: {each.found}" for each in wrong]
     # it reads tensors itself
@@ -101,51 +92,46 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
 
 
 def inspect(
-    target: Path, drafter: Path | None = None, more: Sequence[Check[[Pair]]] = ()
+    target: Path, drafter: Path | None = None, other_checks: Sequence[Check[[Pair]]] = ()
 ) -> dict[str, Any]:
-    """Return a report for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
-
-    more: checks of other rooms. Unreadable values are None. Raises CheckpointError only without a
-    readable config.json.
-    """
+    """Return a report for JSON, None for the unreadable; CheckpointError without config.json."""
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     tied = pair.target.values.get("tie_word_embeddings")
     tied = tied if isinstance(tied, bool) else None
     report = {"target": {**_describe(pair.target), "tie_word_embeddings": tied}}
     if drafter is not None:
-        report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-    checks = list(pair_findings(pair, more))
+        report["drafter"] = {**_describe(pair.drafter), **_describe_drafter(pair.drafter)}
+    checks = list(pair_findings(pair, other_checks))
     kinds = engine_kinds(pair, checks)
     return {**report, "checks": [asdict(check) for check in checks], "engine_kinds": kinds}
 
 
 def _describe(model: Model[Any]) -> dict[str, Any]:
-    refusal, gguf, cached = model.refusal, model.directory / LINK, _cached(model)
+    refusal, gguf, cached = model.refusal, model.directory / LINK, _numbers_per_token(model)
     return {
         "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
         "architecture": model.architecture,
         "family": model.values.get("model_type"),
         "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
-        **{name: model.known(name) for name in SIZES.split()},
-        "layers": _layers(model),
-        "weights": _weights(model),
+        **{name: model.number_or_none(name) for name in SIZES.split()},
+        "layers": _count_layers(model),
+        "weights": _describe_weights(model),
         **_memory(model),
         "kv_bytes_per_token": cached and {name: cached * n for name, n in CACHE_BYTES.items()},
     }
 
 
-def _drafter(model: Drafter) -> dict[str, Any]:
+def _describe_drafter(model: Drafter) -> dict[str, Any]:
     try:
         taps = list(model.taps)
     except NotKnown:
         taps = None
     fields = ("block_size", "mask_token_id", "draft_vocab_size", "num_target_layers")
-    known = {name: model.known(name) for name in fields}
+    known = {name: model.number_or_none(name) for name in fields}
     return {"format": drafter_format(model.values), "taps": taps, **known}
 
 
-def _layers(model: Model[Any]) -> list[str] | None:
-    """Return the kinds of layers and their counts; None: not stated."""
+def _count_layers(model: Model[Any]) -> list[str] | None:
     kinds = model.values.get("layer_types")
     if model.read:
         kinds = [f"window {x.window}" if x.window else "full attention" for x in model.layers]
@@ -153,12 +139,11 @@ def _layers(model: Model[Any]) -> list[str] | None:
     return [f"{count} x {kind}" for kind, count in counted.most_common(8)] or None
 
 
-def _weights(model: Model[Any]) -> dict[str, Any] | None:
-    """Return number and size of weight files, and counts of stored tensors by dtype."""
+def _describe_weights(model: Model[Any]) -> dict[str, Any] | None:
     found = model.stored.files if model.stored else model.directory.glob("model*")
     files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
     try:
-        tensors = sum(map(stored_types, files), Counter[str]())
+        tensors = sum(map(count_stored_types, files), Counter[str]())
     except CheckpointError:
         return None
     size = sum(file.stat().st_size for file in files)
@@ -183,7 +168,7 @@ def _memory(model: Model[Any]) -> dict[str, Any]:
     return {"parameters": matrices + others, "memory_bytes": memory}
 
 
-def _cached(model: Model[Any]) -> int | None:
+def _numbers_per_token(model: Model[Any]) -> int | None:
     """Return the numbers cached per token; with latent attention (MLA) the latent's."""
     if model.read is not None:
         return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in model.layers)

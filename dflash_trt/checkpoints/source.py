@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
-from dflash_trt.checkpoints.gguf import as_directory, packaged
+from dflash_trt.checkpoints.gguf import as_directory, find_packaged_file
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 
@@ -32,15 +32,11 @@ class Located(NamedTuple):
 
 
 def locate(source: Source, role: str, report: Report, *, weights: bool = True) -> Located:
-    """Return a source's directory, downloaded from the Hub if needed.
-
-    role: "target" or "drafter". weights: False leaves weights on the Hub. A branch or tag is
-    resolved each time; offline the last one seen is used. Raises CheckpointError for any failure.
-    """
+    """Download what is on the Hub (offline: the last commit seen); CheckpointError if it fails."""
     if source.path is not None:
         return Located(source.path, None)
     if isinstance(source, TargetSource) and source.gguf is not None:
-        file = packaged(source.package, source.gguf) if source.package else source.gguf
+        file = find_packaged_file(source.package, source.gguf) if source.package else source.gguf
         return Located(as_directory(file), None)
     # imported here: it takes longer than everything else in a finished build
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
@@ -54,19 +50,16 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
                 allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
                 ignore_patterns=NOT_READ,
                 local_files_only=constants.HF_HUB_OFFLINE,
-                tqdm_class=_bars(f"fetching {source.hub}", report),
+                tqdm_class=_reporting_bars(f"fetching {source.hub}", report),
             )
         )
     except Exception as error:  # exceptions of the library, httpx, the system and Rust code
-        raise _explained(error, source, role) from error
+        raise _download_error(error, source, role) from error
     return Located(directory, directory.name)
 
 
 def small_files(directory: Path) -> list[Path]:
-    """Return the files besides weights that `locate` downloads, sorted; for a local directory too.
-
-    Raises CheckpointError for a link to outside.
-    """
+    """Return what `locate` fetches besides weights; CheckpointError for a link to outside."""
     found = [file for file in directory.iterdir() if file.is_file()]
     found += directory.glob(MORE_TEMPLATES)
     small = [f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS)]
@@ -78,15 +71,15 @@ def small_files(directory: Path) -> list[Path]:
 def locate_argument(argument: str, role: str, report: Report) -> Path:
     """Return a command's directory argument: a path, or ORG/NAME@REVISION on the Hub."""
     path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
-    packed = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
+    packaged = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
     if path.is_dir():
         return path
     if path.is_file():
         source: Source = TargetSource(gguf=path)
     elif hub and not path.exists():
         source = Source(hub=hub[1], revision=hub[2])
-    elif packed and not path.exists():
-        source = TargetSource(package=packed[1], gguf=Path(packed[2]))
+    elif packaged and not path.exists():
+        source = TargetSource(package=packaged[1], gguf=Path(packaged[2]))
     else:
         raise CheckpointError(
             f"the {role} {argument} is not a directory",
@@ -96,7 +89,7 @@ def locate_argument(argument: str, role: str, report: Report) -> Path:
     return locate(source, role, report).directory
 
 
-def _bars(step: str, report: Report) -> Any:
+def _reporting_bars(step: str, report: Report) -> Any:
     """Return a progress-bar class for `huggingface_hub` that only reports."""
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
 
@@ -120,8 +113,7 @@ def _bars(step: str, report: Report) -> Any:
     return Bar
 
 
-def _explained(error: Exception, source: Source, role: str) -> CheckpointError:
-    """Explain an exception of the download, and its fix."""
+def _download_error(error: Exception, source: Source, role: str) -> CheckpointError:
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -62,8 +62,6 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """Fields of both target and drafter."""
-
     vocab_size: int
     hidden_size: int
     num_attention_heads: int

@@ -41,8 +41,6 @@ AGAIN = "Download or export the checkpoint again"
 
 
 class Span(NamedTuple):
-    """Bytes of a file."""
-
     file: Path
     offset: int
     size: int
@@ -66,13 +64,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file, from its header; `dtype` is the format's name."""
-
     name: str
     file: Path
     offset: int  # bytes from the start of the file
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # the format's name
 
     @property
     def size(self) -> int:
@@ -93,16 +89,14 @@ class Stored:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """Return the tensors of a safetensors file by name; CheckpointError for an invalid header.
-
-    `safe_open` checks types, offsets (no gap, no overlap) and the file's length.
-    """
+    """Return the tensors of a safetensors file by name; CheckpointError for an invalid header."""
     try:
         if not file.is_file():  # a pipe would never end
             raise OSError("no such file")
         with file.open("rb") as stream:
             offset = 8 + int.from_bytes(stream.read(8), "little")
         found = {}
+        # checks types, offsets (no gap, no overlap) and the file's length
         with safe_open(file, framework="numpy") as header:
             for name in header.offset_keys():  # in the order of their bytes
                 entry = header.get_slice(name)
@@ -156,10 +150,7 @@ class Quantized:
     dtype = "F32"
 
     def read(self, start: int = 0, count: int | None = None) -> Floats:
-        """Return `count` numbers of the plain tensor from `start` on, flat; all by default.
-
-        Whole matrices only. Uses a few MB beside the result.
-        """
+        """Return `count` numbers of the plain tensor from `start` on, flat; whole matrices only."""
         size = math.prod(self.shape[-2:])
         first, many = start // size, (math.prod(self.shape) if count is None else count) // size
         plain = np.empty((many, *self.shape[-2:]), np.float32)
@@ -194,43 +185,35 @@ class Quantized:
 def dequantized(
     stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Stored | Quantized]:
-    """Return the plain tensors of a checkpoint whose files hold `stored`, by name.
-
-    config: config.json; without a `quantization_config` nothing changes. Raises CheckpointError for
-    an unsupported layout, or scales that do not fit their codes.
-    """
-    if (quantization := _announced(config, directory)) is None:
+    """Return plain tensors by name; CheckpointError for an unsupported layout or wrong scales."""
+    if (quantization := _read_quantization(config, directory)) is None:
         return dict(stored)
     block = quantization.weight_block_size
-    made = dict(filter(None, (_made(codes, stored, block) for codes in stored.values())))
-    parts = (part for m in made.values() for part in vars(m).values())
+    found = (_quantized_tensor(codes, stored, block) for codes in stored.values())
+    plain = dict(filter(None, found))
+    parts = (part for tensor in plain.values() for part in vars(tensor).values())
     used = {part.name for part in parts if isinstance(part, Stored)}
     rest = {
         name: tensor
         for name, tensor in stored.items()
         if name not in used and not name.endswith((*ACTIVATIONS, *CACHE))
     }
-    for name in sorted(rest.keys() & made.keys()):
+    for name in sorted(rest.keys() & plain.keys()):
         raise CheckpointError(f"{directory} holds {name} twice, plain and quantized", INSTEAD)
-    return {**rest, **made}
+    return {**rest, **plain}
 
 
 class Quantization(BaseModel):
-    """The storage fields of `quantization_config`."""
-
     quant_method: str = ""
     fmt: str | None = None  # of `fp8`
     weight_block_size: Block | None = None
     quant_algo: str | None = None  # of ModelOpt
 
 
-def _announced(config: Mapping[str, Any], directory: Path) -> Quantization | None:
-    """Return the config's quantization, None without one; CheckpointError if unsupported.
-
-    ModelOpt may write it to `hf_quant_config.json`.
-    """
+def _read_quantization(config: Mapping[str, Any], directory: Path) -> Quantization | None:
+    """Return the config's quantization, None without one; CheckpointError if unsupported."""
     found = config.get("quantization_config")
-    if not found and (directory / MODELOPT_FILE).is_file():
+    if not found and (directory / MODELOPT_FILE).is_file():  # ModelOpt's place for it
         found = read_json(directory / MODELOPT_FILE).get("quantization")
         found = {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
     if not found:
@@ -251,13 +234,10 @@ def _announced(config: Mapping[str, Any], directory: Path) -> Quantization | Non
     return quant
 
 
-def _made(
-    codes: Stored, stored: Mapping[str, Stored], block: Block | None
+def _quantized_tensor(
+    codes: Stored, stored: Mapping[str, Stored], fp8_block: Block | None
 ) -> tuple[str, Quantized] | None:
-    """Return the name and plain tensor for these codes; None if they are not codes.
-
-    block: announced by the config for FP8.
-    """
+    """Return the name and plain tensor for these codes; None if they are not codes."""
 
     def beside(*names: str) -> Stored | None:
         return next((stored[name] for name in names if name in stored), None)
@@ -266,7 +246,7 @@ def _made(
     if len(shape) < 2 or not codes.size:
         return None
     if codes.dtype == "F8_E4M3" and (scales := beside(f"{name}_scale_inv", f"{name}_scale")):
-        blocks = [*([block] if block else []), (1, shape[-1]), (shape[-2], shape[-1])]
+        blocks = [*([fp8_block] if fp8_block else []), (1, shape[-1]), (shape[-2], shape[-1])]
         return name, Quantized(codes, scales, _block(codes, scales, shape, blocks), shape)
     if codes.dtype != "U8":
         return None

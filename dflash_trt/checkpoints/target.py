@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.fields import (
     experts,
     layer_types,
 )
-from dflash_trt.checkpoints.model import Target, loaded, open_model
+from dflash_trt.checkpoints.model import Target, open_model, unless_refused
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
@@ -29,22 +29,19 @@ HEAD = "lm_head.weight"
 
 
 def load_target(directory: Path) -> Target:
-    """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
-
-    Raises CheckpointError for missing or invalid files and unsupported models.
-    """
-    return loaded(open_target(directory))
+    """Read JSON files and weight headers; CheckpointError if invalid or unsupported."""
+    return unless_refused(open_target(directory))
 
 
 def open_target(directory: Path) -> Target:
-    """Read a target directory; an unsupported model has a `refusal`."""
+    """Read a target, which has a `refusal` if it is unsupported."""
     return open_model("target", directory, _read)
 
 
 def _read(config: Config) -> tuple[TargetSpec, Weights]:
     directory = config.file.parent
     # text_config: in a multimodal model
-    config = config.under(config.section("text_config").stated())
+    config = config.overridden_by(config.section("text_config").stated())
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
@@ -53,7 +50,7 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
     fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
     common: dict[str, Any] = {"tie_word_embeddings": config.flag("tie_word_embeddings")}
-    fields = common | {"prefix": _prefix(weights)} | fields
+    fields = common | {"prefix": _decoder_prefix(weights)} | fields
     # a stored head counts, as in transformers
     tied = fields.pop("tie_word_embeddings") and HEAD not in weights.names
     spec = TargetSpec(
@@ -65,7 +62,7 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
     return spec, weights
 
 
-def _prefix(weights: Weights) -> str:
+def _decoder_prefix(weights: Weights) -> str:
     """Return the prefix of the decoder's tensors, which depends on the library that saved them."""
     for prefix in ("language_model.model.", "model.language_model."):
         if f"{prefix}embed_tokens.weight" in weights.names:
@@ -74,7 +71,6 @@ def _prefix(weights: Weights) -> str:
 
 
 def target_shapes(spec: TargetSpec) -> Shapes:
-    """Return every tensor that the target's graph reads."""
     shapes: Shapes = {
         f"{spec.prefix}embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         f"{spec.prefix}norm.weight": (spec.hidden_size,),
@@ -87,11 +83,7 @@ def target_shapes(spec: TargetSpec) -> Shapes:
 
 
 def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
-    """Return end tokens from every place that transformers or vLLM reads.
-
-    These are generation_config.json, config.json and its text_config, each an id, a list of ids or
-    none, and the tokenizer's eos_token. Raises CheckpointError for an invalid token.
-    """
+    """Return end tokens from all that transformers or vLLM read; CheckpointError if invalid."""
     config = Config(directory, read_json(directory / "config.json"))
     ids: list[Any] = []
     for place in (generation_config(directory), config, config.section("text_config")):
@@ -151,15 +143,15 @@ GEMMA2 = GEMMA3 | {
 
 
 def gemma2(config: Config) -> dict[str, Any]:
-    config = config.over(GEMMA2)
-    capping = config.optional("attn_logit_softcapping")
+    config = config.with_defaults(GEMMA2)
+    capping = config.positive_or_none("attn_logit_softcapping")
     fields = _gemma(config, layer_types(config, every=2))
-    return fields | _offset(config) | {"attn_logit_softcapping": capping}
+    return fields | _gemma2_and_3(config) | {"attn_logit_softcapping": capping}
 
 
 def gemma3(config: Config) -> dict[str, Any]:
     """Read Gemma 3: local and global layers have separate RoPEs, in the old or the new form."""
-    config = config.over(GEMMA3)
+    config = config.with_defaults(GEMMA3)
     given, scaling = (config.section(f"rope_{name}") for name in ("parameters", "scaling"))
     ropes = {
         FULL: {"rope_theta": config.get("rope_theta", 1e6)} | scaling,
@@ -167,30 +159,26 @@ def gemma3(config: Config) -> dict[str, Any]:
     }
     config["rope_parameters"] = {kind: own | given.section(kind) for kind, own in ropes.items()}
     kinds = layer_types(config, config.number("sliding_window_pattern", 6))
-    return _gemma(config, kinds) | _offset(config) | {"qk_norm": True}
+    return _gemma(config, kinds) | _gemma2_and_3(config) | {"qk_norm": True}
 
 
-def _offset(config: Config) -> dict[str, Any]:
-    """Read fields of Gemma 2 and 3 only."""
-    scale = config.real("query_pre_attn_scalar") ** -0.5
+def _gemma2_and_3(config: Config) -> dict[str, Any]:
+    scale = config.positive("query_pre_attn_scalar") ** -0.5
     return {"norm_offset": 1.0, "attention_scale": scale}
 
 
 def _gemma(config: Config, kinds: list[str], *two_sided: str, **own: Any) -> dict[str, Any]:
-    """Read fields common to all Gemmas.
-
-    kinds: of the layers; two_sided: inputs other than text; own: fields that override.
-    """
+    """Read fields common to all; two_sided: inputs other than text, own: fields that override."""
     if config.get("use_bidirectional_attention") not in (None, False, *two_sided):
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
     activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
     own |= {"hidden_act": activation, "layer_types": kinds}
-    fields = decoder_fields(config.under(own))
+    fields = decoder_fields(config.overridden_by(own))
     return fields | {
         "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
         "sandwich_norms": True,
         "embedding_scale": fields["hidden_size"] ** 0.5,
-        "final_logit_softcapping": config.optional("final_logit_softcapping"),
+        "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
     }
 
 
@@ -238,8 +226,8 @@ def gpt_oss(config: Config) -> dict[str, Any]:
         "attention_bias": config.get("attention_bias", True),
         "layer_types": layer_types(config, every=2),
     }
-    fields = decoder_fields(config.under(own))
-    clamped = config.real("swiglu_alpha", 1.702), config.real("swiglu_limit", 7.0)
+    fields = decoder_fields(config.overridden_by(own))
+    clamped = config.positive("swiglu_alpha", 1.702), config.positive("swiglu_limit", 7.0)
     found = replace(experts(config, normalized=True), clamped=clamped)
     layers = tuple(replace(layer, experts=found) for layer in fields["layers"])
     return fields | {"prefix": "model.", "layers": layers, "sinks": "sinks"}
@@ -247,9 +235,8 @@ def gpt_oss(config: Config) -> dict[str, Any]:
 
 def mistral(config: Config) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)  # transformers' default is 4096; null is no window
-    kind = FULL if window is None else SLIDING
-    layer_types = [kind] * config.number("num_hidden_layers")
-    return decoder_fields(config.under({"sliding_window": window, "layer_types": layer_types}))
+    kinds = [FULL if window is None else SLIDING] * config.number("num_hidden_layers")
+    return decoder_fields(config.overridden_by({"sliding_window": window, "layer_types": kinds}))
 
 
 def qwen2(config: Config) -> dict[str, Any]:

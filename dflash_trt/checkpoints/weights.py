@@ -24,11 +24,9 @@ from dflash_trt.errors import CheckpointError
 
 
 class Shard(NamedTuple):
-    """Entries `start .. stop-1` of an axis."""
-
     axis: int
     start: int
-    stop: int
+    stop: int  # excluded
 
 
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
@@ -36,10 +34,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """Return a checkpoint's weight files with the index, and its tensors by name.
-
-    Reads headers only. Raises CheckpointError for a missing or incomplete file.
-    """
+    """Return weight files with their index, and tensors by name; CheckpointError if incomplete."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], read_header(directory / SINGLE)
     if (directory / INDEX).is_file():
@@ -53,8 +48,7 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
     )
 
 
-def stored_types(file: Path) -> Counter[str]:
-    """Count the stored tensors by type, in a safetensors or GGUF file."""
+def count_stored_types(file: Path) -> Counter[str]:
     if file.name != LINK:
         return Counter(tensor.dtype for tensor in read_header(file).values())
     return Counter(
@@ -104,10 +98,7 @@ class Weights:
         return self._tensor(name).dtype
 
     def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:
-        """Read one tensor in its own dtype (ml_dtypes.bfloat16 for BF16), newly allocated.
-
-        part: only this index of the first axis, which the result lacks.
-        """
+        """Read a tensor, or an entry of its first axis, in its dtype (BF16: ml_dtypes.bfloat16)."""
         if part is not None:
             return self._entries(name, part, part + 1).reshape(self.shape(name)[1:])
         if not (shape := self.shape(name)):
@@ -137,17 +128,14 @@ class Weights:
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
-        """Bits that preserve the blocks of a GGUF file's layers; None: they are not quantized.
-
-        4 if a weight takes at most 5 bits, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
-        """
+        """Bits for a GGUF file's layers: 4 if a weight with its scales takes at most 5, else 8."""
         layers = [
             tensor
             for name, tensor in self._tensors.items()
             if isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
         ]
         if not layers:
-            return None
+            return None  # nothing is quantized
         bits = sum(tensor.size * 8 * tensor.block[1] / tensor.block[0] for tensor in layers)
         return 4 if bits <= 5 * sum(tensor.size for tensor in layers) else 8
 
@@ -173,10 +161,10 @@ class Weights:
         row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
         return tensor.file, tensor.offset + shard.start * row
 
-    def shard(self, where: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
-        """Return a view with tensors cut to the range that `where` (name, shape) returns."""
+    def shard(self, cut_for: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
+        """Return a view with tensors cut to the range that `cut_for` returns for name and shape."""
         view = copy.copy(self)
-        cuts = {name: where(name, tensor.shape) for name, tensor in self._tensors.items()}
+        cuts = {name: cut_for(name, tensor.shape) for name, tensor in self._tensors.items()}
         view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
         return view
 
@@ -187,7 +175,6 @@ class Weights:
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """Open the shards of an index; CheckpointError if it is invalid or one is incomplete."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)

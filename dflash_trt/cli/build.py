@@ -19,7 +19,7 @@ def build(
 ) -> None:
     """Check a pair and write its engines and model repository."""
     from dflash_trt.build.pipeline import build as run
-    from dflash_trt.build.repository import sampling_of
+    from dflash_trt.build.repository import request_defaults
     from dflash_trt.config import load_config
 
     settings = load_config(config)
@@ -30,7 +30,7 @@ def build(
         print(f"{warning.result}: {warning}", file=sys.stderr)
     files = result.manifest["files"]
     size = sum(entry["size"] for entry in files.values())
-    sampling = sampling_of(settings, directory)
+    sampling = request_defaults(settings, directory)
     if json_:
         print_json(
             directory=str(result.directory),

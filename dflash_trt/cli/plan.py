@@ -52,7 +52,7 @@ def make_plan(
     engine, longest = config.engine, config.serving.max_seq_len or tensorrt_llm.CONTEXT
     args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
     if isinstance(engine, TensorRTLLM):
-        summary = tensorrt_llm.announced(engine.quantize, summary)
+        summary = tensorrt_llm.as_if_quantized(engine.quantize, summary)
         hardware, gpus = hardware or engine.machine, engine.gpus
         # the arguments that `build` would write
         pair = Pair(summary, drafting)

@@ -254,7 +254,6 @@ class TensorRTLLM(Section):
 
     @property
     def machine(self) -> Machine:
-        """The machine."""
         return machine(self.hardware)
 
     @model_validator(mode="after")
@@ -366,7 +365,6 @@ class Serving(Section):
 
     @property
     def prefix_cache_mib(self) -> int:
-        """MiB of the prefix cache of our own engines."""
         return self.prefix_cache if isinstance(self.prefix_cache, int) else PREFIX_CACHE
 
 

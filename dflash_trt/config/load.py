@@ -19,13 +19,10 @@ SCHEMA = "`dflash-trt schema` shows what each field takes"
 
 
 def load_config(path: Path) -> BuildConfig:
-    """Read and validate a config; relative source paths become absolute, from its folder.
-
-    Raises ConfigError naming the file, the line if known, the field and the fix.
-    """
+    """Read a config, whose paths start at its folder; ConfigError names file, line, field, fix."""
     try:
         root = compose_yaml(read_text(path, MAX_YAML))
-        complaints = list(repeated(path, root)) if root else []
+        complaints = list(repeated_keys(path, root)) if root else []
         data = parse_yaml(root)
     except OSError as error:
         raise ConfigError(
@@ -49,7 +46,7 @@ def load_config(path: Path) -> BuildConfig:
     try:
         config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
-        complaints += [_explain(path, root, each) for each in error.errors(include_url=False)]
+        complaints += [_complaint(path, root, each) for each in error.errors(include_url=False)]
     if len(complaints) == 1:
         raise ConfigError(*complaints[0][1:])
     if complaints:
@@ -63,8 +60,7 @@ def load_config(path: Path) -> BuildConfig:
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
     """Return the config for each method it supports, in the order of `Method`.
 
-    Methods without a drafter are always included, others if their drafter is named. Options of the
-    config's own method (`draft_tokens`, `policy`, ..) apply to its own variant only.
+    Options of its own method (`draft_tokens`, `policy`, ..) apply to its own variant only.
     """
     own = config.speculation
     # the method of `drafter`; the usual one if the config's method has none
@@ -84,12 +80,11 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a build config, for editors."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **BuildConfig.model_json_schema()}
 
 
-def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
+def repeated_keys(path: Path, node: yaml.Node) -> Iterator[Complaint]:
     """Yield keys that YAML would silently override."""
     if not isinstance(node, yaml.MappingNode):
         return
@@ -100,15 +95,15 @@ def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
                 line = key.start_mark.line + 1
                 yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
             seen.add(key.value)
-        yield from repeated(path, value)
+        yield from repeated_keys(path, value)
 
 
-def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
+def _complaint(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     kind, message, loc = error["type"], error["msg"], [*error["loc"]]
     if kind == "no_drafter":
         kind, loc = "missing", ["drafter"]
     loc += ["kind"] * (kind == "union_tag_invalid")
-    line, field = _place(root, loc)
+    line, field = _line_and_name(root, loc)
     problem = f"{field} is {error['input']!r:.100}, but {message[0].lower()}{message[1:]}"
     fix = SCHEMA
     if kind == "extra_forbidden":
@@ -126,17 +121,15 @@ def _explain(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     return line, f"{path}:{line}: {problem}", fix
 
 
-def _place(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:
-    """Return the 1-based line of the key at `loc`, or of its deepest existing part, and its name.
-
-    The name omits what pydantic inserts for a union: a kind, or a class name.
-    """
+def _line_and_name(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]:
+    """Return line (from 1) and name of the key at `loc`, or of its deepest existing part."""
     line, names = node.start_mark.line + 1, list[str]()
     for i, part in enumerate(loc):
         keys = node.value if isinstance(node, yaml.MappingNode) else []
         found = next(((key, value) for key, value in keys if key.value == part), None)
         if found is not None:
             line, node = found[0].start_mark.line + 1, found[1]
+        # without what pydantic inserts for a union: a kind, or a class name
         if found is not None or i == len(loc) - 1:
             names.append(str(part))
     return line, ".".join(names)

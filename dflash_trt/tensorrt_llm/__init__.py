@@ -21,8 +21,7 @@ from dflash_trt.tensorrt_llm.llm_args import (
     env_vars,
     kv_bytes,
     layout_of,
-    recompute_tail,
     target_values,
 )
-from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target
+from dflash_trt.tensorrt_llm.quantization import as_if_quantized, check_quantizable, quantize_target
 from dflash_trt.tensorrt_llm.schema import LlmArgs

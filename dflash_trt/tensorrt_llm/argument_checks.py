@@ -23,10 +23,7 @@ GIB = 1 << 30
 
 
 def check_args(context: Context, args: LlmArgs) -> Iterator[Finding]:
-    """Yield every check's finding; an error must not be deployed.
-
-    The pair itself has its own checks (`checkpoints.pair_findings`).
-    """
+    """Yield every check's finding; an error must not be deployed."""
     yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), context.pair)
     yield from run(checks_for(checks_of(sys.modules[__name__]), context.method), context, args)
 
@@ -91,7 +88,7 @@ def faults_known(context: Context, args: LlmArgs) -> Found:
 @check("warning", "dflash")
 def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     """Check the number of drafts: fewer masks than in training draft worse."""
-    asked, most = args.speculative_config.max_draft_len, context.max_draft_len
+    asked, most = args.speculative_config.max_draft_len, context.trained_draft_len
     return Found(
         asked is None or asked >= most,
         f"max_draft_len is {asked}, the drafter was trained to draft {most}",
@@ -102,10 +99,8 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
 
 @check("error", "dflash")
 def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
-    """Check taps and mask token, which upstream reads only in `dflash_config`.
-
-    Without them it goes on with other layers, and the vocabulary's size as mask.
-    """
+    """Check taps and mask token, which upstream reads only in `dflash_config`."""
+    # without them it goes on with other layers, and the vocabulary's size as mask
     drafter, own = context.drafter, args.speculative_config
     inside = section(drafter.values, "dflash_config")
     stated = {
@@ -150,7 +145,7 @@ def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
 def sampled_requests(context: Context, args: LlmArgs) -> Found:
     """Check for rejection sampling: without it sampled requests rarely accept a draft."""
     on = args.speculative_config.use_rejection_sampling
-    what = f"use_rejection_sampling is {lower(on)}"
+    what = f"use_rejection_sampling is {str(on).lower()}"
     what += "" if on else ": requests with a temperature accept fewer drafts"
     fix = f"For them set {OWN}.use_rejection_sampling: true (a prototype; FlashInfer)"
     return Found(on, what, fix)
@@ -158,12 +153,10 @@ def sampled_requests(context: Context, args: LlmArgs) -> Found:
 
 @check("warning")
 def guided_of_channels(context: Context, args: LlmArgs) -> Found:
-    """Check guided decoding of gpt-oss, which needs xgrammar's structural tags.
-
-    It opens a channel before JSON begins (`_response_format_to_guided_decoding_params` of
-    `tensorrt_llm/serve/openai_protocol.py`). The server refuses JSON and regular expressions
-    otherwise, and accepts grammars that include the channels.
-    """
+    """Check guided decoding of gpt-oss, which needs xgrammar's structural tags."""
+    # a channel opens before JSON begins (`_response_format_to_guided_decoding_params` of
+    # serve/openai_protocol.py); our server refuses JSON and regular expressions otherwise, and
+    # accepts grammars that include the channels
     backend = args.guided_decoding_backend
     what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
     wrong = context.is_gpt_oss and backend == "llguidance"
@@ -248,11 +241,8 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
 
 @check("warning", "dflash")
 def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
-    """Check the KV cache's dtype: with another than the drafter's, its context is dense.
-
-    `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back to
-    that.
-    """
+    """Check the KV cache's dtype: with another than the drafter's, its context is dense."""
+    # `DFlashWorker._managed_ctx_pool` (_torch/speculative/dflash.py@00679c66)
     dtype = args.kv_cache_config.dtype
     fine = dtype in ("auto", "bfloat16") or args.speculative_config.attention_backend != "TRTLLM"
     what = f"the KV cache's dtype is {dtype}" + ("" if fine else ", the drafter's bfloat16")
@@ -281,7 +271,7 @@ def positions(context: Context, args: LlmArgs) -> Found:
     what = f"max_seq_len is {asked}, the target knows {most} positions"
     if asked > most:
         return Found(False, what, f"Set max_seq_len to at most {most}")
-    if not context.in_blocks:
+    if not context.is_dflash:
         return Found(True, what)
     most = context.drafter.number("max_position_embeddings")
     fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
@@ -296,7 +286,7 @@ def positions(context: Context, args: LlmArgs) -> Found:
 def block_reuse(context: Context, args: LlmArgs) -> Found:
     """Check block reuse: reused tokens have no hidden states, so the drafter misses them."""
     reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
-    what = f"enable_block_reuse is {lower(reused)}, of reused prompts "
+    what = f"enable_block_reuse is {str(reused).lower()}, of reused prompts "
     what += f"the last {tail} tokens are run again" if tail else "no token is run again"
     fix = "Set serving.prefix_cache: recompute_tail in its place; texts stay right, but acceptance "
     return Found(not reused or bool(tail), what, f"{fix}drops")
@@ -307,8 +297,8 @@ def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
     """Check for arguments that contradict serving.prefix_cache."""
     tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
     longest = args.max_seq_len
-    what = f"enable_block_reuse is {lower(reused)}, context_recompute_tail {tail}"
-    if not context.reuses:
+    what = f"enable_block_reuse is {str(reused).lower()}, context_recompute_tail {tail}"
+    if not context.reuses_prefixes:
         return Found(True, what)
     if tail < 0:
         what += ", which runs every prompt whole"
@@ -341,11 +331,6 @@ def one_server(context: Context, args: LlmArgs) -> Found:
     what = f"prefill and generation are {'apart' if apart else 'in one server'}"
     fix = "Leave engine.args.cache_transceiver_config out; texts stay right, but acceptance drops"
     return Found(not apart, what, fix)
-
-
-def lower(value: object) -> str:
-    """Return a value in lower case, as YAML writes true and false."""
-    return str(value).lower()
 
 
 UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
@@ -392,7 +377,8 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
             "See that every request has a max_tokens",
         )
     paged = args.value("speculative_config.attention_backend") == "TRTLLM"
-    if paged and 103 in sm and _installed("flashinfer-python") == "0.6.7":  # only for `doctor`
+    # only for `doctor`
+    if paged and 103 in sm and _installed_version("flashinfer-python") == "0.6.7":
         yield (
             "TRTLLM attention, which the drafter's is, hangs on SM103 with FlashInfer 0.6.7 "
             "(https://github.com/flashinfer-ai/flashinfer/issues/2939, 2026-04-01)",
@@ -400,7 +386,7 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
         )
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

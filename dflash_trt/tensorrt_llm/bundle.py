@@ -60,27 +60,21 @@ class BundleInfo:
 
 
 def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
-    """Return a checkpoint's files for a bundle: JSON files, templates and weights.
-
-    Raises CheckpointError unless all weights exist and are complete.
-    """
+    """Return JSON files, templates and weights; CheckpointError unless weights are complete."""
     found = open_files(model.directory)[0] if weights else []
     return sorted({*small_files(model.directory), *found})
 
 
 def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Report) -> None:
-    """Write `directory/engines/tensorrt_llm` and `directory/launch`.
-
-    A target that stays on the Hub must have a commit as revision.
-    """
+    """Write `engines/tensorrt_llm` and `launch`; a target on the Hub must have its commit."""
     config, pair, section = context.config, context.pair, context.engine
     by_id = section.checkpoints == "hub"
     engine = directory / "engines" / KIND
     engine.mkdir(parents=True, exist_ok=True)
     if not pair.drafter.absent:
-        _put(pair.drafter, engine / "drafter", report)
+        _copy_checkpoint(pair.drafter, engine / "drafter", report)
     if not by_id and section.quantize is None:  # quantizing writes the target there
-        _put(pair.target, engine / "target", report)
+        _copy_checkpoint(pair.target, engine / "target", report)
 
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
@@ -88,20 +82,20 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
     )
     (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
 
-    made_for, environment = context.machine, env_vars(context)
+    machine, environment = context.machine, env_vars(context)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     (engine / "env.sh").write_text("\n".join(["# shellcheck shell=sh", *lines]) + "\n")
 
     ranks = args.tensor_parallel_size
-    gpus = min(ranks, made_for.gpus)
+    gpus = min(ranks, machine.gpus)
     lowest, lowest_by = lowest_believed(drafter_name(config), args.drafts, "TensorRT-LLM")
     info = BundleInfo(
         kind=KIND,
         version=section.version,
-        machine=made_for.name,
-        gpu=made_for.gpu.name,
-        sm=made_for.gpu.sm,
-        memory_bytes=made_for.gpu.memory_bytes,
+        machine=machine.name,
+        gpu=machine.gpu.name,
+        sm=machine.gpu.sm,
+        memory_bytes=machine.gpu.memory_bytes,
         gpus=gpus,
         nodes=-(-ranks // gpus),
         architecture=pair.target.architecture,
@@ -110,10 +104,10 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
         lowest_by=lowest_by,
     )
     (engine / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
-    _write_scripts(directory / "launch", info)
+    _write_launch_scripts(directory / "launch", info)
 
 
-def _put(model: Model[Any], directory: Path, report: Report) -> None:
+def _copy_checkpoint(model: Model[Any], directory: Path, report: Report) -> None:
     files = checkpoint_files(model)
     directory.mkdir(parents=True)
     step = f"copying the {model.role}"
@@ -131,7 +125,7 @@ def drafter_name(config: BuildConfig) -> str:
     return Path(drafter.hub or str(drafter.path)).name if drafter else ""
 
 
-def _write_scripts(directory: Path, info: BundleInfo) -> None:
+def _write_launch_scripts(directory: Path, info: BundleInfo) -> None:
     directory.mkdir()
     values = {"NODES": info.nodes, "GPUS": info.gpus, "RANKS": info.nodes * info.gpus}
     for name in SCRIPTS:
@@ -172,12 +166,8 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
 
 
 def with_local_target(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with a local folder for a target on the Hub, downloaded if needed.
-
-    By id TensorRT-LLM would also download gpt-oss's other copies of its weights. With several
-    machines each resolves the id itself.
-    """
-    if "revision" not in args or "gpus_per_node" in args:
+    """Download a target on the Hub: by id TensorRT-LLM fetches gpt-oss's other copies, too."""
+    if "revision" not in args or "gpus_per_node" in args:  # each of several machines resolves it
         return dict(args)
     from huggingface_hub import snapshot_download  # noqa: PLC0415
 

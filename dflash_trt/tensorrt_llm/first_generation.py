@@ -21,17 +21,13 @@ STATS_TIMEOUT = 2.0  # seconds, as in upstream's tests
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts as token ids, `at_once` in parallel."""
-
     name: str
-    prompts: Sequence[list[int]]
-    at_once: int = 1
+    prompts: Sequence[list[int]]  # token ids
+    at_once: int = 1  # in parallel
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedy answers to a case."""
-
     name: str
     texts: Sequence[list[int]] = ()
     acceptance_length: float | None = None  # None: no round drafted, or none reported
@@ -40,9 +36,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Generated:
-    """Answers of all cases; seconds: time to load."""
-
-    seconds: float
+    seconds: float  # to load
     cases: list[Measured] = field(default_factory=list)
 
 
@@ -55,12 +49,12 @@ def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
     if plain:
         del args["speculative_config"]
     llm = LLM(**args)
-    made = Generated(time.monotonic() - started)
+    generated = Generated(time.monotonic() - started)
     try:
-        made.cases.extend(_measured(llm, case) for case in cases)
+        generated.cases.extend(_measured(llm, case) for case in cases)
     finally:
         llm.shutdown()
-    return made
+    return generated
 
 
 def _measured(llm: Any, case: Case) -> Measured:
@@ -87,10 +81,7 @@ def _answers(llm: Any, case: Case) -> list[Any]:
 
 
 def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
-    """Return upstream's figure over all iterations with drafts; None without any.
-
-    As in `accuracy_core.py` and `acceptance_length.yaml` of tests/integration/defs/accuracy.
-    """
+    """Return upstream's figure (accuracy_core.py, acceptance_length.yaml); None if none drafted."""
     rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
     accepted = sum(each["numAcceptedTokens"] for each in drafted)
     return (accepted + rounds) / rounds if rounds else None
@@ -99,5 +90,5 @@ def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
 if __name__ == "__main__":
     engine, cases, result = map(Path, sys.argv[1:4])
     asked = [Case(**case) for case in json.loads(cases.read_text())]
-    found = generate(engine, asked, plain=sys.argv[4] == "plain")
-    result.write_text(json.dumps(asdict(found)))
+    generated = generate(engine, asked, plain=sys.argv[4] == "plain")
+    result.write_text(json.dumps(asdict(generated)))

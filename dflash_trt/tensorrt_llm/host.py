@@ -83,10 +83,7 @@ def check_host(info: BundleInfo) -> None:
 
 
 def judged_arguments(engine: Path) -> tuple[str, list[str]]:
-    """Return the installed version, and errors of its `TorchLlmArgs` for the arguments.
-
-    Raises NotKnown if none is installed or it fails.
-    """
+    """Return the installed version, and errors of its `TorchLlmArgs`; NotKnown if it fails."""
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise NotKnown("TensorRT-LLM is not installed")
     command = [sys.executable, "-m", __name__, str(engine)]
@@ -94,11 +91,11 @@ def judged_arguments(engine: Path) -> tuple[str, list[str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise NotKnown(f"TensorRT-LLM was not imported in {IMPORT_TIMEOUT:.0f} s") from None
-    said = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{ANSWER}"')]
-    if not said:
+    answers = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{ANSWER}"')]
+    if not answers:
         last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason"])[-1]
         raise NotKnown(f"TensorRT-LLM cannot be imported: {last.strip()}")
-    answer = json.loads(said[-1])
+    answer = json.loads(answers[-1])
     return answer[ANSWER], answer["refused"]
 
 

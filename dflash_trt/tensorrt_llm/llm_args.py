@@ -47,11 +47,9 @@ TAIL = 2048  # tokens; the usual window of z-lab's drafters
 
 @dataclass(frozen=True)
 class Context:
-    """One deployment; hardware: overrides the config's."""
-
     config: BuildConfig
     pair: Pair
-    hardware: Machine | None = None
+    hardware: Machine | None = None  # overrides the config's
 
     @property
     def engine(self) -> TensorRTLLM:
@@ -81,8 +79,7 @@ class Context:
         return self.config.speculation.method
 
     @property
-    def in_blocks(self) -> bool:
-        """Whether a DFlash drafter fills blocks, with a context beside the target's."""
+    def is_dflash(self) -> bool:
         return self.method == "dflash"
 
     @property
@@ -100,7 +97,7 @@ class Context:
     @cached_property
     def experts(self) -> int | None:
         """Experts per layer of the target; None: dense."""
-        return self.target.known("num_local_experts", "num_experts", "n_routed_experts")
+        return self.target.number_or_none("num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
     def two_sided_windows(self) -> bool:
@@ -113,46 +110,33 @@ class Context:
         return windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
-    def paged(self) -> bool:
-        """Whether the drafter can use TRTLLM attention, with its context in the KV cache's pool."""
-        return self.gpu.sm in PAGED and not self.two_sided_windows
-
-    @property
-    def reuses(self) -> bool:
-        """Whether common prefixes share KV cache, with their last tokens recomputed."""
+    def reuses_prefixes(self) -> bool:
         return self.config.serving.prefix_cache == RECOMPUTE_TAIL
 
     @property
-    def max_draft_len(self) -> int:
-        """The number of drafts that the drafter was trained for."""
+    def trained_draft_len(self) -> int:
         return self.drafter.number("block_size") - 1
-
-    @cached_property
-    def target_values(self) -> Values:
-        return target_values(self.target.directory, self.target.values)
 
     @cached_property
     def target_size(self) -> ModelSize:
         """The target's size; NotKnown if its config.json does not state it."""
         try:
-            return target_size(self.target_values)
+            return target_size(target_values(self.target.directory, self.target.values))
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
     @cached_property
-    def sizes(self) -> tuple[ModelSize, ModelSize]:
-        """The sizes of target and DFlash drafter; NotKnown if a config.json does not state them."""
+    def drafter_size(self) -> ModelSize:
+        """A DFlash drafter's size; NotKnown if a config.json does not state it."""
         try:
-            return self.target_size, drafter_size(self.drafter.values, self.target_size)
+            return drafter_size(self.drafter.values, self.target_size)
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
 
 def recompute_tail(drafter: ModelSize) -> int:
-    """Return how many tokens of a reused prompt run again, for the drafter to see.
-
-    If all its layers have windows, it cannot see more in any case.
-    """
+    """Return how many tokens of a reused prompt run again, for the drafter to see."""
+    # with windows in all layers it cannot see more in any case
     windows = [layer.window for layer in drafter.layers]
     return max(window or TAIL for window in windows) if all(windows) else TAIL
 
@@ -173,7 +157,6 @@ def kv_bytes(values: Values, dtype: object) -> float:
 
 
 def layout_of(args: Values) -> Layout:
-    """Return the parallel layout of the arguments of `LLM(...)`."""
     return Layout(
         args["tensor_parallel_size"],
         attention_dp=bool(args["enable_attention_dp"]),
@@ -181,31 +164,25 @@ def layout_of(args: Values) -> Layout:
     )
 
 
-def divide(context: Context, ranks: int) -> bool:
-    """Return whether ranks divide the heads of both models; KV heads may be repeated instead.
-
-    Raises NotKnown if a config.json does not say enough. If layers differ, the first counts.
-    """
+def ranks_divide_heads(context: Context, ranks: int) -> bool:
+    """Check both models; KV heads may be repeated. NotKnown if a config.json says too little."""
     for model in (context.target, context.drafter):
         if model.absent:
             continue
         query = model.number("num_attention_heads")
-        kv = model.known("num_key_value_heads") or query
+        kv = model.number_or_none("num_key_value_heads") or query
         if model.read is not None:
-            kv = model.layers[0].num_key_value_heads
+            kv = model.layers[0].num_key_value_heads  # if layers differ, the first's
         if min(query, kv) < 1:
             raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
         if query % ranks or (kv % ranks and ranks % kv):
             return False
-    linear = context.target.known("linear_num_key_heads")  # of hybrids
+    linear = context.target.number_or_none("linear_num_key_heads")  # of hybrids
     return not linear or linear % ranks == 0
 
 
 def weight_bytes(model: Model[Any]) -> int:
-    """Return the bytes of the weights, by their index (they may be on the Hub) or files.
-
-    Raises NotKnown without either.
-    """
+    """Add them up by index (weights may be on the Hub) or by file; NotKnown without either."""
     index = model.directory / INDEX
     about = read_json(index).get("metadata") if index.is_file() else None
     total = about.get("total_size") if isinstance(about, dict) else None
@@ -228,12 +205,9 @@ BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
 
 
 def choose_args(context: Context) -> LlmArgs:
-    """Return the arguments of `LLM(...)`; model paths are relative to the written file.
-
-    Raises ConfigError, naming the argument, for what TensorRT-LLM does not accept.
-    """
+    """Return arguments, model paths relative to their file; ConfigError for refused ones."""
     _check_given(context)
-    args = llm_args(context)
+    args = _choose(context)
     if refused := refusal(args, context.method):  # because of values in the checkpoints
         raise ConfigError(
             f"{refused.name} would be {refused.value!r}, which TensorRT-LLM does not take",
@@ -243,7 +217,6 @@ def choose_args(context: Context) -> LlmArgs:
 
 
 def _check_given(context: Context) -> None:
-    """Raise ConfigError for arguments of `engine.args` that TensorRT-LLM does not accept."""
     given, name = context.engine.args, "speculative_config"
     if context.method == "none" and given.get(name) is not None:
         raise ConfigError(
@@ -282,8 +255,7 @@ class _Choices:
         return LlmArgs(self.args).value(name)
 
 
-def llm_args(context: Context) -> dict[str, Any]:
-    """Return the arguments of `LLM(...)`, nested as upstream nests them."""
+def _choose(context: Context) -> dict[str, Any]:
     engine, config = context.engine, context.config
     args = _Choices(engine.args)
     for name in ("max_batch_size", "max_num_tokens"):
@@ -301,7 +273,7 @@ def llm_args(context: Context) -> dict[str, Any]:
     with suppress(NotKnown):
         args.set(
             "tensor_parallel_size",
-            next(n for n in range(context.gpus, 0, -1) if divide(context, n)),
+            next(n for n in range(context.gpus, 0, -1) if ranks_divide_heads(context, n)),
         )
     ranks = args["tensor_parallel_size"]
     if context.gpus > context.machine.gpus:  # an instance spans nodes
@@ -354,9 +326,9 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
     asked = context.config.speculation.draft_tokens
     with suppress(NotKnown):
         # the whole block (_torch/speculative/dflash.py@00679c66), or as in upstream's examples
-        usual = context.max_draft_len if asked is None and context.in_blocks else CHAIN
+        usual = context.trained_draft_len if asked is None and context.is_dflash else CHAIN
         args.set("speculative_config.max_draft_len", usual if asked is None else asked)
-    if context.in_blocks:
+    if context.is_dflash:
         # upstream reads only `dflash_config`, and falls back silently (llm_args.py@00043967)
         with suppress(NotKnown):
             args.set("speculative_config.mask_token_id", drafter.number("mask_token_id"))
@@ -364,7 +336,8 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
             args.set("speculative_config.target_layer_ids", list(drafter.taps))
         # paged if there are kernels, else flash-attn's
         # (_torch/speculative/dflash_attention.py@0352547d, pull request 19159)
-        backend = "TRTLLM" if context.paged else "VANILLA"
+        paged = context.gpu.sm in PAGED and not context.two_sided_windows
+        backend = "TRTLLM" if paged else "VANILLA"
         args.set("speculative_config.attention_backend", backend)
     if method == "eagle3":
         # upstream's defaults are layers at the beginning, middle and end
@@ -383,19 +356,19 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
 def _choose_cache(context: Context, args: _Choices) -> None:
     # reused tokens have no hidden states, so the drafter misses them
     # (tests/unittest/_torch/speculative; vllm-project/vllm issue 47930)
-    args.set("kv_cache_config.enable_block_reuse", context.reuses)
-    if context.reuses and context.in_blocks:
+    args.set("kv_cache_config.enable_block_reuse", context.reuses_prefixes)
+    if context.reuses_prefixes and context.is_dflash:
         # manager V1 recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
         args.set("kv_cache_config.use_kv_cache_manager_v2", True)
         with suppress(NotKnown):
-            tail = recompute_tail(context.sizes[1])
+            tail = recompute_tail(context.drafter_size)
             args.set("speculative_config.context_recompute_tail", tail)
     # in a pool of another dtype than bfloat16 the drafter finds no place
     # (_torch/speculative/dflash.py@00679c66)
     args.set("kv_cache_config.dtype", "auto")
     # the drafter's dense context needs separate room (pull request 19466); otherwise as in
     # examples/configs/database/openai/gpt-oss-120b/B200
-    fraction = 0.8 if _dense(context, args) else 0.85
+    fraction = 0.8 if _has_dense_context(context, args) else 0.85
     args.set("kv_cache_config.free_gpu_memory_fraction", fraction)
 
 
@@ -403,7 +376,7 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     objective, asked = context.engine.objective, context.config.serving.max_seq_len
     with suppress(NotKnown):
         # an EAGLE-3 head states its trained length, mostly 2048
-        models = (context.target, context.drafter) if context.in_blocks else (context.target,)
+        models = (context.target, context.drafter) if context.is_dflash else (context.target,)
         known = [MAX_SEQ_LEN]
         if asked is None:
             known += [model.number("max_position_embeddings") for model in models]
@@ -413,11 +386,11 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     alone = args["enable_attention_dp"]
     batch = context.engine.concurrency or BATCH[objective]
     batch = ceil(batch / ranks) if alone else batch
-    if _dense(context, args) and length is not None:
+    if _has_dense_context(context, args) and length is not None:
         with suppress(NotKnown):
             # no more than upstream allows (`TorchLlmArgs._validate_dflash_ctx_budget`, pull request
             # 19466), which has one more slot, for padding
-            slot = arena_slot(context.sizes[1], 1 if alone else ranks, length + verified)
+            slot = arena_slot(context.drafter_size, 1 if alone else ranks, length + verified)
             free = context.gpu.memory_bytes - weight_bytes(context.target) // ranks - OVERHEAD
             fraction = args["kv_cache_config.free_gpu_memory_fraction"]
             kept = 1 - (0.9 if fraction is None else fraction)  # upstream's default
@@ -440,20 +413,16 @@ def _graph_sizes(largest: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def _dense(context: Context, args: _Choices) -> bool:
-    """Return whether the drafter's context is in a separate arena, not in the KV cache's pool."""
-    return context.in_blocks and args["speculative_config.attention_backend"] != "TRTLLM"
+def _has_dense_context(context: Context, args: _Choices) -> bool:
+    return context.is_dflash and args["speculative_config.attention_backend"] != "TRTLLM"
 
 
 def env_vars(context: Context) -> dict[str, str]:
-    """Return environment variables for the process that makes the `LLM`.
-
-    The last two are from upstream's gpt-oss recipes
-    (`examples/configs/database/openai/gpt-oss-120b/B200`).
-    """
+    """Return environment variables for the process that makes the `LLM`."""
     # otherwise LLM() reports usage to NVIDIA; engine.args takes precedence
     silent = "telemetry_config" not in context.engine.args
     found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
+    # as in upstream's recipes (examples/configs/database/openai/gpt-oss-120b/B200)
     if context.gpu.sm >= 100:
         found["TRTLLM_ENABLE_PDL"] = "1"  # programmatic dependent launch
     return found | ({"NCCL_GRAPH_REGISTER": "0"} if context.gpus > 1 else {})

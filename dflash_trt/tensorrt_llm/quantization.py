@@ -23,14 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import (
-    INDEX,
-    MODELOPT_FILE,
-    Report,
-    Target,
-    read_json,
-    small_files,
-)
+from dflash_trt.checkpoints import INDEX, MODELOPT_FILE, Report, Target, read_json, small_files
 from dflash_trt.config import Precision
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
@@ -52,10 +45,7 @@ VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
 def check_quantizable(method: Precision, target: Target, machine: Machine) -> None:
-    """Raise ConfigError if TensorRT-LLM has no kernels or the target cannot be quantized.
-
-    Raises BuildError if a package is not installed.
-    """
+    """Raise ConfigError if kernels or the target forbid it, BuildError if a package is missing."""
     gpu, name = machine.gpu, target.architecture
     of_gpu = [m for m, (capabilities, _) in KERNELS.items() if gpu.sm in capabilities]
     of_both = [m for m in of_gpu if name.startswith(KERNELS[m][1])]
@@ -76,7 +66,7 @@ def check_quantizable(method: Precision, target: Target, machine: Machine) -> No
         )
 
 
-def announced(method: Precision | None, target: Target) -> Target:
+def as_if_quantized(method: Precision | None, target: Target) -> Target:
     """Return the target with its future config.json, before anything is written."""
     if method is None:
         return target
@@ -87,13 +77,10 @@ def announced(method: Precision | None, target: Target) -> Target:
 def quantize_target(
     method: Precision, source: Path, output: Path, texts: list[list[int]], report: Report
 ) -> None:
-    """Quantize `source` into the new directory `output`; texts: token ids for calibration.
-
-    Raises BuildError if ModelOpt fails.
-    """
+    """Quantize into the new directory `output`; texts: token ids. BuildError if ModelOpt fails."""
     output.mkdir(parents=True)
     task = {"source": str(source), "output": str(output), "method": method, "texts": texts}
-    if failure := _run(task, report):
+    if failure := _run_process(task, report):
         raise BuildError(
             f"ModelOpt could not quantize {source} ({failure})",
             "Leave engine.quantize out, or take a published quantized checkpoint",
@@ -107,7 +94,7 @@ def quantize_target(
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _run(task: dict[str, Any], report: Report) -> str:
+def _run_process(task: dict[str, Any], report: Report) -> str:
     """Return the error, or ""; the process ends when its input does."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     pipe, variables = subprocess.PIPE, os.environ | VARIABLES
@@ -119,10 +106,10 @@ def _run(task: dict[str, Any], report: Report) -> str:
             process.stdin.write(json.dumps(task) + "\n")
             process.stdin.flush()
         for line in process.stdout:
-            said = json.loads(line)
-            if "done" not in said:
-                return str(said.get("error", ""))
-            report("quantizing the target", said["done"], said["total"])
+            message = json.loads(line)
+            if "done" not in message:
+                return str(message.get("error", ""))
+            report("quantizing the target", message["done"], message["total"])
         code = process.wait()
         killed = f", killed by {signal.Signals(-code).name}" if code < 0 else ""
         return f"its process ended{killed}; there may be too little memory"
@@ -134,7 +121,6 @@ def _run(task: dict[str, Any], report: Report) -> str:
 
 
 def main() -> None:
-    """Quantize the task on stdin: the process."""
     write = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):  # progress bars and warnings

@@ -19,16 +19,12 @@ Schema = Mapping[str, Any]
 
 @cache
 def schema() -> dict[str, Any]:
-    """Read the schema."""
     file = files(__package__).joinpath("llm_args.schema.json")
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return found
+    return dict(json.loads(file.read_text("utf-8")))
 
 
 class Refusal(NamedTuple):
-    """A refusal by the schema; `name` is dotted."""
-
-    name: str
+    name: str  # dotted
     value: Any
     why: str
     fix: str
@@ -76,7 +72,7 @@ class LlmArgs:
     """Arguments of `LLM(...)`; attributes default to upstream's defaults."""
 
     version: ClassVar[str] = get_args(Version)[0]  # release
-    given: dict[str, Any]  # values that are set
+    given: dict[str, Any]  # values that are set, for `LLM(**...)`
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "given":  # during copying
@@ -85,7 +81,7 @@ class LlmArgs:
 
     @cached_property
     def complete(self) -> Section:
-        return _complete(schema(), self.given)
+        return _with_defaults(schema(), self.given)
 
     @property
     def drafts(self) -> int:
@@ -99,22 +95,16 @@ class LlmArgs:
             found = getattr(found, part, None)
         return found
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values that are set, for `LLM(**...)`."""
-        return self.given
-
     def to_yaml(self) -> str:
-        """Return the same as YAML, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
 
-def _complete(node: Schema, given: Mapping[str, Any]) -> Section:
-    """Return an object's arguments with defaults, sections included."""
+def _with_defaults(node: Schema, given: Mapping[str, Any]) -> Section:
     complete = Section()
     for name, row in node["properties"].items():
         value = given.get(name, row.get("default"))
         inner = _section(row, value) if isinstance(value, Mapping) else None
-        complete[name] = value if inner is None else _complete(inner, value)
+        complete[name] = value if inner is None else _with_defaults(inner, value)
     return complete
 
 

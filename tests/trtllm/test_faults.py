@@ -32,7 +32,7 @@ TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], 
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "_installed", {"flashinfer-python": "0.6.7"}.get)
+    monkeypatch.setattr(argument_checks, "_installed_version", {"flashinfer-python": "0.6.7"}.get)
 
 
 @pytest.mark.parametrize("link", TOUCHED)
@@ -48,5 +48,5 @@ def test_a_fault_touches_what_it_says(link: str) -> None:
 
 
 def test_another_package_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "_installed", lambda name: "0.6.8")
+    monkeypatch.setattr(argument_checks, "_installed_version", lambda name: "0.6.8")
     assert look_up(LlmArgs(PAGED), [103], "GptOss").ok

@@ -225,7 +225,7 @@ def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
             args = choose_args(context)
             again = LlmArgs(yaml.safe_load(args.to_yaml()))
             assert again.complete == args.complete
-            standin["TorchLlmArgs"](**args.to_dict())
+            standin["TorchLlmArgs"](**args.given)
             errors = [f for f in check_args(context, args) if f.result == "error"]
             if method == "dflash":
                 assert errors == []
@@ -242,11 +242,11 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     # a section is merged, a mapping that is a value is not
     assert args.kv_cache_config.enable_block_reuse is False
     schedule = {8: 9, 64: 1}
-    own = chosen(deploy, Setup()).to_dict()["speculative_config"]
-    made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).to_dict()
+    own = chosen(deploy, Setup()).given["speculative_config"]
+    made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).given
     assert made["speculative_config"] == {**own, "draft_len_schedule": schedule}
     graphs = {"cuda_graph_config": {"max_batch_size": 32}}
-    assert chosen(deploy, Setup(args=graphs)).to_dict()["cuda_graph_config"] == {
+    assert chosen(deploy, Setup(args=graphs)).given["cuda_graph_config"] == {
         "batch_sizes": [1, 2, 4, 8, 16, 24, 32],
         "max_batch_size": 32,
         "enable_padding": True,
@@ -255,14 +255,13 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     throughput = Setup(
         engine={"objective": "throughput"}, args={"attention_dp_config": {"timeout_iters": 5}}
     )
-    assert chosen(deploy, throughput).to_dict()["attention_dp_config"] == {
+    assert chosen(deploy, throughput).given["attention_dp_config"] == {
         "enable_balance": True,
         "batching_wait_iters": 50,
         "timeout_iters": 5,
     }
     assert (
-        chosen(deploy, Setup(args={"cuda_graph_config": None})).to_dict()["cuda_graph_config"]
-        is None
+        chosen(deploy, Setup(args={"cuda_graph_config": None})).given["cuda_graph_config"] is None
     )
 
 
