@@ -119,8 +119,7 @@ def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tupl
         for layer in layers
     )
     if values.flag("use_swa"):
-        sizes = values.with_defaults({"swa_window_size": values.get("sliding_window")})
-        window = sizes.number("swa_window_size")
+        window = values.number("swa_window_size", values.get("sliding_window"))
         layers = tuple(replace(layer, window=window) for layer in layers)
     return layers
 

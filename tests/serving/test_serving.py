@@ -279,6 +279,31 @@ def test_a_server_that_hangs_while_it_loads_is_started_again(
     assert said == ["its models were not loaded in 1 s while it started; starting it again"]
 
 
+def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
+    ports = serve_ports()
+    options = {"max_tokens": ENDLESS, "temperature": 1.0, "ignore_eos": True, "stream": True}
+    asks = {
+        f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
+        f"http://127.0.0.1:{ports.http}/v1/completions": {"model": "dflash", "prompt": "a"},
+    }
+    with serving(built, ports, "--drain-seconds=0.5") as (process, _), ExitStack() as stack:
+        answers = [
+            stack.enter_context(httpx.stream("POST", url, json={**ask, **options}, timeout=WAIT))
+            for url, ask in asks.items()
+        ]
+        lines = [answer.iter_lines() for answer in answers]
+        for each in lines:
+            assert next(each).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        triton, openai = ([line for line in each if line] for each in lines)
+        assert process.wait(WAIT) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert "stopping" in json.loads(triton[-1].removeprefix("data: "))["error"]
+    assert openai[-1] == "data: [DONE]"
+    assert json.loads(openai[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+
+
 def _stubs(built: Path) -> dict[str, str]:
     """Return the model processes that serve `built`, with the name of their shared memory."""
     stubs = {}

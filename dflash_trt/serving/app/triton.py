@@ -141,7 +141,7 @@ async def _pass_back(answer: httpcore.Response, send: Send) -> None:
     if status == 500:
         whole = await answer.aread()
         status = 400 if whole.startswith(UNPARSED) else 500  # the request is wrong, not Triton
-    headers = [(name, value) for name, value in answer.headers if name.lower() in PASSED_BACK]
+    headers = [(n.lower(), value) for n, value in answer.headers if n.lower() in PASSED_BACK]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if whole:
         return await send({"type": "http.response.body", "body": whole})
