@@ -54,6 +54,8 @@ def connection_limit() -> int:
 
 @dataclass
 class State:
+    """Whether the server takes requests, and the running ones."""
+
     ready: bool = False
     draining: bool = False
     running: set["asyncio.Task[None]"] = field(default_factory=set)

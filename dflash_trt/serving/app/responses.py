@@ -162,6 +162,8 @@ def _message(place: str, item: Any) -> Json:
 
 
 class ResponseWriter:
+    """Builds a response and its events from a choice's pieces (`ChoiceWriter`)."""
+
     def __init__(self, fields: ResponseFields) -> None:
         self.response: Json = {
             **{"id": _new_id("resp"), "object": "response", "created_at": int(time.time())},

@@ -28,7 +28,7 @@ class HandlerStatus(NamedTuple):
     progress: int  # tokens processed since it started
 
 
-def command_handler(socket_path: Path, command: Command) -> HandlerStatus | None:
+def send_command(socket_path: Path, command: Command) -> HandlerStatus | None:
     """Return the state after the command; None without an answer in `TIMEOUT` seconds."""
     with suppress(OSError, ValueError, TypeError):
         return HandlerStatus(*ask(str(socket_path), command, TIMEOUT))

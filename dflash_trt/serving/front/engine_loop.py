@@ -38,6 +38,8 @@ class EngineGoneError(Exception):
 
 
 class EngineLoop:
+    """A `request_handler.Decoder` on our own engines."""
+
     def __init__(
         self,
         settings: Settings,

@@ -93,6 +93,8 @@ class RefusedError(Exception):
 
 
 class TensorRTLLM:
+    """A `request_handler.Decoder` on TensorRT-LLM."""
+
     def __init__(
         self,
         settings: Settings,

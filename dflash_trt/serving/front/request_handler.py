@@ -63,6 +63,8 @@ class Decoder(Protocol):
 
 
 class RequestHandler:
+    """Takes requests from any thread and answers them from its own."""
+
     def __init__(
         self,
         settings: Settings,

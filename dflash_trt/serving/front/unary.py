@@ -30,6 +30,8 @@ Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and mess
 
 
 class UnaryClient:
+    """Sends requests to `dflash` over the server's own gRPC port, any number at a time."""
+
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="unary", daemon=True).start()

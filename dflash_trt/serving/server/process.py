@@ -23,7 +23,7 @@ from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
-from dflash_trt.serving.front import command_handler
+from dflash_trt.serving.front import send_command
 from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
@@ -160,7 +160,7 @@ class Server:
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
-        self.command_handler = partial(command_handler, self._runtime / internal.SOCKET)
+        self.send_command = partial(send_command, self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
@@ -303,7 +303,7 @@ class Server:
     def load_drafter(self, build: Path) -> None:
         """Replace the running drafter by another build's; ServerError if that fails."""
         config = self.health.config(DRAFTER)
-        held = self.command_handler("hold")
+        held = self.send_command("hold")
         try:
             reason = "the server does not answer"
             if config is not None and held is not None:
@@ -312,7 +312,7 @@ class Server:
             if reason:
                 raise ServerError(f"the drafter did not load: {reason}", self._hint())
         finally:
-            self.command_handler("release")
+            self.send_command("release")
 
     def stop(self) -> None:
         """Stop the server and its model processes; takes bounded time."""

@@ -88,15 +88,15 @@ def serve(directory: Path, options: Options) -> int:
 def _drain(server: Server, seconds: float, say: Say) -> None:
     """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
-    state = server.command_handler("drain")
+    state = server.send_command("drain")
     if state is not None and state.open:
         say(f"waiting up to {seconds:.0f} s for {state.open} running requests ...")
     while state is not None and state.open and time.monotonic() < deadline:
         time.sleep(DRAIN_POLL)
         if server.ended():
             return
-        state = server.command_handler("status")
-    server.command_handler("end")
+        state = server.send_command("status")
+    server.send_command("end")
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _watch_requests(
     """
     last, ready, progress = time.monotonic(), True, None
     while not over.wait(PROBE_INTERVAL):
-        status = server.command_handler("status")
+        status = server.send_command("status")
         before, progress = progress, status and status.progress
         progressed = progress is not None and progress != before
         answered = progressed or server.health.probe(PROBE_INTERVAL) == 200
