@@ -240,7 +240,7 @@ def _ask(
 
 
 def _answer_parsers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
-    """Return a factory of parsers (begins with reasoning?), and whether the answer must be calls."""
+    """Return a factory of parsers (begins with reasoning?), and whether calls must come."""
     try:
         tools = parse_tools(fields.tools)
         only_calls = bool(chosen(tools, fields.tool_choice))
