@@ -111,7 +111,7 @@ class Positions:
             self._ropes[key] = rope_tables(g, layer.rope, self.cache_len, name)
         return g.op("RotaryEmbedding", x, *self._ropes[key], at)
 
-    def seen(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
+    def layer_mask(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
         """Return one layer's mask, bool `[n, 1, Q, N]`; equal layers share it.
 
         A window hides positions `window` or more behind a query and, unless the layer is causal, as
