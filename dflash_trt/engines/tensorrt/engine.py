@@ -24,11 +24,6 @@ BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
 class Engine(GpuEngine):
-    """A loaded plan with its KV caches.
-
-    A round's step is recorded as a CUDA graph on its second run.
-    """
-
     visible_step = 256
 
     def __init__(self, directory: Path) -> None:
@@ -47,17 +42,17 @@ class Engine(GpuEngine):
         )
         if self._plan.library == "tensorrt_rtx":  # it compiles kernels for new shapes at run time
             self._config.set_runtime_cache(self._config.create_runtime_cache())
-        self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
+        self._scratch = self._gpu.zeros((max(self._engine.device_memory_size_v2, 1),), "uint8")
         self._make_caches()
         self._gpu.wait()
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._gpu.memory(shape, self._plan.dtype)
+        return self._gpu.zeros(shape, self._plan.dtype)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
-        inputs, outputs = self._tensors(n, width, visible, scored, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[row : row + n]
@@ -72,13 +67,12 @@ class Engine(GpuEngine):
             for host, memory in outputs.values():
                 gpu.copy(memory, host)
 
-        make = partial(self._context, 0 if in_round else 1, bound)
-        run: Callable[[], object] = _Run(gpu, make, work, recorded=in_round).run
+        make = partial(self._make_context, 0 if in_round else 1, bound)
+        run = _Run(gpu, make, work, recorded=in_round).run
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         return Step(arrays, Outputs(gpu, outputs, large), run)
 
-    def _context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
-        """Return an execution context with the tensors `bound`."""
+    def _make_context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
         shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
         execution = self._engine.create_execution_context(self._config)
         execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
@@ -94,10 +88,7 @@ class Engine(GpuEngine):
         return execution
 
     def _load(self, path: Path) -> trt.ICudaEngine:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
-        ):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise self._error(f"it cannot load {path}")
@@ -113,12 +104,12 @@ class Engine(GpuEngine):
             raise self._error("the plan's tensors are not those of its engine.json")
 
     def _error(self, what: str) -> EngineError:
-        said = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
-        return EngineError(f"{self._plan.library}: {what}{said}", "Run `dflash-trt build` again")
+        log = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
+        return EngineError(f"{self._plan.library}: {what}{log}", "Run `dflash-trt build` again")
 
 
 class _Run:
-    """A step's work, which becomes a CUDA graph on its second run."""
+    """A step's work; a round's (`recorded`) becomes a CUDA graph on its second run."""
 
     def __init__(
         self,
@@ -144,6 +135,6 @@ class _Run:
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
-    """Return whether a CUDA graph can be recorded; not while TensorRT-RTX compiles kernels."""
+    # not while TensorRT-RTX compiles kernels
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))
