@@ -58,7 +58,7 @@ class LogitsProcessor:
             for *before, last in s.bad_words:
                 if list(history[len(history) - len(before) :]) == before:
                     banned.append(last)
-        return weights(_without(logits, banned), s)
+        return weights(_mask_banned(logits, banned), s)
 
     def _with_penalties(self, logits: Float32, history: Int64) -> Float32:
         s = self.sampling
@@ -93,7 +93,7 @@ def decode(encoded: bytes) -> LogitsProcessor:
 _ADAPTER = TypeAdapter(LogitsProcessor)
 
 
-def _without(logits: Float32, banned: Sequence[int]) -> Float32:
+def _mask_banned(logits: Float32, banned: Sequence[int]) -> Float32:
     """Mask the banned tokens, unless the grammar allows no others."""
     if not banned:
         return logits

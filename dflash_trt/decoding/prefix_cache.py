@@ -84,22 +84,21 @@ class PrefixCache:
         self._dropping += dropped
         return dropped, stored
 
-    def done(self) -> None:
-        """Mark the step as finished: the engines have dropped what they were told to."""
+    def confirm_drops(self) -> None:
         self._dropping = []
 
     def clear(self) -> None:
         """Drop all blocks after a failed step, because the engines' state is unknown."""
         self._dropped += self._dropping
         self._dropping = []
-        self._forget()
+        self._drop_all()
 
     def pause(self, paused: bool) -> None:
         """Clear the cache; while paused is true, add nothing."""
         self._paused = paused
-        self._forget()
+        self._drop_all()
 
-    def _forget(self) -> None:
+    def _drop_all(self) -> None:
         blocks, self._blocks = self._blocks, OrderedDict()
         self._dropped += [block.number for block in blocks.values()]
 

@@ -285,11 +285,7 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
             given = DraftInput(x.batch, x.rows, checked.results, checked.features)
             drafted = draft(drafter, given)
         return RoundOutput(
-            checked.results,
-            checked.logprobs,
-            checked.logprob_ids,
-            checked.verify_seconds,
-            *drafted,
+            checked.results, checked.logprobs, checked.logprob_ids, checked.verify_seconds, *drafted
         )
 
     return run

@@ -11,7 +11,6 @@ class Slots:
     """Decoding sequences have slots `first` .. first+n-1, the one in prefill the next."""
 
     def __init__(self, first: int, cache: PrefixCache | None = None) -> None:
-        """Set up without sequences; `cache` keeps their prefixes for later requests."""
         self.first = first
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
@@ -28,10 +27,7 @@ class Slots:
         return len(self.decoding) + (self.prefilling is not None)
 
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
-        """Load the cached prefix of the sequence in prefill.
-
-        drafted: only what the drafter has too.
-        """
+        """Load a cached prefix for the one in prefill; drafted: only what the drafter has too."""
         request = sequence.request
         if self.cache is None or request.sampling.prompt_logprobs:
             return
@@ -82,10 +78,9 @@ class Slots:
         self._copies, self._used = [], len(self)
         return copies
 
-    def done(self) -> None:
-        """Mark the step that had the copies as finished."""
+    def confirm_copies(self) -> None:
         if self.cache is not None:
-            self.cache.done()
+            self.cache.confirm_drops()
 
     def forget(self) -> None:
         if self.cache is not None:

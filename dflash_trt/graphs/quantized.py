@@ -41,8 +41,7 @@ def pack_int4(integers: Array) -> Array:
     """Pack 4-bit integers into bytes, the first of two in the low half (ONNX)."""
     halves = integers.reshape(-1).view(np.uint8) & 15
     halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))
-    found: Array = halves[::2] | halves[1::2] << 4
-    return found
+    return halves[::2] | halves[1::2] << 4
 
 
 def quantize_rows(rows: Floats, bits: int) -> Blocks:

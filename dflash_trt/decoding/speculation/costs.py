@@ -43,9 +43,8 @@ class CostModel:
     """
 
     def __init__(self, profile: StepCosts, max_drafts: int) -> None:
-        """Set up from a profile; max_drafts: per row in a round."""
         self._profile = profile
-        self._max_drafts = max_drafts
+        self._max_drafts = max_drafts  # per row in a round
         self._ratios = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=TIMED))
         self._corrected: dict[tuple[int, int], Costs] = {}
@@ -87,7 +86,6 @@ class CostModel:
         return self._corrected[n, near]
 
     def plain_seconds(self, n: int, context: int) -> float:
-        """Return the seconds of a plain step."""
         return self._profile.verify(n, 1, _bucket_middle(context)) * self._ratio(n, "plain")
 
     def needs_plain(self, n: int) -> bool:
@@ -143,11 +141,9 @@ class CostProfile:
     _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, n: int, width: int, context: int) -> float:
-        """Return the seconds to verify `width` tokens of each of n sequences."""
         return self._read(self.verify_seconds, n, width, context)
 
     def draft(self, n: int, context: int) -> float:
-        """Return the seconds to draft a block for each of n sequences."""
         return self._read(self.draft_seconds, n, 0, context)
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:

@@ -11,12 +11,11 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
-import yaml
 
 from dflash_trt.engines.cuda import PROVIDER
 from dflash_trt.errors import EngineError
+from dflash_trt.files import data_file
 
-TABLE = Path(__file__).with_name("kernels.yaml")
 FIX = "Leave out engine.device, or use an engine of kind tensorrt or tensorrt_llm on this GPU"
 INSTALL = (
     "Run: pip uninstall --yes onnxruntime onnxruntime-gpu && "
@@ -74,6 +73,5 @@ def _nodes(path: Path) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return found
+def _table() -> Any:
+    return data_file(__file__, "kernels.yaml")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class Engine(GpuEngine):
                 gpu.copy(memory, host)
 
         make = partial(self._make_context, 0 if in_round else 1, bound)
-        run = _Run(gpu, make, work, recorded=in_round).run
+        run = _Run(gpu, make, work, is_to_record=in_round).run
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         return Step(arrays, Outputs(gpu, outputs, large), run)
 
@@ -108,30 +109,24 @@ class Engine(GpuEngine):
         return EngineError(f"{self._plan.library}: {what}{log}", "Run `dflash-trt build` again")
 
 
+@dataclass
 class _Run:
-    """A step's work; a round's (`recorded`) becomes a CUDA graph on its second run."""
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        make: Callable[[], trt.IExecutionContext],
-        work: Callable[[trt.IExecutionContext], None],
-        *,
-        recorded: bool,
-    ) -> None:
-        self._gpu, self._make, self._work, self._recorded = gpu, make, work, recorded
-        self._execution: trt.IExecutionContext | None = None
-        self._go: Callable[[], None] = lambda: None
+    gpu: Gpu
+    make_context: Callable[[], trt.IExecutionContext]
+    work: Callable[[trt.IExecutionContext], None]
+    is_to_record: bool  # as a CUDA graph, on the second run
+    context: trt.IExecutionContext | None = None
+    go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        if self._execution is None:
-            self._execution = self._make()
-            self._go = partial(self._work, self._execution)
-        elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
+        if self.context is None:
+            self.context = self.make_context()
+            self.go = partial(self.work, self.context)
+        elif self.is_to_record and _is_capturable(self.context, self.gpu.stream):
             # not the first run, in which TensorRT prepares for the shapes, which cannot be recorded
-            self._go, self._recorded = self._gpu.record(self._go), False
-        self._go()
-        self._gpu.wait()
+            self.go, self.is_to_record = self.gpu.record(self.go), False
+        self.go()
+        self.gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
