@@ -31,8 +31,6 @@ NO_END = "<no text ends with this>"
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that a request's output must follow."""
-
     # llguidance's Lark may contain both others (`%json {..}`, `/../`), special tokens (`<|name|>`)
     kind: Literal["json_schema", "regex", "lark"]
     text: str

@@ -79,12 +79,9 @@ class LogitsProcessor:
         return json.dumps(asdict(self)).encode()
 
 
-@lru_cache(maxsize=128)  # 1 MB for the largest bad_words
+@lru_cache(maxsize=128)  # the same every round; 1 MB for the largest bad_words
 def decode(encoded: bytes) -> LogitsProcessor:
-    """Decode what `encode` wrote; cached, because it is the same every round.
-
-    Raises ValueError or RequestError for anything else.
-    """
+    """Decode what `encode` wrote; ValueError or RequestError for anything else."""
     if not encoded:
         return LogitsProcessor(SamplingParams(), 0, ())
     return _ADAPTER.validate_json(encoded, strict=True)
@@ -103,10 +100,7 @@ def _mask_banned(logits: Float32, banned: Sequence[int]) -> Float32:
 
 
 def weights(logits: Float32, sampling: SamplingParams) -> Float32:
-    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`.
-
-    At temperature 0 only the argmax has weight.
-    """
+    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`."""
     if sampling.temperature == 0:
         kept = np.zeros_like(logits)
         kept[logits.argmax()] = 1.0

@@ -42,10 +42,7 @@ class PrefixCache:
         return len(self._blocks)
 
     def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
-        """Return the cached blocks of a prompt's prefix, never of its last token.
-
-        drafted: only blocks that the drafter has too.
-        """
+        """Return a prompt's cached blocks, never of its last token; drafted: the drafter's too."""
         found = list[Block]()
         for key in _keys(salt, tokens[:-1], found):
             block = self._blocks.get(key)

@@ -15,7 +15,8 @@ class Slots:
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
         self.cache = cache
-        self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # see `take_copies`
+        # see `take_copies`; a sequence in place of a number of tokens: all of it
+        self._copies: list[tuple[int, int, int | SequenceState, int]] = []
         self._used = 0  # slots used in the last step
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -65,10 +66,7 @@ class Slots:
             self._move(last + 1, last, self.prefilling)
 
     def take_copies(self) -> list[int]:
-        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step.
-
-        A copy with a sequence in place of a number of tokens moves all of it.
-        """
+        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
         copies: list[int] = []
         for source, destination, tokens, start in self._copies:
             count = tokens.position if isinstance(tokens, SequenceState) else tokens

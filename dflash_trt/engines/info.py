@@ -78,11 +78,11 @@ class EngineInfo:
 
     @property
     def most_verified(self) -> int:
-        """The most tokens of a sequence in a round: the anchor and drafts."""
         return most_verified(self.block_size)
 
 
 def most_verified(block_size: int) -> int:
+    """Return the most tokens of a sequence in a round: the anchor and drafts."""
     return max(block_size, MOST_VERIFIED)
 
 

@@ -67,14 +67,11 @@ class Engine(LoadedEngine):
         return whole[: math.prod(shape)].reshape(shape)
 
 
-_pool_is_set = False
+_pool_is_set = False  # ONNX Runtime allows sizing it once: the first engine decides
 
 
 def use_one_pool(threads: int) -> None:
-    """Use one thread pool for all sessions, because target and drafter alternate.
-
-    ONNX Runtime allows sizing it once: the first engine of the process decides.
-    """
+    """Use one thread pool for all sessions, because target and drafter alternate."""
     global _pool_is_set
     if not _pool_is_set:
         ort.set_global_thread_pool_sizes(threads, 1)

@@ -55,8 +55,6 @@ class Layer:
 
 
 class Best(NamedTuple):
-    """The largest logits of r rows."""
-
     hidden: ir.Value  # `[r, hidden_size]`, normed
     ids: ir.Value  # int64 `[r, best]`: tokens of the largest logits
     logits: ir.Value  # `[r, best]`

@@ -37,10 +37,7 @@ def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Rout
 
 
 def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
-    """Sort tokens by expert, split them per expert, and restore their order.
-
-    Only the products are per expert, to keep graphs of 128 experts a layer small.
-    """
+    """Sort tokens by expert, split them per expert, and restore their order."""
     pairs = g.op("Reshape", routed.chosen, g.ints(-1))  # expert of each token and choice
     count = g.op("Shape", pairs)
     expert, order = g.ops("TopK", pairs, count, outputs=2, axis=0, largest=0)
@@ -48,6 +45,7 @@ def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Rou
     sizes = g.op("Cast", sizes, to=ir.DataType.INT64)
     sizes = g.op("ReduceSum", sizes, g.ints(0), keepdims=0)
 
+    # only the products are per expert, to keep graphs of 128 experts a layer small
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
         out = g.op("Concat", *_multiply_each(g, layer, experts, half, pieces), axis=0)

@@ -36,10 +36,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the GPUs that compute a model together."""
-
     index: int = 0
-    of: int = 1
+    of: int = 1  # GPUs that compute a model together
 
 
 ALONE = Rank()

@@ -170,10 +170,8 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
 def fastest(
     target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
 ) -> tuple[Method, Step]:
-    """Return the method with the fastest number of drafts, from 1 to its own, and its round.
-
-    TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has.
-    """
+    """Return the method with the fastest number of drafts, from 1 to its own, and its round."""
+    # TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has
     choices = [method.shortened(drafts) for drafts in range(1, method.draft_tokens + 1)]
     rounds = [
         (choice, round_time(target, choice, runtime, rows, context))

@@ -127,15 +127,11 @@ Round = tuple[int, int, int]  # context, rows, width; width 0: only the drafter 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """Seconds of `verify` and of `draft`.
+    """Seconds of `verify` and of `draft`; each axis rises."""
 
-    By context (cached tokens per row), rows (sequences in the batch) and width (tokens verified per
-    row; 1: plain decoding); each axis rises.
-    """
-
-    contexts: list[int]
-    rows: list[int]
-    widths: list[int]
+    contexts: list[int]  # cached tokens per row
+    rows: list[int]  # sequences in the batch
+    widths: list[int]  # tokens verified per row; 1: plain decoding
     verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
     draft_seconds: list[list[float]]  # [context][rows]
     _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -147,15 +143,12 @@ class CostProfile:
         return self._read(self.draft_seconds, n, 0, context)
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
-        """Interpolate linearly, extrapolate above the last point, clamp below the first.
-
-        width: 0 for a table without that axis.
-        """
+        """Interpolate linearly, extrapolate above the last point, clamp below the first."""
         key = (n, width, context // BUCKET)
         if key not in self._found:
             found = np.asarray(table, np.float64)
             points = ((self.contexts, key[2] * BUCKET), (self.rows, n), (self.widths, width))
-            for axis, at in points if width else points[:2]:
+            for axis, at in points if width else points[:2]:  # drafts have no width
                 if len(axis) == 1:
                     found = found[0]
                     continue

@@ -64,17 +64,14 @@ SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
 
 
 class AcceptanceEstimator:
-    """Acceptance by decayed counts per source, position and whether tokens are sampled.
-
-    Copies are also counted by match length.
-    """
+    """Acceptance by decayed counts per source, position, sampling and, of copies, match length."""
 
     def __init__(self, max_drafts: int) -> None:
         self._max_drafts = max_drafts  # per row in a round
         self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
             lambda: _Calibration(max_drafts)
         )
-        self._copied: dict[tuple[bool, int], _Copies] = {}
+        self._copied: dict[tuple[bool, int], _CopyAcceptance] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
         """Return the expected accepted tokens among the first 0, 1, .. drafts."""
@@ -88,12 +85,12 @@ class AcceptanceEstimator:
         else:
             self._drafted[_bucket(proposal)].observe(proposal.values, accepted)
 
-    def _copies(self, proposal: Proposal) -> "_Copies":
+    def _copies(self, proposal: Proposal) -> "_CopyAcceptance":
         bucket = bisect_right(MATCHES, proposal.match) - 1
         key = proposal.sampled, bucket
         if key not in self._copied:
             chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
-            self._copied[key] = _Copies(self._max_drafts, chance)
+            self._copied[key] = _CopyAcceptance(self._max_drafts, chance)
         return self._copied[key]
 
 
@@ -101,9 +98,7 @@ def _bucket(proposal: Proposal) -> tuple[str, bool, bool]:
     return proposal.source, proposal.sampled, bool(proposal.forced)  # under a grammar
 
 
-class _Copies:
-    """Acceptance of copied tokens by position."""
-
+class _CopyAcceptance:
     def __init__(self, count: int, chance: float) -> None:
         self._reached = [PRIOR] * count  # token j was reached: all before it were accepted
         self._kept = [PRIOR * chance] * count
@@ -156,8 +151,7 @@ class Policy:
     """Interface of policies: `choose` before each round, outcomes afterwards."""
 
     def __init__(self, draft_tokens: int) -> None:
-        """Set the draft tokens requested of the drafter at most, and after a prompt."""
-        self.draft_tokens = draft_tokens
+        self.draft_tokens = draft_tokens  # requested of the drafter at most, and after a prompt
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
@@ -294,19 +288,16 @@ class Adaptive(Policy):
 
 
 def _best_width(
-    rows: Sequence[Sequence[Expected]], steps: Sequence[float], draft: float
+    rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float
 ) -> tuple[int, list[float]]:
-    """Return the width with the most tokens per time, and the tokens at each width.
-
-    steps: cost of each width; draft: further cost of the round.
-    """
+    """Return the width with the most tokens per time, and the tokens at each width."""
     lines = [[line for _, line in row] for row in rows if row]
     longest = max((len(line) for row in lines for line in row), default=1)
-    tokens = [float(len(rows))] * min(longest, len(steps))
+    tokens = [float(len(rows))] * min(longest, len(costs))
     for row in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row]
         tokens = [total + max(of) for total, *of in zip(tokens, *padded, strict=False)]
-    rates = [count / (step + draft) for count, step in zip(tokens, steps, strict=False)]
+    rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     return (width if rates[width] > CLEARLY * rates[0] else 0), tokens
 

@@ -201,14 +201,11 @@ def strategy(
     return Adaptive(costs, draft_tokens, max_drafts), proposer
 
 
-def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, place: int) -> Float32:
-    """Return the drafter's probabilities `[D, 1 or k, k]` given the target's sampling noise.
-
-    place: position of the first draft in the text.
-    """
+def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, first_place: int) -> Float32:
+    """Return the drafter's probabilities `[D, 1 or k, k]` given the target's sampling noise."""
     logits = np.log(np.maximum(probs, 1e-9)) / sampling.temperature
     weights = truncate(np.exp(logits - logits.max(-1, keepdims=True)), sampling)
-    numbers = noise(sampling.seed, range(place, place + len(ids)), ids)[:, None]
+    numbers = noise(sampling.seed, range(first_place, first_place + len(ids)), ids)[:, None]
     scores = np.log(np.maximum(weights, 1e-30)) + numbers
     noisy: Float32 = np.exp(SHARPNESS * (scores - scores.max(-1, keepdims=True)))
     noisy /= noisy.sum(-1, keepdims=True)

@@ -36,12 +36,10 @@ def check_graph(path: Path) -> None:
 
 
 def check_placement(session: ort.InferenceSession, path: Path) -> None:
-    """Raise EngineError unless a session of this graph file runs on the GPU.
-
-    Sizes may be computed on the CPU. The session must record its node assignment.
-    """
+    """Raise EngineError unless a session, which must record its assignment, runs on the GPU."""
     if PROVIDER not in session.get_providers():
         raise EngineError("ONNX Runtime cannot load its CUDA provider here", INSTALL)
+    # these may be computed on the CPU
     sizes = {node.name for node, types in _nodes(path) if {*types.split()} == {"int64"}}
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes():
