@@ -85,7 +85,7 @@ def decode(
         proposer=by,
     )
     sequences = [scheduler.submit(request) for request in requests]
-    while scheduler.busy:
+    while scheduler.has_work:
         scheduler.step()
     return sequences
 

@@ -129,7 +129,9 @@ def _block(config: BuildConfig, values: Mapping[str, Any]) -> int:
 
 
 def _model(size: planning.ModelSize, name: str) -> dict[str, Any]:
-    formats = {kind.name for layer in size.kinds for count, kind in layer.parts() if count}
+    formats = {
+        kind.name for layer in size.kinds for count, kind in layer.parameters_by_format() if count
+    }
     return {
         "name": name,
         "parameters": size.parameters,

@@ -22,21 +22,21 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     not finite at a place it needs.
     """
     kept: list[Accepted | None] = [None] * len(own)
-    rows: list[_Row] = []
+    rows: list[_SampledRow] = []
     lines = zip(x.rows.tolist(), x.tokens.tolist(), x.sampling.tolist(), strict=True)
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
         drafts = tokens[known:length]
-        allowed = None if (x.masks[i] == -1).all() else _bits(x.masks[i], logits.shape[2])
+        allowed = None if (x.masks[i] == -1).all() else _unpack_masks(x.masks[i], logits.shape[2])
         processor = decode(encoded)
         if processor.greedy:
-            best = own[i] if allowed is None else _best(own[i], logits[i], allowed)
+            best = own[i] if allowed is None else _likeliest_allowed(own[i], logits[i], allowed)
             kept[i] = accept_greedy(drafts, best)
             continue
-        history = history_of(x, i) if processor.needs_history else []
-        rows.append(_Row(i, processor, place + known, drafts, allowed, history))
+        history = history_to_anchor(x, i) if processor.needs_history else []
+        rows.append(_SampledRow(i, processor, place + known, drafts, allowed, history))
     while rows:
         going = []
-        for row, token in zip(rows, _sample(rows, logits), strict=True):
+        for row, token in zip(rows, _sample_next(rows, logits), strict=True):
             if own[row.i][row.accepted] == NO_TOKEN or token == NO_TOKEN:
                 continue
             if row.accepted < len(row.drafts) and row.drafts[row.accepted] == token:
@@ -57,20 +57,17 @@ def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Accepted | None:
 
 
 @dataclass(slots=True)
-class _Row:
-    """The drafts of a sampled row, and how many of them are accepted so far."""
-
+class _SampledRow:
     i: int
     processor: LogitsProcessor
     next_position: int  # in the text, of the token after the anchor
     drafts: Sequence[int]
     allowed: Bools | None  # by the grammar, `[D + 1, vocab]`; None: any token
     history: list[int]  # up to the anchor, if needed
-    accepted: int = 0
+    accepted: int = 0  # drafts so far
 
 
-def _sample(rows: Sequence[_Row], logits: Float32) -> list[int]:
-    """Sample the target's token after the accepted drafts of each row."""
+def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
     flat = logits.reshape(-1, logits.shape[2])
     weights = flat.take([row.i * logits.shape[1] + row.accepted for row in rows], 0)
     params = [row.processor.sampling for row in rows]
@@ -87,13 +84,13 @@ def _sample(rows: Sequence[_Row], logits: Float32) -> list[int]:
     return sample(weights, [each.seed for each in params], positions)
 
 
-def _bits(masks: Int32, vocab: int) -> Bools:
+def _unpack_masks(masks: Int32, vocab: int) -> Bools:
     """Unpack grammar masks into booleans `[D + 1, vocab]`."""
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=vocab)
     return bits.view(np.bool_)
 
 
-def _best(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
+def _likeliest_allowed(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
     """Return the likeliest allowed tokens; NO_TOKEN where none is allowed."""
     best = list(own)
     for node, token in enumerate(own[: len(allowed)]):
@@ -103,8 +100,7 @@ def _best(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
     return best
 
 
-def history_of(x: VerifyInput, i: int) -> list[int]:
-    """Return the tokens of row i up to its anchor."""
+def history_to_anchor(x: VerifyInput, i: int) -> list[int]:
     before = [token for token in x.history[i].tolist() if token != NO_HISTORY]
     before += x.tokens[i, : x.rows[i, 1]].tolist()
     return before

@@ -31,12 +31,7 @@ NO_END = "<no text ends with this>"
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that a request's output must follow.
-
-    kind, text: a JSON schema, a regular expression, or a grammar in llguidance's Lark, which may
-    contain both (`%json {..}`, `/../`) and special tokens (`<|name|>`).
-    """
-
+    # llguidance's Lark may contain both others (`%json {..}`, `/../`), special tokens (`<|name|>`)
     kind: Literal["json_schema", "regex", "lark"]
     text: str
     name: str = field(default="the grammar", compare=False)  # used in error messages
@@ -88,12 +83,12 @@ class Grammars:
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
         except ValueError as error:
-            raise _refused(grammar, str(error)) from error
+            raise _refusal(grammar, str(error)) from error
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         inner = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
-        matcher = Matcher(inner, -(-self._vocab_size // 32), self._mark)
+        matcher = Matcher(inner, -(-self._vocab_size // 32), self._added_end)
         if problem := matcher.look_ahead():
-            raise _refused(grammar, problem)
+            raise _refusal(grammar, problem)
         return matcher
 
     @cached_property
@@ -102,10 +97,10 @@ class Grammars:
         from llguidance import LLTokenizer  # noqa: PLC0415
 
         tokenizer, ends = self._tokenizer, self._eos_token_ids
-        if self._mark is not None:
+        if self._added_end is not None:
             tokenizer = Tokenizer.from_str(tokenizer.to_str())
             tokenizer.add_special_tokens([NO_END])
-            ends = [self._mark]
+            ends = [self._added_end]
         size = max(self._vocab_size, *(end + 1 for end in ends))
         try:
             return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=ends)
@@ -115,14 +110,14 @@ class Grammars:
             ) from error
 
     @cached_property
-    def _mark(self) -> int | None:
+    def _added_end(self) -> int | None:
         """The id of an added end token, for llguidance, if the model has none."""
         if self._eos_token_ids:
             return None
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def _refused(grammar: Grammar, error: str) -> RequestError:
+def _refusal(grammar: Grammar, error: str) -> RequestError:
     words = " ".join(error.replace("<non-verbose/>", "").split())
     return RequestError(f"{grammar.name} cannot be used: {words[:400]}", "Send another one.")
 
@@ -133,27 +128,26 @@ class Matcher:
     Methods that take a `path` look at drafts after the text and do not change its state.
     """
 
-    def __init__(self, inner: "LLMatcher", words: int, mark: int | None) -> None:
-        """Start a text; words: 32-bit words in a mask; mark: see `Grammars._mark`."""
-        self._start, self._inner, self._words, self._mark = inner, inner, words, mark
+    def __init__(self, inner: "LLMatcher", words: int, added_end: int | None) -> None:
+        """Start a text; words: 32-bit words in a mask; added_end: see `Grammars._added_end`."""
+        self._start, self._inner, self._words, self._added_end = inner, inner, words, added_end
         self._text: list[int] = []
         self._ahead: list[int] = []  # drafts that `_inner` has consumed too
         self._next: Int32 | None = None  # mask after the text
 
     def copy(self) -> "Matcher":
         """Return a matcher in the same state; the original must be at the start of a text."""
-        copy = Matcher(self._start.deep_copy(), self._words, self._mark)
+        copy = Matcher(self._start.deep_copy(), self._words, self._added_end)
         copy._start, copy._next = self._start, self._next
         return copy
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing can follow the text, or its end-of-text token has come."""
-        self._go(())
+    def is_stopped(self) -> bool:
+        self._move_to(())
         return bool(self._inner.is_stopped())
 
     def push(self, token: int) -> None:
-        self._go(())
+        self._move_to(())
         self._inner.consume_token(token)
         self._text.append(token)
         self._next = None
@@ -161,18 +155,17 @@ class Matcher:
     def look_ahead(self) -> str:
         """Compute the next mask; return the reason if that fails, otherwise ""."""
         if self._next is None:
-            self._go(())
+            self._move_to(())
             self._next = self._mask()
         problem = str(self._inner.get_error())
         return problem or ("" if self._next.any() else "no token may come next")
 
-    def forced(self, path: Sequence[int]) -> list[int]:
-        """Return the tokens that the grammar forces next, tokenized as usual."""
-        found = self._inner.compute_ff_tokens() if self._go(path) else []
+    def forced_tokens(self, path: Sequence[int]) -> list[int]:
+        found = self._inner.compute_ff_tokens() if self._move_to(path) else []
         return [] if self._recover() else found
 
     def count_allowed(self, path: Sequence[int], tokens: Sequence[int]) -> int:
-        count = self._inner.validate_tokens([*tokens]) if self._go(path) else 0
+        count = self._inner.validate_tokens([*tokens]) if self._move_to(path) else 0
         return 0 if self._recover() else count
 
     def masks(self, tokens: Sequence[int]) -> list[Int32 | None]:
@@ -182,7 +175,7 @@ class Matcher:
         """
         found = [self._next]
         for end in range(1, len(tokens) + 1):
-            going = self._go(tokens[:end]) and not self._inner.is_stopped()
+            going = self._move_to(tokens[:end]) and not self._inner.is_stopped()
             mask = self._mask() if going else None
             # a limit was exceeded: an empty mask ends the text if the target gets here
             found.append(np.zeros(self._words, np.int32) if self._recover() else mask)
@@ -190,11 +183,11 @@ class Matcher:
 
     def _mask(self) -> Int32:
         mask = np.frombuffer(self._inner.compute_bitmask(), np.int32).copy()
-        if self._mark is not None:
-            mask[self._mark // 32] &= ~(1 << self._mark % 32)
+        if self._added_end is not None:
+            mask[self._added_end // 32] &= ~(1 << self._added_end % 32)
         return mask[: self._words]
 
-    def _go(self, path: Sequence[int]) -> bool:
+    def _move_to(self, path: Sequence[int]) -> bool:
         """Move to the end of these drafts; return False if the grammar forbids one."""
         same = 0
         while same < min(len(path), len(self._ahead)) and path[same] == self._ahead[same]:

@@ -58,7 +58,7 @@ class LogitsProcessor:
             for *before, last in s.bad_words:
                 if list(history[len(history) - len(before) :]) == before:
                     banned.append(last)
-        return weights(_without(logits, banned), s)
+        return weights(_mask_banned(logits, banned), s)
 
     def _with_penalties(self, logits: Float32, history: Int64) -> Float32:
         s = self.sampling
@@ -79,12 +79,9 @@ class LogitsProcessor:
         return json.dumps(asdict(self)).encode()
 
 
-@lru_cache(maxsize=128)  # 1 MB for the largest bad_words
+@lru_cache(maxsize=128)  # the same every round; 1 MB for the largest bad_words
 def decode(encoded: bytes) -> LogitsProcessor:
-    """Decode what `encode` wrote; cached, because it is the same every round.
-
-    Raises ValueError or RequestError for anything else.
-    """
+    """Decode what `encode` wrote; ValueError or RequestError for anything else."""
     if not encoded:
         return LogitsProcessor(SamplingParams(), 0, ())
     return _ADAPTER.validate_json(encoded, strict=True)
@@ -93,7 +90,7 @@ def decode(encoded: bytes) -> LogitsProcessor:
 _ADAPTER = TypeAdapter(LogitsProcessor)
 
 
-def _without(logits: Float32, banned: Sequence[int]) -> Float32:
+def _mask_banned(logits: Float32, banned: Sequence[int]) -> Float32:
     """Mask the banned tokens, unless the grammar allows no others."""
     if not banned:
         return logits
@@ -103,10 +100,7 @@ def _without(logits: Float32, banned: Sequence[int]) -> Float32:
 
 
 def weights(logits: Float32, sampling: SamplingParams) -> Float32:
-    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`.
-
-    At temperature 0 only the argmax has weight.
-    """
+    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`."""
     if sampling.temperature == 0:
         kept = np.zeros_like(logits)
         kept[logits.argmax()] = 1.0

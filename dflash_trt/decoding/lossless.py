@@ -29,19 +29,14 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class LosslessReport:
-    """Results of greedy decoding of all prompts: with DFlash alone and batched, and plain.
+    """Results of greedy decoding of all prompts: with DFlash alone and batched, and plain."""
 
-    identical: prompts whose text matches both times. The other figures are of one sequence at a
-    time: tau is over all rounds; kept is the fraction of rounds that committed draft token 1, 2, ..
-    (tau = 1 + sum(kept)); speedup is dflash_tokens_per_s / plain_tokens_per_s.
-    """
-
-    identical: int
+    identical: int  # prompts whose text matches both times
     total: int
-    together: int  # batch size
-    tau: float
-    kept: list[float]
-    speedup: float
+    together: int  # batch size; what follows is of one sequence at a time
+    tau: float  # over all rounds
+    kept: list[float]  # fraction of rounds that committed draft token 1, 2, ..: tau = 1 + sum(kept)
+    speedup: float  # dflash_tokens_per_s / plain_tokens_per_s
     dflash_tokens_per_s: float
     plain_tokens_per_s: float
     outputs: list[list[int]]
@@ -122,11 +117,7 @@ def check_lossless(
 
 
 def _scheduler(
-    target: Engine,
-    slots: int,
-    rounds: RunRound,
-    policy: Policy,
-    proposer: Proposer | None = None,
+    target: Engine, slots: int, rounds: RunRound, policy: Policy, proposer: Proposer | None = None
 ) -> Scheduler:
     return Scheduler(
         rounds,

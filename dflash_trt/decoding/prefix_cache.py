@@ -42,10 +42,7 @@ class PrefixCache:
         return len(self._blocks)
 
     def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
-        """Return the cached blocks of a prompt's prefix, never of its last token.
-
-        drafted: only blocks that the drafter has too.
-        """
+        """Return a prompt's cached blocks, never of its last token; drafted: the drafter's too."""
         found = list[Block]()
         for key in _keys(salt, tokens[:-1], found):
             block = self._blocks.get(key)
@@ -84,22 +81,21 @@ class PrefixCache:
         self._dropping += dropped
         return dropped, stored
 
-    def done(self) -> None:
-        """Mark the step as finished: the engines have dropped what they were told to."""
+    def confirm_drops(self) -> None:
         self._dropping = []
 
     def clear(self) -> None:
         """Drop all blocks after a failed step, because the engines' state is unknown."""
         self._dropped += self._dropping
         self._dropping = []
-        self._forget()
+        self._drop_all()
 
     def pause(self, paused: bool) -> None:
         """Clear the cache; while paused is true, add nothing."""
         self._paused = paused
-        self._forget()
+        self._drop_all()
 
-    def _forget(self) -> None:
+    def _drop_all(self) -> None:
         blocks, self._blocks = self._blocks, OrderedDict()
         self._dropped += [block.number for block in blocks.values()]
 

@@ -79,11 +79,8 @@ class FeatureBuffer:
         return joined, counts
 
 
-def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
-    """Run the target over the tokens, write their KV rows and decide which drafts are accepted.
-
-    held: buffers features while no drafts are wanted.
-    """
+def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) -> VerifyOutput:
+    """Run the target over the tokens, write their KV rows and decide which drafts are accepted."""
     start = time.perf_counter()
     first_slot, _, _, *copies = x.batch.tolist()
     copy_slots(engine, copies)
@@ -119,8 +116,8 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     accepted = [count for count, _ in committed]
     _clear_failed(engine, first_slot, accepted)
     older = [0] * n
-    if held is not None:
-        features, older = held.pass_on(x, accepted, features)
+    if buffer is not None:
+        features, older = buffer.pass_on(x, accepted, features)
     results = np.array([[*each, count] for each, count in zip(committed, older, strict=True)])
     return VerifyOutput(results, features, logprobs, ids, time.perf_counter() - start)
 
@@ -275,21 +272,17 @@ def _score_drafts(x: VerifyInput, i: int, accepted: int, logits: Float32, scores
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Return rounds on engines of this process; without a drafter the target decodes alone."""
-    held = None if drafter is None else FeatureBuffer()
+    buffer = None if drafter is None else FeatureBuffer()
 
     def run(x: VerifyInput) -> RoundOutput:
-        checked = verify(target, x, held)
+        checked = verify(target, x, buffer)
         if drafter is None or not needs_drafter(x):
             drafted = no_drafts(len(x.rows))
         else:
             given = DraftInput(x.batch, x.rows, checked.results, checked.features)
             drafted = draft(drafter, given)
         return RoundOutput(
-            checked.results,
-            checked.logprobs,
-            checked.logprob_ids,
-            checked.verify_seconds,
-            *drafted,
+            checked.results, checked.logprobs, checked.logprob_ids, checked.verify_seconds, *drafted
         )
 
     return run

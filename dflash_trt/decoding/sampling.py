@@ -62,8 +62,8 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     rows = flat // vocab
     head, kept = flat - rows * vocab, weights.ravel()[flat]
     rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, kept, m)
-    every, shared = _shared(m)
-    bases = _bases(seeds, positions)[np.concatenate((rows, every, every))]
+    every, shared = _rows_and_noise_ids(m)
+    bases = _hash_bases(seeds, positions)[np.concatenate((rows, every, every))]
     uniforms = _uniforms(np.concatenate((head, shared)), bases)
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)), the largest log(weight) + noise has the smallest score
@@ -80,12 +80,12 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
         among = None
         if rest_scores[i] < scores[best]:
             others = np.where(in_head[i], np.float32(0), weights[i])
-            among = _pick(others, float(uniforms[i - m]))
+            among = _draw(others, float(uniforms[i - m]))
         tokens.append(int(head[best]) if among is None else among)
     return tokens
 
 
-def _pick(weights: Float32, uniform: float) -> int | None:
+def _draw(weights: Float32, uniform: float) -> int | None:
     """Return an index drawn by weights `[k]` and a uniform in [0, 1); None if all are 0."""
     cumulative = weights.cumsum(dtype=np.float64)
     total = float(cumulative[-1])
@@ -98,14 +98,15 @@ def _pick(weights: Float32, uniform: float) -> int | None:
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
     """Return standard Gumbel noise of token `ids` `[p, k]` at p positions."""
-    uniforms = _uniforms(ids, _bases([seed] * len(positions), positions)[:, None])
+    uniforms = _uniforms(ids, _hash_bases([seed] * len(positions), positions)[:, None])
     found: Float64 = -np.log(-np.log(uniforms))
     return found
 
 
-def _bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
+def _hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
     pairs = zip(seeds, positions, strict=True)
-    return np.array([_mixed(_mixed(seed) + position) for seed, position in pairs], np.uint64)
+    bases = [_splitmix64(_splitmix64(seed) + position) for seed, position in pairs]
+    return np.array(bases, np.uint64)
 
 
 def _uniforms(ids: Int64, bases: UInt64) -> Float64:
@@ -125,14 +126,13 @@ def _uniforms(ids: Int64, bases: UInt64) -> Float64:
 
 
 @lru_cache(maxsize=64)
-def _shared(m: int) -> tuple[Int64, Int64]:
+def _rows_and_noise_ids(m: int) -> tuple[Int64, Int64]:
     """Return row numbers `[m]`, and the noise ids `[2 * m]` that every row has."""
     return np.arange(m), np.repeat((REST, INSIDE), m)
 
 
 @lru_cache(maxsize=4096)
-def _mixed(number: int) -> int:
-    """Return splitmix64's output for a state."""
+def _splitmix64(number: int) -> int:
     x = (number + _STEP) & _MASK
     x = ((x ^ (x >> 30)) * _FIRST) & _MASK
     x = ((x ^ (x >> 27)) * _SECOND) & _MASK

@@ -90,7 +90,6 @@ class Scheduler:
         first_slot: int = 0,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """Set up without sequences; proposer: for an adaptive policy, by default chains."""
         self._run_round = run_round
         self._max_slots = slots
         self._max_seq_len = max_seq_len
@@ -269,9 +268,9 @@ class Scheduler:
         x = verify_input(batch, rows, lines, sampling, history, masks)
         start = time.perf_counter()
         output = self._run_round(x)
-        self._slots.done()
-        took = time.perf_counter() - start
-        self.report = StepReport(took, output.verify_seconds, output.draft_seconds)
+        self._slots.confirm_copies()
+        round_trip = time.perf_counter() - start
+        self.report = StepReport(round_trip, output.verify_seconds, output.draft_seconds)
         return output, self.report
 
     def _commit(
@@ -282,10 +281,7 @@ class Scheduler:
         report: StepReport,
         wanted: int,
     ) -> None:
-        """Commit a step's output to its sequences and store their next candidates.
-
-        plan: None after a prompt.
-        """
+        """Commit a step's output and store the next candidates; plan: None after a prompt."""
         for i, (accepted, token, _) in enumerate(output.results.tolist()):
             sequence, proposal = sequences[i], plan.chosen[i] if plan else None
             if accepted < 0:

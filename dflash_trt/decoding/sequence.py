@@ -88,7 +88,6 @@ class SequenceState:
 
     @property
     def rounds(self) -> int:
-        """Rounds after prefill."""
         return len(self.committed_per_round)
 
     @property
@@ -107,8 +106,9 @@ class SequenceState:
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
     def advance(self, tokens: int, num_draft_tokens: int) -> None:
-        """Count tokens added to the target's KV cache: of a prompt before its first token is
-        committed, of a round after it is. num_draft_tokens: wanted, or DISCARD.
+        """Count tokens added to the target's KV cache, a prompt's before its first commit.
+
+        num_draft_tokens: wanted, or DISCARD.
         """
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
@@ -149,7 +149,7 @@ class SequenceState:
             ends = self.ends is not None and self.ends(token)
             if self.matcher is not None:
                 self.matcher.push(token)
-                ends = ends or self.matcher.ended
+                ends = ends or self.matcher.is_stopped
             if ends or token in self.request.stop_ids:
                 self.finish_reason = "stop"
                 break

@@ -11,12 +11,12 @@ class Slots:
     """Decoding sequences have slots `first` .. first+n-1, the one in prefill the next."""
 
     def __init__(self, first: int, cache: PrefixCache | None = None) -> None:
-        """Set up without sequences; `cache` keeps their prefixes for later requests."""
         self.first = first
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
         self.cache = cache
-        self._copies: list[tuple[int, int, int | SequenceState, int]] = []  # see `take_copies`
+        # see `take_copies`; a sequence in place of a number of tokens: all of it
+        self._copies: list[tuple[int, int, int | SequenceState, int]] = []
         self._used = 0  # slots used in the last step
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -28,10 +28,7 @@ class Slots:
         return len(self.decoding) + (self.prefilling is not None)
 
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
-        """Load the cached prefix of the sequence in prefill.
-
-        drafted: only what the drafter has too.
-        """
+        """Load a cached prefix for the one in prefill; drafted: only what the drafter has too."""
         request = sequence.request
         if self.cache is None or request.sampling.prompt_logprobs:
             return
@@ -69,10 +66,7 @@ class Slots:
             self._move(last + 1, last, self.prefilling)
 
     def take_copies(self) -> list[int]:
-        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step.
-
-        A copy with a sequence in place of a number of tokens moves all of it.
-        """
+        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
         copies: list[int] = []
         for source, destination, tokens, start in self._copies:
             count = tokens.position if isinstance(tokens, SequenceState) else tokens
@@ -82,10 +76,9 @@ class Slots:
         self._copies, self._used = [], len(self)
         return copies
 
-    def done(self) -> None:
-        """Mark the step that had the copies as finished."""
+    def confirm_copies(self) -> None:
         if self.cache is not None:
-            self.cache.done()
+            self.cache.confirm_drops()
 
     def forget(self) -> None:
         if self.cache is not None:

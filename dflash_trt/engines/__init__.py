@@ -17,5 +17,5 @@ from dflash_trt.engines.step import (
     load_engine,
     load_engines,
     read_infos,
-    roles,
+    role_directories,
 )

@@ -22,13 +22,11 @@ class Gpu:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream = int(self._stream.cuda_stream)  # CUDA's handle
 
-    def memory(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Return zeros on the GPU."""
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
             return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
 
-    def host(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Return zeros in pinned memory of the host."""
+    def pinned_zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=True)
 
     def copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
@@ -57,17 +55,16 @@ class Gpu:
 
 
 class GpuEngine(LoadedEngine):
-    """An engine with caches on a GPU; inputs and outputs have host copies."""
+    """An engine on a GPU; inputs and outputs have host copies."""
 
     _gpu: Gpu
 
     def _copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         self._gpu.copy(source, destination)
 
-    def _tensors(
+    def _allocate_tensors(
         self, n: int, width: int, visible: int, scored: int, context: int
     ) -> tuple[dict[str, Both], dict[str, Both]]:
-        """Allocate the inputs and outputs of a step of these sizes, see `step_tensors`."""
         inputs, outputs = (
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
             for x in step_tensors(self.info, n, width, visible, scored, context)
@@ -77,9 +74,9 @@ class GpuEngine(LoadedEngine):
     def _buffers(self, name: str, dtype: str, shape: tuple[int, ...]) -> Both:
         dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
-            return gpu.host(shape, dtype), gpu.memory(shape, dtype)
+            return gpu.pinned_zeros(shape, dtype), gpu.zeros(shape, dtype)
         both = self._buffer(
-            name, shape, lambda size: (gpu.host((size,), dtype), gpu.memory((size,), dtype))
+            name, shape, lambda size: (gpu.pinned_zeros((size,), dtype), gpu.zeros((size,), dtype))
         )
         host, memory = (whole[: math.prod(shape)].view(shape) for whole in both)
         return host, memory

@@ -63,7 +63,6 @@ class EngineInfo:
 
     @property
     def cpu_threads(self) -> int:
-        """Threads of an engine call: the configured number, or the cores."""
         return self.threads or usable_cores()
 
     @property
@@ -79,18 +78,16 @@ class EngineInfo:
 
     @property
     def most_verified(self) -> int:
-        """The most tokens of a sequence in a round: the anchor and drafts."""
         return most_verified(self.block_size)
 
 
 def most_verified(block_size: int) -> int:
-    """Return `EngineInfo.most_verified` for a block size."""
+    """Return the most tokens of a sequence in a round: the anchor and drafts."""
     return max(block_size, MOST_VERIFIED)
 
 
-def rank_directory(directory: Path, rank: int) -> Path:
-    """Return the directory of a rank's engine; `directory` is that of rank 0."""
-    return directory / f"rank-{rank}" if rank else directory
+def rank_directory(rank_0: Path, rank: int) -> Path:
+    return rank_0 / f"rank-{rank}" if rank else rank_0
 
 
 def write_info(directory: Path, info: EngineInfo) -> None:

@@ -3,7 +3,6 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,9 @@ Array = npt.NDArray[np.generic]
 
 
 class Engine(LoadedEngine):
-    """A loaded graph with its KV caches in float32."""
-
     visible_step = 32
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
-        """Load an engine directory; alone: see `load_engine`."""
         info = read_info(directory)
         super().__init__(info, BOUND_STEPS)
         options = ort.SessionOptions()
@@ -50,7 +46,7 @@ class Engine(LoadedEngine):
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
         given, taken = step_tensors(self.info, n, width, visible, scored, context)
         inputs, outputs = (
-            {name: self._shared(name, *tensor) for name, tensor in tensors.items()}
+            {name: self._shared_buffer(name, *tensor) for name, tensor in tensors.items()}
             for tensors in (given, taken)
         )
         caches = {name: array[row : row + n] for name, array in self._caches.items()}
@@ -66,19 +62,16 @@ class Engine(LoadedEngine):
             binding.bind_ortvalue_output(name, values[name])
         return Step(inputs, outputs, partial(self._session.run_with_iobinding, binding))
 
-    def _shared(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
+    def _shared_buffer(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
         whole: Array = self._buffer(name, shape, lambda size: np.empty(size, dtype))
         return whole[: math.prod(shape)].reshape(shape)
 
 
-_pool_is_set = False
+_pool_is_set = False  # ONNX Runtime allows sizing it once: the first engine decides
 
 
 def use_one_pool(threads: int) -> None:
-    """Use one thread pool for all sessions, because target and drafter alternate.
-
-    ONNX Runtime allows sizing it once: the first engine of the process decides.
-    """
+    """Use one thread pool for all sessions, because target and drafter alternate."""
     global _pool_is_set
     if not _pool_is_set:
         ort.set_global_thread_pool_sizes(threads, 1)
@@ -89,12 +82,9 @@ def load_session(
     directory: Path,
     info: EngineInfo,
     options: ort.SessionOptions,
-    provider: tuple[str, dict[str, str]] = CPU,
+    provider: tuple[str, dict[str, str]] = CPU,  # name and options
 ) -> ort.InferenceSession:
-    """Load the graph of an engine directory; EngineError if that fails.
-
-    provider: name and options.
-    """
+    """Load the graph of an engine directory; EngineError if that fails."""
     if not options.intra_op_num_threads:
         use_one_pool(info.cpu_threads)
         options.use_per_session_threads = False
@@ -111,11 +101,7 @@ def load_session(
         ) from error
 
 
-if TYPE_CHECKING:
-    from dflash_trt.engines.step import LoadedEngine
-
-
-def least_rows(engine: "LoadedEngine") -> int:
+def least_rows(engine: LoadedEngine) -> int:
     """Return how many rows a step needs for logits independent of other sequences, 1 or 2.
 
     On some CPUs ONNX Runtime has another kernel for one row. Results agree to 1e-5, which quantized
@@ -127,7 +113,7 @@ def least_rows(engine: "LoadedEngine") -> int:
     return 1 if np.array_equal(together, np.concatenate(alone)) else 2
 
 
-def _logits(engine: "LoadedEngine", place: int, width: int) -> npt.NDArray[np.float32]:
+def _logits(engine: LoadedEngine, place: int, width: int) -> npt.NDArray[np.float32]:
     visible = min(engine.visible_step, engine.info.cache_len)
     step, places = engine.step(0, 1, width, visible, width), place + np.arange(width)
     step.inputs["tokens"][:] = engine.info.vocab_size // (places + 2)

@@ -27,22 +27,18 @@ class Step:
 
 
 class BoundSteps(dict[tuple[int, ...], Step]):
-    """Bound steps by the arguments of `Engine.step`; each is bound on first use."""
+    """At most `most` bound steps by the arguments of `Engine.step`; the oldest goes first."""
 
     def __init__(self, most: int) -> None:
-        """Keep at most `most` steps, then drop the oldest."""
         super().__init__()
         self._most = most
 
     def of(self, bind: Callable[..., Step], *key: int) -> Step:
-        """Return the step of a key, made by `bind` if new; `bind` is not kept."""
-        step = self.get(key)
-        if step is None:
+        if key not in self:
             if len(self) >= self._most:
                 del self[next(iter(self))]
-            step = bind(*key)
-            self[key] = step
-        return step
+            self[key] = bind(*key)
+        return self[key]
 
 
 class Engine(Protocol):
@@ -76,17 +72,6 @@ class Engine(Protocol):
         """
 
 
-def cache_names(info: EngineInfo) -> dict[tuple[int, int], list[str]]:
-    """Return cache names by (kv heads, head_dim).
-
-    Equal caches share one array, so that tokens are moved in all layers at once.
-    """
-    found: dict[tuple[int, int], list[str]] = {}
-    for layer, shape in enumerate(info.caches):
-        found.setdefault(shape, []).extend((f"key_{layer}", f"value_{layer}"))
-    return found
-
-
 def step_tensors(
     info: EngineInfo, n: int, width: int, visible: int, scored: int, context: int
 ) -> tuple[Tensors, Tensors]:
@@ -117,10 +102,9 @@ class LoadedEngine(ABC):
 
     visible_step: int
 
-    def __init__(self, info: EngineInfo, most: int) -> None:
-        """Set up; most: number of steps that stay bound."""
+    def __init__(self, info: EngineInfo, most_steps: int) -> None:
         self.info = info
-        self._steps = BoundSteps(most)
+        self._steps = BoundSteps(most_steps)
         self._room: dict[str, tuple[int, Any]] = {}
         self._alike: list[Any] = []  # by shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
@@ -128,8 +112,7 @@ class LoadedEngine(ABC):
         self._blocks: dict[int, list[Any]] = {}  # kept tokens by number, by group
 
     @abstractmethod
-    def _zeros(self, shape: tuple[int, ...]) -> Any:
-        """Allocate memory for KV caches."""
+    def _zeros(self, shape: tuple[int, ...]) -> Any: ...
 
     @abstractmethod
     def _copy(self, source: Any, destination: Any) -> None: ...
@@ -142,11 +125,9 @@ class LoadedEngine(ABC):
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        """Return the bound step; see `engines.step.Engine`."""
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        """Copy within the caches; see `engines.step.Engine`."""
         if destination == NOTHING:
             self._blocks.pop(source, None)
             return
@@ -163,7 +144,11 @@ class LoadedEngine(ABC):
             self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
 
     def _make_caches(self) -> None:
-        for (heads, head_dim), names in cache_names(self.info).items():
+        # equal caches share one array, so that tokens are moved in all layers at once
+        by_size: dict[tuple[int, int], list[str]] = {}
+        for layer, size in enumerate(self.info.caches):
+            by_size.setdefault(size, []).extend((f"key_{layer}", f"value_{layer}"))
+        for (heads, head_dim), names in by_size.items():
             shape = (len(names), self.info.slots, heads, self.info.cache_len, head_dim)
             self._alike.append(self._zeros(shape))
             self._caches.update(zip(names, self._alike[-1], strict=True))
@@ -194,18 +179,15 @@ def load_engine(directory: Path, alone: bool = False) -> Engine:
     return engine
 
 
-def roles(engines: Path) -> list[Path]:
-    """Return the directories of the target's engine and, if any, the drafter's."""
+def role_directories(engines: Path) -> list[Path]:
     drafter = engines / "drafter"
     return [engines / "target", *([drafter] if drafter.is_dir() else [])]
 
 
 def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
-    """Load the target and the drafter, if any."""
-    target, *others = map(load_engine, roles(engines))
+    target, *others = map(load_engine, role_directories(engines))
     return target, others[0] if others else None
 
 
 def read_infos(engines: Path) -> list[EngineInfo]:
-    """Read the target's and the drafter's `engine.json`, if any."""
-    return [read_info(each) for each in roles(engines)]
+    return [read_info(each) for each in role_directories(engines)]

@@ -21,9 +21,7 @@ def attention_block(
     """Build self-attention with residual; `hidden` is `[n * Q, hidden_size]`.
 
     `context` `[n, C, hidden_size]`, if given, is injected: it passes only through k_proj and
-    v_proj, before the block's own keys and values (DFlash, KV injection). Keys and values are
-    written to the cache at `at.write_index`; the mask and the layer's window decide which rows are
-    attended to.
+    v_proj, before the block's own keys and values (DFlash, KV injection).
     """
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
@@ -31,14 +29,14 @@ def attention_block(
     x = rms_norm(g, hidden, f"{layer.prefix}input_layernorm")
     x, kernel = convolve_before(g, layer, "attention_conv", x, at)
     if context is None:
-        qkv = _heads(g, layer, x, at.queries, at, "q", *stored)
+        qkv = _project_heads(g, layer, x, at.queries, at, "q", *stored)
         q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
     else:
-        q = _heads(g, layer, x, at.queries, at, "q")
+        q = _project_heads(g, layer, x, at.queries, at, "q")
         block = at.by_sequence(g, x, at.queries, g.spec.hidden_size)
         both = g.op("Concat", context, block, axis=1)
         both = g.op("Reshape", both, g.ints(-1, g.spec.hidden_size))
-        both = _heads(g, layer, both, at.keys, at, "k", "v")
+        both = _project_heads(g, layer, both, at.keys, at, "k", "v")
         kv = [*g.split(both, (kv_heads, kv_heads), axis=1)]
     k, v = kv[0], kv[-1]
     if g.spec.qk_norm:
@@ -49,7 +47,7 @@ def attention_block(
         v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=g.spec.rms_norm_eps)
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
     keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
-    attend, mask = partial(_attend, g, layer, keys, values), at.seen(g, layer.spec)
+    attend, mask = partial(_attend, g, layer, keys, values), at.layer_mask(g, layer.spec)
     lone = context is None and g.storage.bits
     mixed = _in_several_rows(g, layer, at, q, mask, attend) if lone else attend(q, mask)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
@@ -118,13 +116,10 @@ def _in_several_rows(
     return g.op("Reshape", mixed, g.ints(0, heads, -1, layer.spec.head_dim))
 
 
-def _heads(
+def _project_heads(
     g: GraphBuilder, layer: Layer, x: ir.Value, where: ir.Value, at: Positions, *which: str
 ) -> ir.Value:
-    """Project to heads, side by side: `[n * S, H]` to `[n, heads, S, head_dim]`.
-
-    where: the positions `[n, S]` of the tokens.
-    """
+    """Project tokens at positions `where` `[n, S]`: `[n * S, H]` to `[n, heads, S, head_dim]`."""
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, x, *names, bias=which[0] in g.spec.biases)
     # not -1: TensorRT's parser cannot infer the number of heads

@@ -20,11 +20,11 @@ from dflash_trt.files import Entry, digest_for
 from dflash_trt.graphs.quantized import (
     BLOCK,
     Matrix,
-    in_7_bits,
-    in_bytes,
-    packed,
-    rounded,
-    transposed,
+    join_transposed,
+    pack_int4,
+    quantize_rows,
+    quantize_to_7_bits,
+    widen_to_8_bits,
 )
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
@@ -52,8 +52,8 @@ class DataFile:
         self._size = offset + size
         return offset
 
-    def write(self, file: Path, done: Callable[[str], None]) -> Entry:
-        """Write the file; call `done` with each name. Returns its manifest entry."""
+    def write(self, file: Path, progress: Callable[[str], None]) -> Entry:
+        """Write the file; call `progress` with each name. Returns its manifest entry."""
         kind, digest = digest_for(self._size)
         with (
             file.open("wb", buffering=0) as stream,
@@ -63,7 +63,7 @@ class DataFile:
             place, end, held = stream.fileno(), 0, 0
             waiting: deque[tuple[int, Future[object], Future[None]]] = deque()
             flushed = finished = 0
-            for chunk in chain(self._chunks(done), [None]):
+            for chunk in chain(self._chunks(progress), [None]):
                 if chunk is not None:
                     hashed = hasher.submit(digest.update, chunk)
                     waiting.append((len(chunk), hashed, writers.submit(_write, place, chunk, end)))
@@ -80,11 +80,11 @@ class DataFile:
             assert end == self._size
         return {kind: digest.hexdigest(), "size": self._size}
 
-    def _chunks(self, done: Callable[[str], None]) -> Iterator[memoryview]:
+    def _chunks(self, progress: Callable[[str], None]) -> Iterator[memoryview]:
         """Yield all bytes in order; a chunk is valid until `BUFFERS - 1` more are yielded."""
         buffers, end = cycle([memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)]), 0
         with ThreadPoolExecutor(WORKERS) as pool:
-            computed = self._computed(pool)
+            computed = self._compute_ahead(pool)
             for name, offset, size, source in self._tensors:
                 if offset > end:
                     yield memoryview(bytes(offset - end))
@@ -94,10 +94,9 @@ class DataFile:
                     for span in source:
                         yield from span.read(buffers)
                 end = offset + size
-                done(name)
+                progress(name)
 
-    def _computed(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield the computed tensors in order, computing a few ahead."""
+    def _compute_ahead(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.uint8]]:
         waiting: deque[tuple[int, Future[npt.NDArray[np.uint8]]]] = deque()
         for _, _, size, source in self._tensors:
             if not callable(source):
@@ -135,14 +134,9 @@ Bits = Literal[4, 8]
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of weights.
-
-    bits: of linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
-    int8_inputs: layers of 8 bits multiply integers, which costs accuracy, but 8 tokens take little
-    longer than one.
-    """
-
+    # of linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype
     bits: Bits | None = None
+    # layers of 8 bits multiply integers: less accurate, but 8 tokens take little longer than one
     int8_inputs: bool = False
 
 
@@ -152,9 +146,8 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    spec, weights: of the model; a rank keeps its share of them (`sharding.share`). kind: of the
-    engine, for graphs that differ by kind (see `mlp.py`); rank: the owner of the graph, if several
-    compute the model together (see `sharding.py`).
+    It keeps the rank's share of the model's spec and weights (`sharding.py`). kind: of the engine,
+    for graphs that differ by kind (`mlp.py`).
     """
 
     def __init__(
@@ -177,7 +170,7 @@ class GraphBuilder:
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
-        self._made: tuple[str, Matrix] | None = None  # the last quantized matrix
+        self._last_quantized: tuple[str, Matrix] | None = None
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -188,20 +181,17 @@ class GraphBuilder:
     def output(
         self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str] | ir.Shape
     ) -> None:
-        """Make `value` a graph output under `name`."""
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
         self._graph.outputs.append(value)
 
     def op(
         self, op_type: str, *inputs: ir.Value, **attributes: int | float | str | Sequence[int]
     ) -> ir.Value:
-        """Add a node of the standard domain with one output."""
         return self._tape.op(op_type, inputs, attributes)
 
     def ops(
         self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
     ) -> Sequence[ir.Value]:
-        """Add a node of the standard domain with several outputs."""
         return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
 
     def collective(self, x: ir.Value, operation: str, reduce_op: str) -> ir.Value:
@@ -233,7 +223,6 @@ class GraphBuilder:
         return self._numbers[value]
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        """Return an initializer held in memory, for tables and shapes."""
         return self._tape.initializer(ir.tensor(array, name=name))
 
     def vector(self, name: str, plus: float = 0.0) -> ir.Value:
@@ -241,10 +230,7 @@ class GraphBuilder:
         return self.lazy(name, self.weights.shape(name), lambda: self._float32(name) + plus)
 
     def matrix(self, name: str, weights: Weights | None = None) -> ir.Value:
-        """Return a checkpoint tensor in its own dtype, for Gather or `float32`.
-
-        weights: of another model that owns the tensor.
-        """
+        """Return a tensor in its own dtype, for Gather or `float32`; weights: its other owner's."""
         weights = weights or self.weights
         key = (weights.directory, name)
         if key not in self._matrices:  # one table may be embedding and head
@@ -259,19 +245,16 @@ class GraphBuilder:
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
     def rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
-        """Concatenate matrices `[out, in]` to `[sum of outs, in]`, float32.
-
-        They are stored as in the checkpoint, in its dtype.
-        """
+        """Concatenate matrices `[out, in]` to float32 `[sum of outs, in]`, stored as they were."""
         if len(names) == 1:
             only = self.matrix(names[0], weights)
             return self.float32(only, only.dtype)
         dtypes = {weights.dtype(name) for name in names}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
-        inputs, outputs = _side_by_side(weights, names)
+        inputs, outputs = _joined_shape(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
 
-    def quantized(
+    def multiply_quantized(
         self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
     ) -> ir.Value:
         """Multiply `x` `[T, in]` by matrices `[out, in]`, in blocks of 32 inputs: `[T, outs]`.
@@ -279,7 +262,7 @@ class GraphBuilder:
         Blocks of equal or fewer bits in the checkpoint are kept. Weights are stored transposed,
         because ONNX Runtime multiplies quantized weights only in that form.
         """
-        shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.{bits}_bit"
+        shape, name = _joined_shape(weights, names), f"{'|'.join(names)}.{bits}_bit"
         formats = {name: weights.block_format(name) for name in names}
         kept = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
         has_offsets = "Q4_1" in formats.values() and bits == 4
@@ -287,51 +270,50 @@ class GraphBuilder:
 
         def pieces() -> Iterator[Blocks]:
             for name in names:
-                if name in kept:
-                    for blocks in weights.blocks(name, ROWS):
-                        yield (
-                            in_bytes(blocks) if blocks.offsets is not None and bits == 8 else blocks
-                        )
-                else:
+                if name not in kept:
                     for rows in weights.pieces(name, ROWS):
-                        yield rounded(rows.astype(np.float32), bits)
+                        yield quantize_rows(rows.astype(np.float32), bits)
+                    continue
+                for blocks in weights.blocks(name, ROWS):
+                    widens = blocks.offsets is not None and bits == 8
+                    yield widen_to_8_bits(blocks) if widens else blocks
 
         def integers(whole: npt.NDArray[np.int8]) -> npt.NDArray[np.generic]:
-            return whole if bits == 8 else packed(whole)
+            return whole if bits == 8 else pack_int4(whole)
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
         blocks = (shape[0] // BLOCK, shape[1])
-        made = self._matrix_of(name, pieces, shape, blocks[0])
+        parts = self._matrix_of(name, pieces, shape, blocks[0])
         inputs = [
-            self.lazy(name, shape, lambda: integers(made().codes), dtype),
-            self.lazy(f"{name}_scale", blocks, lambda: made().scales),
+            self.lazy(name, shape, lambda: integers(parts().codes), dtype),
+            self.lazy(f"{name}_scale", blocks, lambda: parts().scales),
         ]
         if has_zeros:
-            inputs.append(self.lazy(f"{name}_zero", blocks, lambda: integers(made().zeros), dtype))
+            inputs.append(self.lazy(f"{name}_zero", blocks, lambda: integers(parts().zeros), dtype))
         matrix = self.op("DequantizeLinear", *inputs, axis=0, block_size=BLOCK)
         out = self.op("MatMul", x, matrix)
         if not has_offsets:
             return out
-        offset = self.lazy(f"{name}_offset", blocks, lambda: made().offsets)
+        offset = self.lazy(f"{name}_offset", blocks, lambda: parts().offsets)
         sums = self.op("Reshape", x, self.ints(0, -1, BLOCK))
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
         return self.op("Gemm", sums, offset, out)
 
-    def multiplied_in_int8(self, weights: Weights, x: ir.Value, names: Sequence[str]) -> ir.Value:
+    def multiply_in_int8(self, weights: Weights, x: ir.Value, names: Sequence[str]) -> ir.Value:
         """Multiply `x` `[T, in]` by matrices `[out, in]` as integers: `[T, outs]`.
 
         Each row of `x` has a scale, so that no row depends on another, and so has each output.
         """
-        shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.int8"
+        shape, name = _joined_shape(weights, names), f"{'|'.join(names)}.int8"
 
         def pieces() -> Iterator[Blocks]:
             for each in names:
                 for rows in weights.pieces(each, ROWS):
-                    yield in_7_bits(rows.astype(np.float32))
+                    yield quantize_to_7_bits(rows.astype(np.float32))
 
-        made = self._matrix_of(name, pieces, shape, 1)
-        matrix = self.lazy(name, shape, lambda: made().codes, ir.DataType.INT8)
-        scales = self.lazy(f"{name}_scale", (1, shape[1]), lambda: made().scales / np.float32(127))
+        parts = self._matrix_of(name, pieces, shape, 1)
+        matrix = self.lazy(name, shape, lambda: parts().codes, ir.DataType.INT8)
+        scales = self.lazy(f"{name}_scale", (1, shape[1]), lambda: parts().scales / np.float32(127))
         largest = self.op("ReduceMax", self.op("Abs", x), self.ints(-1))
         largest = self.op("Max", largest, self.number(1e-9))
         codes = self.op("Mul", x, self.op("Div", self.number(127), largest))
@@ -347,12 +329,12 @@ class GraphBuilder:
     ) -> Callable[[], Matrix]:
         """Return what computes a matrix, once for all its parts, which are written in order."""
 
-        def made() -> Matrix:
-            if self._made is None or self._made[0] != name:
-                self._made = name, transposed(pieces(), shape, blocks)
-            return self._made[1]
+        def compute() -> Matrix:
+            if self._last_quantized is None or self._last_quantized[0] != name:
+                self._last_quantized = name, join_transposed(pieces(), shape, blocks)
+            return self._last_quantized[1]
 
-        return made
+        return compute
 
     def bias(self, *names: str) -> ir.Value:
         shape = (sum(self.weights.shape(name)[0] for name in names),)
@@ -360,10 +342,9 @@ class GraphBuilder:
         return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
-        """Write `model.onnx` and its external data.
+        """Write the graph; return the manifest's entry of its data, so that nobody reads it again.
 
-        `progress` is called with each tensor's name. Returns the manifest's entry of the large
-        file, so that nobody has to read it again.
+        `progress` is called with each tensor's name.
         """
         model = ir.Model(self._graph, ir_version=IR_VERSION, producer_name="dflash-trt")
         values = [v for graph in model.graphs() for v in graph.initializers.values()]
@@ -424,6 +405,6 @@ def _size(shape: tuple[int, ...], dtype: ir.DataType) -> int:
     return math.ceil(math.prod(shape) * dtype.itemsize)  # two int4 are a byte
 
 
-def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
+def _joined_shape(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
     """Return the shape `[in, sum of outs]` of linear layers `[out, in]` as one matrix."""
     return weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names)

@@ -73,12 +73,7 @@ def _convolve(
 PREFIX = "candidate_selector."
 
 
-def pair_scores(
-    g: GraphBuilder,
-    selector: Selector,
-    block: ir.Value,
-    best: Best,
-) -> None:
+def pair_scores(g: GraphBuilder, selector: Selector, block: ir.Value, best: Best) -> None:
     """Declare the output pair_scores float32 `[r, k, k]` (z-lab `CandidateSelector.select`).
 
     block int64 `[n, W]`; best: of r rows, the first masks of n blocks, equally many each. Entry

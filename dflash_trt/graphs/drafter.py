@@ -14,8 +14,7 @@ from dflash_trt.graphs.sharding import ALONE, Rank, share
 CANDIDATES = 16  # best tokens of a draft; sampling stays exact, see `propose`
 
 
-def candidates(spec: DrafterSpec) -> int:
-    """Return the number of candidates per draft; fewer with a tiny vocabulary."""
+def candidates_per_draft(spec: DrafterSpec) -> int:
     return spec.selector.top_k if spec.selector else min(CANDIDATES, spec.num_logits)
 
 
@@ -65,7 +64,7 @@ def drafter_graph(
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(g.weights, spec))
-    best = head(g, hidden, table, head_rows, candidates(spec), token_ids)
+    best = head(g, hidden, table, head_rows, candidates_per_draft(spec), token_ids)
     if spec.selector is not None:
         pair_scores(g, spec.selector, block, best)
     return g

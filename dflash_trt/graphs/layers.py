@@ -15,7 +15,7 @@ def sum_ranks(g: GraphBuilder, x: ir.Value) -> ir.Value:
     return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
 
 
-def side_by_side(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
+def gather_columns(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
     """Gather the columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
     if g.rank.of == 1:
         return x
@@ -48,17 +48,13 @@ def look_up(g: GraphBuilder, table: ir.Value, tokens: ir.Value, vocab: int) -> i
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer, its checkpoint names and its KV cache inputs."""
-
     index: int
     spec: LayerSpec
-    prefix: str
-    caches: dict[str, ir.Value]  # "key" and "value"
+    prefix: str  # of its tensors' names
+    caches: dict[str, ir.Value]  # inputs "key" and "value"
 
 
 class Best(NamedTuple):
-    """The largest logits of r rows."""
-
     hidden: ir.Value  # `[r, hidden_size]`, normed
     ids: ir.Value  # int64 `[r, best]`: tokens of the largest logits
     logits: ir.Value  # `[r, best]`
@@ -74,10 +70,7 @@ def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
 
 
 def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Embed tokens int64 `[n, S]` by a table `[vocab, hidden_size]`, scaled.
-
-    The result has one row per token of all sequences, `[T, hidden_size]`.
-    """
+    """Embed tokens int64 `[n, S]` by a table `[vocab, hidden_size]`, scaled: `[T, hidden_size]`."""
     hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), g.spec.vocab_size)
     if g.spec.embedding_scale == 1:
         return hidden
@@ -112,7 +105,7 @@ def head(
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, g.spec.final_logit_softcapping)
-    logits = side_by_side(g, logits, g.spec.num_logits)
+    logits = gather_columns(g, logits, g.spec.num_logits)
     # TopK even for one: ONNX Runtime's ArgMax is slower
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
@@ -124,7 +117,6 @@ def head(
 
 
 def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
-    """Limit values smoothly to between -cap and cap."""
     bound = g.number(cap)
     return g.op("Mul", g.op("Tanh", g.op("Div", x, bound)), bound)
 
@@ -155,16 +147,15 @@ def _product(
 ) -> ir.Value:
     """Multiply `[T, in]` by matrices `[out, in]`: `[T, sum of outs]`."""
     if bits == 8 and g.storage.int8_inputs:
-        out = g.multiplied_in_int8(weights, x, names)
+        out = g.multiply_in_int8(weights, x, names)
     elif bits and weights.shape(names[0])[1] % BLOCK == 0:
-        out = g.quantized(weights, x, names, bits)
+        out = g.multiply_quantized(weights, x, names, bits)
     else:
         return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
     return g.op("Add", out, *biases) if biases else out
 
 
 def activation(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Build `hidden_act` of config.json."""
     if g.spec.hidden_act == "silu":
         return g.op("Mul", x, g.op("Sigmoid", x))
     return g.op("Gelu", x, approximate="tanh")

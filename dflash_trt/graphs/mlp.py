@@ -19,22 +19,9 @@ Half = Literal["gate_up", "down"]  # of an expert
 
 
 class Routed(NamedTuple):
-    """The experts chosen for each token."""
-
     tokens: ir.Value  # float32 [T, hidden_size]
     chosen: ir.Value  # int64 [T, per_token]
     share: ir.Value  # float32 [T, per_token], weight of each
-
-
-def mixture(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
-    """Build the weighted sum of each token's experts; `x` is `[T, hidden_size]`.
-
-    For ONNX Runtime an expert computes only tokens that chose it. TensorRT allows no data-dependent
-    shapes: there all experts compute all tokens.
-    """
-    routed = _route(g, layer, experts, x)
-    body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return sum_ranks(g, body(g, layer, experts, routed))
 
 
 def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:
@@ -50,10 +37,7 @@ def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Rout
 
 
 def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
-    """Sort tokens by expert, split them per expert, and restore their order.
-
-    Only the products are per expert, to keep graphs of 128 experts a layer small.
-    """
+    """Sort tokens by expert, split them per expert, and restore their order."""
     pairs = g.op("Reshape", routed.chosen, g.ints(-1))  # expert of each token and choice
     count = g.op("Shape", pairs)
     expert, order = g.ops("TopK", pairs, count, outputs=2, axis=0, largest=0)
@@ -61,16 +45,17 @@ def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Rou
     sizes = g.op("Cast", sizes, to=ir.DataType.INT64)
     sizes = g.op("ReduceSum", sizes, g.ints(0), keepdims=0)
 
+    # only the products are per expert, to keep graphs of 128 experts a layer small
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
-        out = g.op("Concat", *_answers(g, layer, experts, half, pieces), axis=0)
+        out = g.op("Concat", *_multiply_each(g, layer, experts, half, pieces), axis=0)
         if experts.clamped is None:
             return out
         return g.op("Add", out, g.op("Gather", _biases(g, layer, half), expert, axis=0))
 
     token = g.op("Div", order, g.ints(experts.per_token))
     wide = multiply(g.op("Gather", routed.tokens, token, axis=0), "gate_up")
-    out = multiply(_gated(g, layer, experts, wide), "down")
+    out = multiply(_apply_gate(g, layer, experts, wide), "down")
     _, place = g.ops("TopK", order, count, outputs=2, axis=0, largest=0)
     out = g.op("Gather", out, place, axis=0)
     out = g.op("Reshape", out, g.ints(-1, experts.per_token, g.spec.hidden_size))
@@ -88,7 +73,7 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
         return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
 
     wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
-    out = multiply(_gated(g, layer, experts, wide), "down")
+    out = multiply(_apply_gate(g, layer, experts, wide), "down")
     chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
     chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
     share = g.op("Unsqueeze", routed.share, g.ints(2))
@@ -97,11 +82,11 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
     return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
 
 
-def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
-    """Apply the gate: gate and up, side by side, to the input of the down projection."""
+def _apply_gate(g: GraphBuilder, layer: Layer, experts: Experts | None, x: ir.Value) -> ir.Value:
+    """Return the input of the down projection; `x` has gate and up side by side."""
     wide = layer.spec.intermediate_size
     gate, up = g.split(x, (wide, wide), axis=-1)
-    if experts.clamped is None:
+    if experts is None or experts.clamped is None:
         return g.op("Mul", activation(g, gate), up)
     alpha, limit = experts.clamped
     gate = g.op("Min", gate, g.number(limit))
@@ -110,22 +95,19 @@ def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.V
     return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
 
 
-def _answers(
+def _multiply_each(
     g: GraphBuilder, layer: Layer, experts: Experts, half: Half, pieces: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """Multiply each expert's tokens by its matrix."""
-    names = [_names(layer, experts, half, index) for index in range(experts.count)]
+    names = [_tensor_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
         ((name,), *_) = names
         shape, dtype = g.weights.shape(name)[1:], DTYPES[g.weights.dtype(name)]
-        read = partial(_turns_apart, g.weights, name)
-        matrices = (
-            g.lazy(f"{name}.{i}", shape, partial(read, i), dtype) for i in range(experts.count)
-        )
-        return [
-            g.op("MatMul", x, g.float32(matrix, dtype))
-            for x, matrix in zip(pieces, matrices, strict=True)
-        ]
+        outs = []
+        for i, x in enumerate(pieces):
+            read = partial(_read_separated, g.weights, name, i)
+            matrix = g.float32(g.lazy(f"{name}.{i}", shape, read, dtype), dtype)
+            outs.append(g.op("MatMul", x, matrix))
+        return outs
     if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: results must not depend on how many tokens share an expert, see `Engine._bind`
         return [
@@ -145,17 +127,17 @@ def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Va
     def read() -> Array:
         stack = np.empty(shape, np.float32)
         for index, matrix in enumerate(stack):
-            names = _names(layer, experts, half, index)
+            names = _tensor_names(layer, experts, half, index)
             if experts.clamped is None:
                 matrix[:] = np.concatenate([g.weights.read(f"{name}.weight") for name in names]).T
             else:
-                matrix[:] = _turns_apart(g.weights, names[0], index)
+                matrix[:] = _read_separated(g.weights, names[0], index)
         return stack
 
     return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
 
 
-def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
+def _tensor_names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
     """Return Qwen's linear layers of one expert, or gpt-oss' tensor of all, `[E, in, out]`."""
     prefix = f"{layer.prefix}mlp.experts"
     if experts.clamped is not None:
@@ -168,13 +150,13 @@ def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
-        found = _turns_apart(g.weights, name, None).astype(np.float32)
+        found = _read_separated(g.weights, name, None).astype(np.float32)
         return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
 
     return g.lazy(name, g.weights.shape(name), read)
 
 
-def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
+def _read_separated(weights: Weights, name: str, index: int | None) -> Array:
     """Read gpt-oss' tensor of one expert or all, with interleaved gate and up separated."""
     found = weights.read(name, index)
     if "gate_up" not in name:
@@ -186,16 +168,17 @@ def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
 
 def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) -> ir.Value:
     """Build a gated MLP or mixture with residual; `hidden` is `[T, hidden_size]`."""
-    mlp, wide = f"{layer.prefix}mlp", layer.spec.intermediate_size
+    mlp = f"{layer.prefix}mlp"
     norm = "pre_feedforward" if g.spec.sandwich_norms else "post_attention"
     x = rms_norm(g, hidden, f"{layer.prefix}{norm}_layernorm")
     x, kernel = convolve_before(g, layer, "mlp_conv", x, at)
-    if layer.spec.experts is not None:
-        out = mixture(g, layer, layer.spec.experts, x)
+    if (experts := layer.spec.experts) is not None:
+        # TensorRT allows no data-dependent shapes: there all experts compute all tokens
+        mixture = _all_experts if g.kind == "tensorrt" else _chosen_experts
+        out = sum_ranks(g, mixture(g, layer, experts, _route(g, layer, experts, x)))
     else:
-        both = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
-        gate, up = g.split(both, (wide, wide), axis=-1)
-        x = g.op("Mul", activation(g, gate), up)
+        x = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
+        x = _apply_gate(g, layer, None, x)
         out = linear(g, x, f"{mlp}.down_proj", bias=False, summed=True)
     if g.spec.sandwich_norms:
         out = rms_norm(g, out, f"{layer.prefix}post_feedforward_layernorm")

@@ -60,12 +60,11 @@ def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
     """Keep dimensions that rotate often within the original length; stretch slow ones."""
     values = rope.parameters
 
-    def dimension(turns: float) -> float:
-        """Return the dimension that makes `turns` rotations over the original length."""
+    def dimension_with(turns: float) -> float:
         longest = values["original_max_position_embeddings"] / (turns * 2 * math.pi)
         return rope.dim * math.log(longest) / (2 * math.log(rope.theta))
 
-    low, high = dimension(values["beta_fast"]), dimension(values["beta_slow"])
+    low, high = dimension_with(values["beta_fast"]), dimension_with(values["beta_slow"])
     if values["truncate"]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
@@ -78,20 +77,15 @@ def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions and mask that attention needs.
+    """The positions and mask that attention needs."""
 
-    queries: int64 `[n, Q]` and keys: int64 `[n, K]`, absolute positions. write_index: int64 `[n]`,
-    the cache row of the first key. mask: bool `[n, 1, Q, N]`, True where a query sees a cache row.
-    visible: int64 `[1]`, N. cache_len: rows of a cache. context_len: int64 `[1]`, rows written
-    before a drafter's block; None for a target, whose cache rows are its positions.
-    """
-
-    queries: ir.Value
-    keys: ir.Value
-    write_index: ir.Value
-    mask: ir.Value
-    visible: ir.Value
-    cache_len: int
+    queries: ir.Value  # int64 `[n, Q]`, absolute
+    keys: ir.Value  # int64 `[n, K]`, absolute
+    write_index: ir.Value  # int64 `[n]`: the cache row of the first key
+    mask: ir.Value  # bool `[n, 1, Q, N]`: whether a query sees a cache row
+    visible: ir.Value  # int64 `[1]`: N
+    cache_len: int  # rows of a cache
+    # int64 `[1]`: rows before a drafter's block; None for a target, whose rows are its positions
     context_len: ir.Value | None = None
     _shared: dict[object, ir.Value] = field(default_factory=dict)
     _ropes: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
@@ -111,7 +105,7 @@ class Positions:
             self._ropes[key] = rope_tables(g, layer.rope, self.cache_len, name)
         return g.op("RotaryEmbedding", x, *self._ropes[key], at)
 
-    def seen(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
+    def layer_mask(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
         """Return one layer's mask, bool `[n, 1, Q, N]`; equal layers share it.
 
         A window hides positions `window` or more behind a query and, unless the layer is causal, as
@@ -153,8 +147,7 @@ class Positions:
         """Return each cache row's distance behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))
 
-    def _anchor(self, g: GraphBuilder) -> ir.Value:
-        """Return the position of a drafter's anchor, int64 `[n, 1]`."""
+    def _anchor(self, g: GraphBuilder) -> ir.Value:  # int64 `[n, 1]`
         return g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
 
     def _key_positions(self, g: GraphBuilder) -> ir.Value:

@@ -23,7 +23,7 @@ class Matrix(NamedTuple):
     zeros: npt.NDArray[np.int8]
 
 
-def transposed(pieces: Iterable[Blocks], shape: tuple[int, int], blocks: int) -> Matrix:
+def join_transposed(pieces: Iterable[Blocks], shape: tuple[int, int], blocks: int) -> Matrix:
     """Transpose rows of a matrix `[out, in]`, given in order; `shape` is `[in, out]`."""
     small, column = (blocks, shape[1]), 0
     scales, offsets = np.zeros((2, *small), np.float32)
@@ -37,21 +37,20 @@ def transposed(pieces: Iterable[Blocks], shape: tuple[int, int], blocks: int) ->
     return found
 
 
-def packed(integers: Array) -> Array:
+def pack_int4(integers: Array) -> Array:
     """Pack 4-bit integers into bytes, the first of two in the low half (ONNX)."""
     halves = integers.reshape(-1).view(np.uint8) & 15
     halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))
-    found: Array = halves[::2] | halves[1::2] << 4
-    return found
+    return halves[::2] | halves[1::2] << 4
 
 
-def rounded(rows: Floats, bits: int) -> Blocks:
+def quantize_rows(rows: Floats, bits: int) -> Blocks:
     """Quantize rows `[r, in]` to blocks; with 4 bits they have zero points."""
     blocks = rows.reshape(len(rows), -1, BLOCK)
-    return _from_zero(blocks) if bits == 8 else _around_zeros(blocks)
+    return _quantize_to_8_bits(blocks) if bits == 8 else _quantize_to_4_bits(blocks)
 
 
-def in_7_bits(rows: Floats) -> Blocks:
+def quantize_to_7_bits(rows: Floats) -> Blocks:
     """Quantize rows `[r, in]`, one block each, so that CPUs without VNNI multiply them exactly.
 
     These add two products with 8-bit inputs in 16 bits.
@@ -62,7 +61,7 @@ def in_7_bits(rows: Floats) -> Blocks:
     return Blocks(np.rint(blocks / scale).astype(np.int8), scale)
 
 
-def _from_zero(blocks: Floats) -> Blocks:
+def _quantize_to_8_bits(blocks: Floats) -> Blocks:
     """Quantize to 8 bits, with scales that use the extra integer below 0."""
     high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
     scale = np.maximum(high / 127, low / -128)
@@ -70,7 +69,7 @@ def _from_zero(blocks: Floats) -> Blocks:
     return Blocks(np.rint(blocks / scale).clip(-128, 127).astype(np.int8), scale)
 
 
-def _around_zeros(blocks: Floats) -> Blocks:
+def _quantize_to_4_bits(blocks: Floats) -> Blocks:
     """Quantize to 4 bits by the range with the smallest squared error, and its best scale."""
     high = blocks.max(-1, keepdims=True).clip(0)
     low = blocks.min(-1, keepdims=True).clip(None, 0)
@@ -94,7 +93,7 @@ def _around_zeros(blocks: Floats) -> Blocks:
     return Blocks(codes, scales, None, zero_points)
 
 
-def in_bytes(blocks: Blocks) -> Blocks:
+def widen_to_8_bits(blocks: Blocks) -> Blocks:
     """Convert blocks of 4 bits with offsets to blocks of 8 bits with zero points.
 
     A step is divided into at most 17, the number that makes the offset nearly a multiple: the error
@@ -114,7 +113,7 @@ def in_bytes(blocks: Blocks) -> Blocks:
     first = np.rint(np.where(fits, lowest, 0) * cuts)
     zeros = -128 - first.clip(None, 0)
     codes = (blocks.codes + np.float32(8)) * cuts + first + zeros
-    plain = _from_zero(blocks.codes * blocks.scales + blocks.offsets)  # far from 0
+    plain = _quantize_to_8_bits(blocks.codes * blocks.scales + blocks.offsets)  # far from 0
     return Blocks(
         np.where(fits, codes, plain.codes).astype(np.int8),
         np.where(fits, blocks.scales / cuts, plain.scales),

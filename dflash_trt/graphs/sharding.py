@@ -8,7 +8,6 @@ few constants.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -37,10 +36,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the GPUs that compute a model together."""
-
     index: int = 0
-    of: int = 1
+    of: int = 1  # GPUs that compute a model together
 
 
 ALONE = Rank()
@@ -80,16 +77,6 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
 
 def check_even(spec: DecoderSpec, role: str, ranks: int) -> None:
     """Raise ConfigError with the sizes of a target or drafter that do not divide by ranks."""
-    uneven = list(dict.fromkeys(_uneven(spec, ranks)))
-    if not uneven:
-        return
-    raise ConfigError(
-        f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}",
-        "Choose another tensor_parallel_size: 1, 2, 4 or 8",
-    )
-
-
-def _uneven(spec: DecoderSpec, ranks: int) -> Iterator[str]:
     numbers = [("num_attention_heads", spec.num_attention_heads), ("vocab_size", spec.vocab_size)]
     if isinstance(spec, DrafterSpec):
         numbers.append(("taps x hidden_size", len(spec.target_layer_ids) * spec.hidden_size))
@@ -99,6 +86,9 @@ def _uneven(spec: DecoderSpec, ranks: int) -> Iterator[str]:
         if ranks % heads:  # otherwise each head is on several ranks
             numbers.append(("num_key_value_heads", heads))
         numbers.append(("intermediate_size", layer.intermediate_size))
-    for name, number in numbers:
-        if number % ranks:
-            yield f"{name} {number} / {ranks}"
+    uneven = dict.fromkeys(f"{name} {size} / {ranks}" for name, size in numbers if size % ranks)
+    if uneven:
+        raise ConfigError(
+            f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}",
+            "Choose another tensor_parallel_size: 1, 2, 4 or 8",
+        )

@@ -45,16 +45,16 @@ class Deployment:
                     yield Layout(gpus, attention_dp=True, experts_parallel=True)
             gpus *= 2
 
-    def free(self, layout: Layout) -> float:
-        used = weights(self.target, layout) + weights(self.drafter, layout) + OVERHEAD
-        return self.machine.gpu.memory_bytes - used
+    def free_bytes(self, layout: Layout) -> float:
+        models = bytes_per_gpu(self.target, layout) + bytes_per_gpu(self.drafter, layout)
+        return self.machine.gpu.memory_bytes - (models + OVERHEAD)
 
     def fit(self, layout: Layout, context: int) -> int:
         """Return how many sequences one instance holds; 0 if weights do not fit."""
-        free = self.free(layout)
-        sequence = cache(self.target, layout, context + self.block, self.kv_bytes)
+        free = self.free_bytes(layout)
+        sequence = cache_bytes(self.target, layout, context + self.block, self.kv_bytes)
         if self.paged:
-            slot = cache(self.drafter, layout, context, CONTEXT_BYTES)
+            slot = cache_bytes(self.drafter, layout, context, CONTEXT_BYTES)
             count = int(free * POOL_FRACTION / (sequence + slot))
         else:  # pool and arena hold equally many sequences; one slot is padding
             slot = arena_slot(self.drafter, layout.split, context + self.block)
@@ -62,13 +62,10 @@ class Deployment:
         return max(count, 0) * (layout.gpus if layout.attention_dp else 1)
 
     def memory(self, contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Yield each layout, with bytes on one GPU and sequences of the whole machine by length.
-
-        A layout that splits whole experts weighs the same as one without.
-        """
+        """Yield each layout, with bytes on one GPU and sequences of the whole machine by length."""
         for layout in self.layouts():
             if layout.experts_parallel and not layout.attention_dp:
-                continue
+                continue  # it weighs the same without
             instances = self.gpus // layout.gpus
             windowless = sum(n * x.cached for x, n in self.target.kinds.items() if not x.window)
             heads = min((x.kv_heads for x in self.target.kinds if x.cached), default=1)
@@ -76,9 +73,9 @@ class Deployment:
                 "layout": str(layout),
                 "gpus": layout.gpus,
                 "instances": instances,
-                "target_bytes": round(weights(self.target, layout)),
-                "drafter_bytes": round(weights(self.drafter, layout)),
-                "free_bytes": round(self.free(layout)),  # for caches
+                "target_bytes": round(bytes_per_gpu(self.target, layout)),
+                "drafter_bytes": round(bytes_per_gpu(self.drafter, layout)),
+                "free_bytes": round(self.free_bytes(layout)),  # for caches
                 # in the target's cache, layers without a window only
                 "kv_bytes_per_token": round(windowless * self.kv_bytes / min(layout.split, heads)),
                 "sequences": {each: instances * self.fit(layout, each) for each in contexts},
@@ -116,14 +113,14 @@ class Deployment:
             concurrency *= 2
 
 
-def weights(model: ModelSize, layout: Layout) -> float:
-    """Return the bytes on each GPU; attention-DP replicates everything but the experts."""
+def bytes_per_gpu(model: ModelSize, layout: Layout) -> float:
+    # attention-DP replicates everything but the experts
     experts = sum(x.experts * x.expert * x.expert_format.bytes for x in model.layers)
     return (model.weight_bytes - experts) / layout.split + experts / layout.gpus
 
 
-def cache(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
-    """Return the bytes per GPU of a sequence of `tokens` tokens, `size` bytes a number."""
+def cache_bytes(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
+    """Return the bytes per GPU of a sequence; size: bytes of a number."""
     return sum(
         count
         * (layer.cached * min(tokens, layer.window or tokens) * size + layer.state * STATE_BYTES)

@@ -50,8 +50,7 @@ class Layer:
     expert: int = 0  # parameters of one
     expert_format: Format = BF16
 
-    def parts(self) -> list[tuple[int, Format]]:
-        """Return the number of parameters in each format."""
+    def parameters_by_format(self) -> list[tuple[int, Format]]:
         return [
             (self.attention, self.attention_format),
             (self.mlp, self.mlp_format),
@@ -69,23 +68,22 @@ class ModelSize:
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
-        """Distinct layers and their counts."""
         return Counter(self.layers)
 
     @property
     def parameters(self) -> int:
-        layers = sum(count for layer in self.layers for count, _ in layer.parts())
-        return layers + self.tables * self.head + self.other
+        layers = sum(n for layer in self.layers for n, _ in layer.parameters_by_format())
+        return layers + self.tables * self.head_size + self.other
 
     @property
     def weight_bytes(self) -> float:
         """Bytes on all GPUs; tables and fc are never quantized."""
-        layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
-        return layers + 2 * (self.tables * self.head + self.other)
+        parts = (part for layer in self.layers for part in layer.parameters_by_format())
+        unquantized = self.tables * self.head_size + self.other
+        return sum(count * kind.bytes for count, kind in parts) + 2 * unquantized
 
     @property
-    def head(self) -> int:
-        """Parameters of the output head."""
+    def head_size(self) -> int:
         return self.vocab * self.hidden
 
 
@@ -135,8 +133,7 @@ class _Reader:
         value = self.values.get(name)
         return value if isinstance(value, list) else []
 
-    def within(self, name: str) -> "_Reader":
-        """Return a reader of the object in a field."""
+    def object_in(self, name: str) -> "_Reader":
         return _Reader(section(self.values, name), self.role)
 
     def size(self, *, tables: int, other: int = 0) -> ModelSize:
@@ -150,7 +147,7 @@ class _Reader:
         )
 
     def _layer(self, index: int) -> Layer:
-        kind, module, config = self._kind(index), "self_attn.q_proj", self
+        kind, module, config = self._layer_type(index), "self_attn.q_proj", self
         # layers that differ; transformers 5 pads their numbers: "05"
         if own := section(self.values, "per_layer_config"):
             padded = str(index).zfill(max(map(len, own)))
@@ -167,10 +164,10 @@ class _Reader:
             layer,
             attention_format=self._format(f"model.layers.{index}.{module}"),
             window=window or None,
-            **config._mlp(index),
+            **config._mlp_fields(index),
         )
 
-    def _kind(self, index: int) -> str:
+    def _layer_type(self, index: int) -> str:
         kinds = self.entries("layer_types")
         if index < len(kinds):
             return str(kinds[index])
@@ -233,8 +230,7 @@ class _Reader:
             state=2 * heads * key * value + (conv - 1) * conv_width,
         )
 
-    def _mlp(self, index: int) -> dict[str, Any]:
-        """Return the MLP fields of Layer."""
+    def _mlp_fields(self, index: int) -> dict[str, Any]:
         hidden, place = self.required("hidden_size"), f"model.layers.{index}.mlp"
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         count = next(filter(None, map(self.number, names)), 0)
@@ -265,19 +261,19 @@ class _Reader:
 
     def _format(self, module: str, *, expert: bool = False) -> Format:
         """Return a module's format, from `quantization_config` as in published models."""
-        quant = self.within("quantization_config")
+        quant = self.object_in("quantization_config")
         lists = ("modules_to_not_convert", "ignore", "exclude_modules")
         skipped = (str(pattern) for name in lists for pattern in quant.entries(name))
-        if any(_names(pattern, module) for pattern in skipped):
+        if any(_matches(pattern, module) for pattern in skipped):
             return BF16
         method, algorithm = quant.values.get("quant_method"), quant.values.get("quant_algo")
         if listed := section(quant.values, "quantized_layers"):
-            found = [name for name in listed if _names(name, module)]
+            found = [name for name in listed if _matches(name, module)]
             algorithm = section(listed, found[0]).get("quant_algo") if found else None
         if method == "mxfp4":
             return MXFP4 if expert else BF16
-        groups = quant.within("config_groups")
-        weights = groups.within(next(iter(groups.values), "")).within("weights")
+        groups = quant.object_in("config_groups")
+        weights = groups.object_in(next(iter(groups.values), "")).object_in("weights")
         stored = weights.values.get("num_bits"), weights.values.get("type")
         if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
             return FP8
@@ -287,7 +283,7 @@ class _Reader:
         return NVFP4 if algorithm == "NVFP4" or stored == (4, "float") else BF16
 
 
-def _names(pattern: str, module: str) -> bool:
+def _matches(pattern: str, module: str) -> bool:
     # prefixes before `layers` may differ
     if pattern.startswith("re:"):
         return re.search(pattern[3:], module) is not None

@@ -16,14 +16,12 @@ NEAR = 0.8  # of the lowest acceptance length of another engine, because texts d
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """One published table of one drafter, by task."""
-
     name: str
     source: str
     hardware: str  # and software
     drafter: str  # Hub id
     draft_tokens: int  # per round
-    tau: Mapping[str, float]  # tokens committed per round, including the target's own
+    tau: Mapping[str, float]  # by task: tokens committed per round, including the target's own
     setting: str = ""
     temperature: float | None = None  # None: unknown
     least: float | None = None  # minimum in its engine's own test

@@ -27,7 +27,7 @@ Software = Literal["tensorrt_llm", "sglang"]
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants missing from data sheets, fitted to published figures."""
+    """What data sheets lack, fitted to published figures."""
 
     bandwidth: float  # fraction of the memory bandwidth reached
     flops: float  # fraction of the dense FLOP/s reached
@@ -85,8 +85,7 @@ class Step:
     def seconds(self) -> float:
         return float(sum(vars(self).values()))
 
-    def plus(self, other: "Step", times: float = 1) -> "Step":
-        """Return this and `times` the other one."""
+    def plus(self, other: "Step", times: int = 1) -> "Step":
         return Step(**{name: one + times * vars(other)[name] for name, one in vars(self).items()})
 
 
@@ -119,21 +118,15 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Method:
-    """Plain decoding, or DFlash.
-
-    acceptance: tokens committed per round with `draft_tokens` drafts, including the target's own.
-    block: tokens that the drafter fills, however few are verified.
-    """
-
     name: Literal["plain", "DFlash"]
     draft_tokens: int = 0
-    acceptance: float = 1.0
+    acceptance: float = 1.0  # tokens committed per round, including the target's own
     drafter: ModelSize | None = None
-    block: int = 0
+    block: int = 0  # tokens that the drafter fills, however few are verified
 
     def shortened(self, draft_tokens: int) -> "Method":
         """Return the method with fewer drafts, assuming equal acceptance of each draft."""
-        tau = converted(self.acceptance, self.draft_tokens, draft_tokens)
+        tau = convert_acceptance(self.acceptance, self.draft_tokens, draft_tokens)
         return replace(self, draft_tokens=draft_tokens, acceptance=tau)
 
 
@@ -160,15 +153,14 @@ def _tokens_of_a_round(rate: float, draft_tokens: int) -> float:
     return sum(rate**i for i in range(draft_tokens + 1))
 
 
-def converted(acceptance: float, drafts: int, to: int) -> float:
-    """Return an acceptance length with `drafts` draft tokens for another number of them."""
+def convert_acceptance(acceptance: float, drafts: int, to: int) -> float:
     return acceptance if to == drafts else _tokens_of_a_round(draft_rate(acceptance, drafts), to)
 
 
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """Return the expected tokens per round, and their source; drafter: its Hub id."""
     if (table := published_acceptance(drafter)) is not None:
-        tau = converted(mean(table.tau.values()), table.draft_tokens, draft_tokens)
+        tau = convert_acceptance(mean(table.tau.values()), table.draft_tokens, draft_tokens)
         tasks = len(table.tau)
         return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
     tokens = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
@@ -178,10 +170,8 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
 def fastest(
     target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
 ) -> tuple[Method, Step]:
-    """Return the method with the fastest number of drafts, from 1 to its own, and its round.
-
-    TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has.
-    """
+    """Return the method with the fastest number of drafts, from 1 to its own, and its round."""
+    # TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has
     choices = [method.shortened(drafts) for drafts in range(1, method.draft_tokens + 1)]
     rounds = [
         (choice, round_time(target, choice, runtime, rows, context))
@@ -263,11 +253,11 @@ def _forward(
 
 
 def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:
-    """Return the time of the output head, divided by vocabulary, and of sampling."""
+    # divided by vocabulary; sampling included
     split, rows_per_gpu = runtime.layout.split, runtime.layout.rows_per_gpu(rows)
     return Step(
-        weights=runtime.read(model.head * ACTIVATION_BYTES / split),
-        arithmetic=runtime.multiply(rows_per_gpu * tokens * model.head / split, BF16),
+        weights=runtime.read(model.head_size * ACTIVATION_BYTES / split),
+        arithmetic=runtime.multiply(rows_per_gpu * tokens * model.head_size / split, BF16),
         communication=runtime.exchange(0) if split > 1 else 0.0,
         kernels=HEAD_KERNELS * runtime.constants.kernel[runtime.software],
     )

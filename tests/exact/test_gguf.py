@@ -205,7 +205,7 @@ def test_blocks_stay_as_they_are(
     options, info = ort.SessionOptions(), read_info(engines / "target")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     exact = logits_of(load_session(engines / "target", info, options), info, tokens)
-    if kind == Kind.Q4_1:  # the head has 8 bits, 0.2 % off (`in_bytes`), and layers add to it
+    if kind == Kind.Q4_1:  # the head has 8 bits, 0.2 % off (`widen_to_8_bits`); layers add to it
         assert 0 < rms(exact, expected) < (0.015 if bits == 8 else 0.004)
     else:
         np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)

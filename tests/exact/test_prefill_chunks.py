@@ -40,7 +40,7 @@ def test_chunks_are_as_large_as_a_round(built_pair: BuildPair) -> None:
         sequences.append(decoder.submit(Request(prompt, NEW_TOKENS)))
         while not sequences[-1].tokens:
             decoder.step()
-    while decoder.busy:
+    while decoder.has_work:
         decoder.step()
     alone, one, two, three = [90, 10], [15, 15, *[14] * 5], [15, 15, *[14] * 5], [20] * 5
     assert watched.chunks == alone + one + two + three  # a round verifies 8 tokens of each

@@ -17,7 +17,7 @@ from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.files import LARGE
-from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
+from dflash_trt.graphs.quantized import Matrix, join_transposed, quantize_rows, widen_to_8_bits
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -98,7 +98,8 @@ def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
-    found = transposed((rounded(rows, bits) for rows in (matrix[:10], matrix[10:])), (96, 24), 3)
+    pieces = (quantize_rows(rows, bits) for rows in (matrix[:10], matrix[10:]))
+    found = join_transposed(pieces, (96, 24), 3)
     plain = numbers(found)
     farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
     assert (np.abs(plain - matrix.T) <= farthest * bound + 1e-6).all()
@@ -128,8 +129,8 @@ def test_blocks_with_offsets_are_nearly_the_same_in_bytes() -> None:
     away = (scales * rng.choice([-9, 10, 300, -1e4], scales.shape)).astype(np.float32)
     for offsets in (around, away):  # the second are rounded as numbers are
         blocks = Blocks(codes, scales, offsets)
-        found = numbers(transposed([in_bytes(blocks)], (1280, 50), 40))
-        error = found - numbers(transposed([blocks], (1280, 50), 40))
+        found = numbers(join_transposed([widen_to_8_bits(blocks)], (1280, 50), 40))
+        error = found - numbers(join_transposed([blocks], (1280, 50), 40))
         largest = np.repeat(np.abs(offsets[..., 0]).T + 8 * scales[..., 0].T, 32, axis=0)
         assert (np.abs(error) <= largest / 250).all()
         if offsets is around:

@@ -193,10 +193,10 @@ class Memory:
     def __init__(self, index: int) -> None:
         assert index == 0
 
-    def memory(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
-    host = memory
+    pinned_zeros = zeros
 
     def copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
         to.copy_(source)

@@ -112,7 +112,7 @@ def test_masks_allow_what_the_text_may_go_on_with(kind: str, padding: int, ends:
         before = b"".join(pieces[token] for token in whole[:end])
         right = {token for token, piece in pieces.items() if piece and may_go_on(before + piece)}
         # where bytes are forced, their usual tokens are; elsewhere any that fits may come
-        forced = matcher.forced(whole[:end])[:1]
+        forced = matcher.forced_tokens(whole[:end])[:1]
         assert after(matcher, whole[:end]) == (set(forced) or right)
         assert right.issuperset(forced)
         assert bool(forced) == (len(before) < len(HEAD))
@@ -123,7 +123,7 @@ def test_masks_allow_what_the_text_may_go_on_with(kind: str, padding: int, ends:
 def test_forced_tokens_are_the_usual_ones(kind: str) -> None:
     tokenizer = KINDS[kind]()
     matcher = grammars(tokenizer).matcher(Grammar("regex", "the there is [0-9]"))
-    forced = matcher.forced([])
+    forced = matcher.forced_tokens([])
     assert forced == ids_of(tokenizer, "the there is ")[: len(forced)]
     assert tokenizer.decode(forced).startswith("the there is")
     assert matcher.count_allowed([], forced) == len(forced)
@@ -141,7 +141,7 @@ def test_the_end_comes_where_a_grammar_may_end(kind: str) -> None:
     assert matcher.count_allowed([x], [end, x]) == 1
     for token, ended in ((x, False), (x, False), (y, True)):
         matcher.push(token)
-        assert matcher.ended == ended
+        assert matcher.is_stopped == ended
     without = grammars(tokenizer, ends=False).matcher(Grammar("regex", "xx?y?"))
     assert x in (after(without, [x]) or ())
     assert max(after(without, [x]) or ()) < end
@@ -192,11 +192,11 @@ def test_looking_ahead_leaves_no_trace() -> None:
                 for each in path:
                     alone.push(each)
                 assert alone.look_ahead() == ""
-            expected = None if not legal or alone.ended else alone.masks([])[0]
+            expected = None if not legal or alone.is_stopped else alone.masks([])[0]
             assert (masks[node] is None) == (expected is None)
             assert expected is None or (masks[node] == expected).all()
         if rng.integers(2):
-            looking.forced(tokens)
+            looking.forced_tokens(tokens)
         allowed = after(looking)
         assert allowed is not None
         assert allowed == after(plain)
@@ -204,8 +204,8 @@ def test_looking_ahead_leaves_no_trace() -> None:
         for matcher in (looking, plain):
             matcher.push(text[-1])
             assert matcher.look_ahead() == ""
-        if looking.ended:
-            assert plain.ended
+        if looking.is_stopped:
+            assert plain.is_stopped
             break
     else:
         assert len(text) == 40
@@ -287,9 +287,9 @@ def test_a_grammar_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         with pytest.raises(RequestError, match="takes more than"):
             made.matcher(Grammar("regex", "slow"))
     assert begun.wait(30)
-    assert made.matcher(Grammar("regex", "quick")).forced([])
+    assert made.matcher(Grammar("regex", "quick")).forced_tokens([])
     go_on.set()
-    assert made.matcher(Grammar("regex", "slow")).forced([])
+    assert made.matcher(Grammar("regex", "slow")).forced_tokens([])
 
 
 @pytest.mark.parametrize(
@@ -318,6 +318,6 @@ def test_a_hostile_grammar_ends_in_time(kind: str, text: str) -> None:
         if not allowed:
             break
         matcher.push(max(allowed - {tokenizer.token_to_id(END)} or allowed))
-        if matcher.look_ahead() or matcher.ended:
+        if matcher.look_ahead() or matcher.is_stopped:
             break
     assert time.process_time() - start < 30  # a hang, not a measurement

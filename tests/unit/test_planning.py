@@ -27,7 +27,7 @@ from dflash_trt.planning import (
     published_models,
     target_size,
 )
-from dflash_trt.planning.capacity import cache, weights
+from dflash_trt.planning.capacity import bytes_per_gpu, cache_bytes
 from dflash_trt.planning.rounds import draft_rate
 
 ROOT = Path(__file__).parents[2]
@@ -78,18 +78,19 @@ def test_weights_of_gpt_oss_by_hand(oss: Any) -> None:
     router, tables = 36 * 128 * 2880 * 2, 2 * 201088 * 2880 * 2
     whole = experts + attention + router + tables
     assert whole == pytest.approx(65.25e9, rel=2e-3)  # the checkpoint's files
-    assert weights(oss, ONE) == whole
-    assert weights(oss, EIGHT) == whole / 8
+    assert bytes_per_gpu(oss, ONE) == whole
+    assert bytes_per_gpu(oss, EIGHT) == whole / 8
     # attention-DP splits the experts alone
-    assert weights(oss, SPREAD) == experts / 8 + attention + router + tables
+    assert bytes_per_gpu(oss, SPREAD) == experts / 8 + attention + router + tables
 
 
 def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     # half of 36 layers see 128 tokens; 8 KV heads of 64, bf16
-    assert cache(oss, ONE, 8192, 2) == 18 * 2 * 8 * 64 * 2 * (8192 + 128)
-    assert cache(oss, EIGHT, 8192, 1) == 18 * 2 * 1 * 64 * 1 * (8192 + 128)
-    assert cache(oss, Layout(16), 8192, 1) == cache(oss, EIGHT, 8192, 1)  # no half of a head
-    assert cache(oss, SPREAD, 8192, 2) == cache(oss, ONE, 8192, 2)
+    assert cache_bytes(oss, ONE, 8192, 2) == 18 * 2 * 8 * 64 * 2 * (8192 + 128)
+    assert cache_bytes(oss, EIGHT, 8192, 1) == 18 * 2 * 1 * 64 * 1 * (8192 + 128)
+    # no half of a head
+    assert cache_bytes(oss, Layout(16), 8192, 1) == cache_bytes(oss, EIGHT, 8192, 1)
+    assert cache_bytes(oss, SPREAD, 8192, 2) == cache_bytes(oss, ONE, 8192, 2)
     # 16,384 bytes for each token of a slot; 64 of them and one of padding at 131,072 tokens
     slot = arena_slot(oss_drafter, 1, 131072 + 10)
     assert slot == 16384 * (131072 + 10)
@@ -145,7 +146,7 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
                 except CheckpointError:
                     refused += 1
                     continue
-                assert cache(shape, EIGHT, 100, 2) >= 0 < weights(shape, SPREAD)
+                assert cache_bytes(shape, EIGHT, 100, 2) >= 0 < bytes_per_gpu(shape, SPREAD)
     assert refused > 50
 
 

@@ -72,12 +72,12 @@ def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
     """The engines' state is unknown, so all blocks are dropped."""
     cache, text = PrefixCache(1), [*WORDS[0], 9]
     cache.insert("", text, BLOCK)
-    cache.done()
+    cache.confirm_drops()
     cache.insert("", WORDS[1], BLOCK)  # the step has to drop the first one
     cache.clear()
     assert not len(cache)
     assert not cache.find("", text, drafted=True)
     assert cache.insert("", [], 0) == ([FIRST_BLOCK, FIRST_BLOCK + 1], [])
-    cache.done()
+    cache.confirm_drops()
     cache.clear()
     assert cache.insert("", [], 0) == ([], [])

@@ -2,11 +2,5 @@
 
 from dflash_trt.decoding.speculation.costs import CostProfile, measure
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.speculation.proposal import (
-    SOURCES,
-    VERIFIED,
-    Proposal,
-    Row,
-    StepPlan,
-)
+from dflash_trt.decoding.speculation.proposal import SOURCES, VERIFIED, Proposal, Row, StepPlan
 from dflash_trt.decoding.speculation.proposer import Proposer, strategy

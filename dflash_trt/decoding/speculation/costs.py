@@ -43,9 +43,8 @@ class CostModel:
     """
 
     def __init__(self, profile: StepCosts, max_drafts: int) -> None:
-        """Set up from a profile; max_drafts: per row in a round."""
         self._profile = profile
-        self._max_drafts = max_drafts
+        self._max_drafts = max_drafts  # per row in a round
         self._ratios = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=TIMED))
         self._corrected: dict[tuple[int, int], Costs] = {}
@@ -87,7 +86,6 @@ class CostModel:
         return self._corrected[n, near]
 
     def plain_seconds(self, n: int, context: int) -> float:
-        """Return the seconds of a plain step."""
         return self._profile.verify(n, 1, _bucket_middle(context)) * self._ratio(n, "plain")
 
     def needs_plain(self, n: int) -> bool:
@@ -129,37 +127,28 @@ Round = tuple[int, int, int]  # context, rows, width; width 0: only the drafter 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """Seconds of `verify` and of `draft`.
+    """Seconds of `verify` and of `draft`; each axis rises."""
 
-    By context (cached tokens per row), rows (sequences in the batch) and width (tokens verified per
-    row; 1: plain decoding); each axis rises.
-    """
-
-    contexts: list[int]
-    rows: list[int]
-    widths: list[int]
+    contexts: list[int]  # cached tokens per row
+    rows: list[int]  # sequences in the batch
+    widths: list[int]  # tokens verified per row; 1: plain decoding
     verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
     draft_seconds: list[list[float]]  # [context][rows]
     _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, n: int, width: int, context: int) -> float:
-        """Return the seconds to verify `width` tokens of each of n sequences."""
         return self._read(self.verify_seconds, n, width, context)
 
     def draft(self, n: int, context: int) -> float:
-        """Return the seconds to draft a block for each of n sequences."""
         return self._read(self.draft_seconds, n, 0, context)
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
-        """Interpolate linearly, extrapolate above the last point, clamp below the first.
-
-        width: 0 for a table without that axis.
-        """
+        """Interpolate linearly, extrapolate above the last point, clamp below the first."""
         key = (n, width, context // BUCKET)
         if key not in self._found:
             found = np.asarray(table, np.float64)
             points = ((self.contexts, key[2] * BUCKET), (self.rows, n), (self.widths, width))
-            for axis, at in points if width else points[:2]:
+            for axis, at in points if width else points[:2]:  # drafts have no width
                 if len(axis) == 1:
                     found = found[0]
                     continue

@@ -20,25 +20,6 @@ OPENS = 0.5  # plain steps that probes must gain to reopen the gate
 MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
 
 
-class Gates:
-    """Gates by batch-size bucket and whether requests are sampled."""
-
-    def __init__(self) -> None:
-        self._gates: dict[tuple[int, bool], Gate] = {}
-
-    def at(self, n: int, sampled: bool) -> "Gate":
-        """Return the gate for a round of n rows."""
-        key = n.bit_length(), sampled
-        if key not in self._gates:
-            self._gates[key] = Gate(n)
-        return self._gates[key]
-
-    def any_open(self, n: int) -> bool:
-        """Return whether the drafter may run with n rows; true if unknown."""
-        gates = [gate for (at, _), gate in self._gates.items() if at == n.bit_length()]
-        return not gates or any(gate.open for gate in gates)
-
-
 class Gate:
     """Gate that stops drafting where it does not pay. Figures are in plain steps.
 
@@ -48,7 +29,6 @@ class Gate:
     """
 
     def __init__(self, rows: int = 1) -> None:
-        """Open the gate."""
         self.open = True
         self._scale = rows**-0.5
         self._granted = CREDIT * self._scale
@@ -84,49 +64,41 @@ SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
 
 
 class AcceptanceEstimator:
-    """Acceptance by decayed counts per source, position and whether tokens are sampled.
-
-    Copies are also counted by match length.
-    """
+    """Acceptance by decayed counts per source, position, sampling and, of copies, match length."""
 
     def __init__(self, max_drafts: int) -> None:
-        """Start from the priors; max_drafts: per row in a round."""
-        self._max_drafts = max_drafts
+        self._max_drafts = max_drafts  # per row in a round
         self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
             lambda: _Calibration(max_drafts)
         )
-        self._copied: dict[tuple[bool, int], _Copies] = {}
+        self._copied: dict[tuple[bool, int], _CopyAcceptance] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
         """Return the expected accepted tokens among the first 0, 1, .. drafts."""
         if proposal.source == "lookup":
             return self._copies(proposal).expected()[: len(proposal.tokens) + 1]
-        return self._drafted[_kind(proposal)].expected(proposal.values)
+        return self._drafted[_bucket(proposal)].expected(proposal.values)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Update with the number of accepted drafts of a verified proposal."""
         if proposal.source == "lookup":
             self._copies(proposal).observe(len(proposal.tokens), accepted)
         else:
-            self._drafted[_kind(proposal)].observe(proposal.values, accepted)
+            self._drafted[_bucket(proposal)].observe(proposal.values, accepted)
 
-    def _copies(self, proposal: Proposal) -> "_Copies":
+    def _copies(self, proposal: Proposal) -> "_CopyAcceptance":
         bucket = bisect_right(MATCHES, proposal.match) - 1
         key = proposal.sampled, bucket
         if key not in self._copied:
             chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
-            self._copied[key] = _Copies(self._max_drafts, chance)
+            self._copied[key] = _CopyAcceptance(self._max_drafts, chance)
         return self._copied[key]
 
 
-def _kind(proposal: Proposal) -> tuple[str, bool, bool]:
-    """Return the bucket: source, whether sampled, whether under a grammar."""
-    return proposal.source, proposal.sampled, bool(proposal.forced)
+def _bucket(proposal: Proposal) -> tuple[str, bool, bool]:
+    return proposal.source, proposal.sampled, bool(proposal.forced)  # under a grammar
 
 
-class _Copies:
-    """Acceptance of copied tokens by position."""
-
+class _CopyAcceptance:
     def __init__(self, count: int, chance: float) -> None:
         self._reached = [PRIOR] * count  # token j was reached: all before it were accepted
         self._kept = [PRIOR * chance] * count
@@ -149,7 +121,7 @@ class _Calibration:
     """
 
     def __init__(self, max_depth: int) -> None:
-        self._said, self._kept = [0.0] * (max_depth + 1), [0.0] * (max_depth + 1)
+        self._predicted, self._kept = [0.0] * (max_depth + 1), [0.0] * (max_depth + 1)
         self._ratios = [1.0] * (max_depth + 1)
 
     def expected(self, values: Sequence[float]) -> list[float]:
@@ -157,12 +129,12 @@ class _Calibration:
         return [*accumulate(chances, initial=0.0)]
 
     def observe(self, values: Sequence[float], accepted: int) -> None:
-        said = [0.0, *values, *[0.0] * (len(self._said) - 1 - len(values))]
+        predicted = [0.0, *values, *[0.0] * (len(self._predicted) - 1 - len(values))]
         ratio, first = 1.0, 1.0
-        for depth in range(1, len(said)):
-            self._said[depth] = self._said[depth] * MEMORY + said[depth]
+        for depth in range(1, len(predicted)):
+            self._predicted[depth] = self._predicted[depth] * MEMORY + predicted[depth]
             self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            ratio = (self._kept[depth] + PRIOR * ratio * first) / (self._said[depth] + PRIOR)
+            ratio = (self._kept[depth] + PRIOR * ratio * first) / (self._predicted[depth] + PRIOR)
             self._ratios[depth] = ratio
             first = self._ratios[1]
 
@@ -179,8 +151,7 @@ class Policy:
     """Interface of policies: `choose` before each round, outcomes afterwards."""
 
     def __init__(self, draft_tokens: int) -> None:
-        """Set the draft tokens requested of the drafter at most, and after a prompt."""
-        self.draft_tokens = draft_tokens
+        self.draft_tokens = draft_tokens  # requested of the drafter at most, and after a prompt
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
@@ -221,11 +192,10 @@ class Adaptive(Policy):
     """
 
     def __init__(self, profile: StepCosts, draft_tokens: int, max_drafts: int) -> None:
-        """Set up from a profile; max_drafts: per row in a round."""
         super().__init__(draft_tokens)
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
-        self._gates = Gates()
+        self._gates: dict[tuple[int, bool], Gate] = {}  # by batch-size bucket, sampled or not
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._drafted = False  # whether the drafter ran after the last round
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
@@ -234,25 +204,24 @@ class Adaptive(Policy):
         self._idle = 0  # rounds since the drafter ran
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        """Choose the width and proposals that maximize expected tokens per time."""
         n = len(rows)
         drafted, self._drafted = self._drafted, False
         self._streak = self._streak + 1 if drafted else 0
-        gate = self._gates.at(n, any(row.sampled for row in rows))
+        gate = self._gate(n, any(row.sampled for row in rows))
         steps, draft = self._costs.costs(n, context)
         expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
-        width, tokens = _best(expected, steps, draft if drafted else 0.0)
+        width, tokens = _best_width(expected, steps, draft if drafted else 0.0)
         if drafted and any(expected):
             others = [[x for x in row if x[0].source != "drafter"] for row in expected]
-            alone, without = _best(others, steps, 0.0)
+            alone, without = _best_width(others, steps, 0.0)
             cost = steps[width] + draft
             # the time that decoding without the drafter takes for these tokens, less the round's
             gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
             if self._probing and not width:
                 width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
-        chosen = [_take(row, 0 if needs_plain else width) for row in expected]
-        runs = feed or self._drafts_next(gate, rows, chosen, (steps, draft))
+        chosen = [_best_proposal(row, 0 if needs_plain else width) for row in expected]
+        runs = feed or self._should_draft(gate, rows, chosen, (steps, draft))
         runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
         if needs_plain and drafted:
             runs = feed  # a plain step right after the drafter is slower
@@ -264,18 +233,25 @@ class Adaptive(Policy):
         return StepPlan(chosen, self.draft_tokens if runs else 0)
 
     def begin(self, sampled: bool) -> None:
-        """Open the gate of single sequences for a while."""
-        self._gates.at(1, sampled).try_again()
+        self._gate(1, sampled).try_again()
 
     def prefill(self, n: int, sampled: bool) -> bool:
-        return self.draft_tokens > 0 and self._gates.at(n, sampled).open
+        return self.draft_tokens > 0 and self._gate(n, sampled).open
 
     def keeps_features(self, budget: int) -> bool:
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False
-        opens = self._gates.any_open(self._last[0])
+        bucket = self._last[0].bit_length()
+        gates = [gate for (at, _), gate in self._gates.items() if at == bucket]
+        opens = not gates or any(gate.open for gate in gates)
         return opens or self._idle + budget >= self._probe_cost / PROBING
+
+    def _gate(self, n: int, sampled: bool) -> Gate:
+        key = n.bit_length(), sampled
+        if key not in self._gates:
+            self._gates[key] = Gate(n)
+        return self._gates[key]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         self._estimator.observe(proposal, accepted)
@@ -286,14 +262,13 @@ class Adaptive(Policy):
         if self._probing and draft:
             self._probe_cost = draft / self._costs.plain_seconds(n, context)
 
-    def _drafts_next(
+    def _should_draft(
         self,
         gate: Gate,
         rows: Sequence[Row],
         chosen: Sequence[Proposal | None],
         costs: tuple[Sequence[float], float],
     ) -> bool:
-        """Return whether the drafter should run after this round."""
         self._probing = False
         if any(row.out_of_sync for row in rows):
             return False
@@ -312,25 +287,22 @@ class Adaptive(Policy):
         return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
 
 
-def _best(
-    rows: Sequence[Sequence[Expected]], steps: Sequence[float], draft: float
+def _best_width(
+    rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float
 ) -> tuple[int, list[float]]:
-    """Return the width with the most tokens per time, and the tokens at each width.
-
-    steps: cost of each width; draft: further cost of the round.
-    """
+    """Return the width with the most tokens per time, and the tokens at each width."""
     lines = [[line for _, line in row] for row in rows if row]
     longest = max((len(line) for row in lines for line in row), default=1)
-    tokens = [float(len(rows))] * min(longest, len(steps))
+    tokens = [float(len(rows))] * min(longest, len(costs))
     for row in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row]
         tokens = [total + max(of) for total, *of in zip(tokens, *padded, strict=False)]
-    rates = [count / (step + draft) for count, step in zip(tokens, steps, strict=False)]
+    rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     return (width if rates[width] > CLEARLY * rates[0] else 0), tokens
 
 
-def _take(row: Sequence[Expected], width: int) -> Proposal | None:
+def _best_proposal(row: Sequence[Expected], width: int) -> Proposal | None:
     """Return the proposal with the most expected tokens at this width, cut to it."""
     if not width or not row:
         return None

@@ -30,8 +30,7 @@ class Proposal(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of proposal, one of `VERIFIED`."""
-        return "drafts" if self.source == "drafter" else self.source
+        return "drafts" if self.source == "drafter" else self.source  # one of `VERIFIED`
 
 
 class Row(NamedTuple):

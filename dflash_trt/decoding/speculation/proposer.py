@@ -16,6 +16,9 @@ from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposal import Proposal, Row
 from dflash_trt.engines import EngineInfo
 
+if TYPE_CHECKING:
+    from dflash_trt.decoding.sequence import SequenceState
+
 MAX_MATCH = 16  # longest match that is measured
 
 
@@ -101,7 +104,7 @@ def allowed_chain(
         forced.append(by_grammar)
 
     while len(tokens) < size:
-        if must := matcher.forced(tokens):
+        if must := matcher.forced_tokens(tokens):
             for token in must[: size - len(tokens)]:
                 there = candidates[len(tokens)] if len(tokens) < len(candidates) else []
                 taken = there.index(token) if token in there else 0
@@ -120,16 +123,6 @@ def allowed_chain(
     return Proposal("drafter", tokens, values, sampled, forced=forced)
 
 
-def forced_drafts(matcher: Matcher, size: int, sampled: bool) -> list[Proposal]:
-    """Return a chain of the tokens that the grammar forces after the text, if any."""
-    tokens = matcher.forced(())[:size]
-    n = len(tokens)
-    return [Proposal("grammar", tokens, [1.0] * n, sampled, forced=[True] * n)] if n else []
-
-
-if TYPE_CHECKING:
-    from dflash_trt.decoding.sequence import SequenceState
-
 ALL = 64  # candidates per draft: all that the drafter's graph returns
 CANDIDATES = 8  # per draft, with the adaptive policy
 SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the demo pair
@@ -137,15 +130,10 @@ SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the de
 
 class Proposer:
     def __init__(
-        self,
-        max_drafts: int | None = None,
-        *,
-        lookup: bool = False,
-        candidates: int = ALL,
+        self, max_drafts: int | None = None, *, lookup: bool = False, candidates: int = ALL
     ) -> None:
-        """Set limits: drafts per row, candidates of a draft."""
-        self.candidates = candidates
-        self._max_drafts, self._lookup = max_drafts, lookup
+        self.candidates = candidates  # of a draft
+        self._max_drafts, self._lookup = max_drafts, lookup  # max_drafts: per row
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
     def rows(self, sequences: "Sequence[SequenceState]") -> list[Row]:
@@ -154,30 +142,32 @@ class Proposer:
             count = sequence.budget - 1
             if self._max_drafts is not None:
                 count = min(self._max_drafts, count)
-            proposals = []
+            proposals, drafting = list[Proposal](), sequence.request.drafting
+            sampled = bool(sequence.request.sampling.temperature)
             if count > 0 and sequence.candidates is not None:
-                proposals.append(self._drafted(sequence, count))
-            if count > 0 and sequence.matcher is not None and sequence.request.drafting:
-                proposals += forced_drafts(sequence.matcher, count, _is_sampled(sequence))
-            if count > 0 and self._lookup and sequence.request.drafting:
-                proposals += self._looked_up(sequence, count)
-            out_of_sync = sequence.out_of_sync and sequence.request.drafting
-            rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
+                proposals.append(self._propose_drafts(sequence, count, sampled))
+            if count > 0 and sequence.matcher is not None and drafting:
+                tokens = sequence.matcher.forced_tokens(())[:count]
+                n = len(tokens)
+                forced = Proposal("grammar", tokens, [1.0] * n, sampled, forced=[True] * n)
+                proposals += [forced] if tokens else []
+            if count > 0 and self._lookup and drafting:
+                proposals += self._look_up(sequence, count, sampled)
+            rows.append(Row(proposals, sampled, sequence.out_of_sync and drafting))
         return rows
 
-    def _drafted(self, sequence: "SequenceState", count: int) -> Proposal:
+    def _propose_drafts(self, sequence: "SequenceState", count: int, sampled: bool) -> Proposal:
         assert sequence.candidates is not None
         ids, probs = sequence.candidates
         ids, probs = ids[:count], probs[:count]
         probs = probs.reshape(len(ids), -1, ids.shape[1])  # one row, or one per candidate before
-        sampled = _is_sampled(sequence)
         if sampled:
             probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
         if sequence.matcher is not None:
             return allowed_chain(sequence.matcher, ids, probs, count, sampled)
         return Proposal("drafter", *best_chain(ids, probs), sampled)
 
-    def _looked_up(self, sequence: "SequenceState", count: int) -> list[Proposal]:
+    def _look_up(self, sequence: "SequenceState", count: int, sampled: bool) -> list[Proposal]:
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
         if text is None:
@@ -188,7 +178,7 @@ class Proposer:
             tokens = tokens[: sequence.matcher.count_allowed((), tokens)]
         if not (match and tokens):
             return []
-        return [Proposal("lookup", tokens, (), _is_sampled(sequence), match)]
+        return [Proposal("lookup", tokens, (), sampled, match)]
 
 
 def strategy(
@@ -211,18 +201,11 @@ def strategy(
     return Adaptive(costs, draft_tokens, max_drafts), proposer
 
 
-def _is_sampled(sequence: "SequenceState") -> bool:
-    return bool(sequence.request.sampling.temperature)
-
-
-def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, place: int) -> Float32:
-    """Return the drafter's probabilities `[D, 1 or k, k]` given the target's sampling noise.
-
-    place: position of the first draft in the text.
-    """
+def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, first_place: int) -> Float32:
+    """Return the drafter's probabilities `[D, 1 or k, k]` given the target's sampling noise."""
     logits = np.log(np.maximum(probs, 1e-9)) / sampling.temperature
     weights = truncate(np.exp(logits - logits.max(-1, keepdims=True)), sampling)
-    numbers = noise(sampling.seed, range(place, place + len(ids)), ids)[:, None]
+    numbers = noise(sampling.seed, range(first_place, first_place + len(ids)), ids)[:, None]
     scores = np.log(np.maximum(weights, 1e-30)) + numbers
     noisy: Float32 = np.exp(SHARPNESS * (scores - scores.max(-1, keepdims=True)))
     noisy /= noisy.sum(-1, keepdims=True)

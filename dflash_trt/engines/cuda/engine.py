@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class Engine(GpuEngine):
-    """A loaded graph with its KV caches in float32, on a GPU."""
-
     visible_step = 256
 
     def __init__(self, directory: Path) -> None:
@@ -44,10 +42,10 @@ class Engine(GpuEngine):
         self._gpu.wait()
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._gpu.memory(shape, "float32")
+        return self._gpu.zeros(shape, "float32")
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
-        inputs, outputs = self._tensors(n, width, visible, scored, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
         caches = {name: cache[row : row + n] for name, cache in self._caches.items()}
         gpu, session, binding = self._gpu, self._session, self._session.io_binding()
         given = {name: memory for name, (_, memory) in inputs.items()} | caches
@@ -88,8 +86,5 @@ def check_machine() -> None:
 
 
 def _provider(gpu: Gpu) -> tuple[str, dict[str, str]]:
-    """Return the provider on the stream of the copies, which keeps them in order with steps.
-
-    TF32 is off, because its products have only 10 bits.
-    """
+    # the stream of the copies keeps them in order with steps; TF32's products have only 10 bits
     return PROVIDER, {"use_tf32": "0", "user_compute_stream": str(gpu.stream)}

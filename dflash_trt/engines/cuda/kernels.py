@@ -11,12 +11,11 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
-import yaml
 
 from dflash_trt.engines.cuda import PROVIDER
 from dflash_trt.errors import EngineError
+from dflash_trt.files import data_file
 
-TABLE = Path(__file__).with_name("kernels.yaml")
 FIX = "Leave out engine.device, or use an engine of kind tensorrt or tensorrt_llm on this GPU"
 INSTALL = (
     "Run: pip uninstall --yes onnxruntime onnxruntime-gpu && "
@@ -37,12 +36,10 @@ def check_graph(path: Path) -> None:
 
 
 def check_placement(session: ort.InferenceSession, path: Path) -> None:
-    """Raise EngineError unless a session of this graph file runs on the GPU.
-
-    Sizes may be computed on the CPU. The session must record its node assignment.
-    """
+    """Raise EngineError unless a session, which must record its assignment, runs on the GPU."""
     if PROVIDER not in session.get_providers():
         raise EngineError("ONNX Runtime cannot load its CUDA provider here", INSTALL)
+    # these may be computed on the CPU
     sizes = {node.name for node, types in _nodes(path) if {*types.split()} == {"int64"}}
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes():
@@ -74,6 +71,5 @@ def _nodes(path: Path) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return found
+def _table() -> Any:
+    return data_file(__file__, "kernels.yaml")

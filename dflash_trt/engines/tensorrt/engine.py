@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +25,6 @@ BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
 class Engine(GpuEngine):
-    """A loaded plan with its KV caches.
-
-    A round's step is recorded as a CUDA graph on its second run.
-    """
-
     visible_step = 256
 
     def __init__(self, directory: Path) -> None:
@@ -47,17 +43,17 @@ class Engine(GpuEngine):
         )
         if self._plan.library == "tensorrt_rtx":  # it compiles kernels for new shapes at run time
             self._config.set_runtime_cache(self._config.create_runtime_cache())
-        self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
+        self._scratch = self._gpu.zeros((max(self._engine.device_memory_size_v2, 1),), "uint8")
         self._make_caches()
         self._gpu.wait()
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._gpu.memory(shape, self._plan.dtype)
+        return self._gpu.zeros(shape, self._plan.dtype)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
-        inputs, outputs = self._tensors(n, width, visible, scored, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[row : row + n]
@@ -72,13 +68,12 @@ class Engine(GpuEngine):
             for host, memory in outputs.values():
                 gpu.copy(memory, host)
 
-        make = partial(self._context, 0 if in_round else 1, bound)
-        run: Callable[[], object] = _Run(gpu, make, work, recorded=in_round).run
+        make = partial(self._make_context, 0 if in_round else 1, bound)
+        run = _Run(gpu, make, work, is_to_record=in_round).run
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         return Step(arrays, Outputs(gpu, outputs, large), run)
 
-    def _context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
-        """Return an execution context with the tensors `bound`."""
+    def _make_context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
         shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
         execution = self._engine.create_execution_context(self._config)
         execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
@@ -94,10 +89,7 @@ class Engine(GpuEngine):
         return execution
 
     def _load(self, path: Path) -> trt.ICudaEngine:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
-        ):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise self._error(f"it cannot load {path}")
@@ -113,37 +105,31 @@ class Engine(GpuEngine):
             raise self._error("the plan's tensors are not those of its engine.json")
 
     def _error(self, what: str) -> EngineError:
-        said = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
-        return EngineError(f"{self._plan.library}: {what}{said}", "Run `dflash-trt build` again")
+        log = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
+        return EngineError(f"{self._plan.library}: {what}{log}", "Run `dflash-trt build` again")
 
 
+@dataclass
 class _Run:
-    """A step's work, which becomes a CUDA graph on its second run."""
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        make: Callable[[], trt.IExecutionContext],
-        work: Callable[[trt.IExecutionContext], None],
-        *,
-        recorded: bool,
-    ) -> None:
-        self._gpu, self._make, self._work, self._recorded = gpu, make, work, recorded
-        self._execution: trt.IExecutionContext | None = None
-        self._go: Callable[[], None] = lambda: None
+    gpu: Gpu
+    make_context: Callable[[], trt.IExecutionContext]
+    work: Callable[[trt.IExecutionContext], None]
+    is_to_record: bool  # as a CUDA graph, on the second run
+    context: trt.IExecutionContext | None = None
+    go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        if self._execution is None:
-            self._execution = self._make()
-            self._go = partial(self._work, self._execution)
-        elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
+        if self.context is None:
+            self.context = self.make_context()
+            self.go = partial(self.work, self.context)
+        elif self.is_to_record and _is_capturable(self.context, self.gpu.stream):
             # not the first run, in which TensorRT prepares for the shapes, which cannot be recorded
-            self._go, self._recorded = self._gpu.record(self._go), False
-        self._go()
-        self._gpu.wait()
+            self.go, self.is_to_record = self.gpu.record(self.go), False
+        self.go()
+        self.gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
-    """Return whether a CUDA graph can be recorded; not while TensorRT-RTX compiles kernels."""
+    # not while TensorRT-RTX compiles kernels
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))

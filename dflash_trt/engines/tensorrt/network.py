@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -50,7 +49,7 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
     """
     layers: dict[str, list[trt.ILayer]] = defaultdict(list)
     attentions: dict[str, trt.IAttention] = {}
-    for layer in _layers(network):
+    for layer in map(network.get_layer, range(network.num_layers)):
         for name in re.findall(r"\[ONNX Layer: ([^]]*)]", layer.metadata):
             layers[name].append(layer)
         if layer.type.name in PLUGINS:
@@ -65,9 +64,9 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
         found = layers.get(node.name or "", [])
         types = [layer.type.name for layer in found]
         if not found:
-            raise _error(_called(node), "it is not in the network")
+            raise _error(_label(node), "it is not in the network")
         if node.op_type in LAYERS and types.count(LAYERS[node.op_type]) != 1:
-            raise _error(_called(node), f"it became {', '.join(types)}")
+            raise _error(_label(node), f"it became {', '.join(types)}")
         if node.op_type == "TensorScatter":
             _check_update(node, found[0])
         elif node.op_type == "DistCollective":
@@ -88,20 +87,16 @@ def check_form(graph: ir.Graph) -> None:
             continue
         attributes, inputs = known[node.op_type]
         for name in sorted(node.attributes.keys() - attributes):
-            raise _error(_called(node), f"TensorRT reads over its attribute {name}")
+            raise _error(_label(node), f"TensorRT reads over its attribute {name}")
         if len(node.inputs) != inputs or None in node.inputs:
-            raise _error(_called(node), f"it has {len(node.inputs)} inputs, not these {inputs}")
-
-
-def _layers(network: trt.INetworkDefinition) -> Iterator[trt.ILayer]:
-    return (network.get_layer(index) for index in range(network.num_layers))
+            raise _error(_label(node), f"it has {len(node.inputs)} inputs, not these {inputs}")
 
 
 def _check_types(layer: trt.ILayer) -> None:
     types = {layer.get_input(index).dtype for index in range(2)}
     if types not in ({trt.DataType.HALF}, {trt.DataType.BF16}):
-        named = ", ".join(sorted(each.name for each in types))
-        raise _error(layer.name, f"it multiplies {named}, not 16 bits")
+        names = ", ".join(sorted(each.name for each in types))
+        raise _error(layer.name, f"it multiplies {names}, not 16 bits")
 
 
 def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
@@ -110,25 +105,25 @@ def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
     given, taken = node.inputs[0], node.outputs[0]
     assert given is not None
     if not cache.is_network_input or cache.name != given.name:
-        raise _error(_called(node), f"its cache {given.name} is not an input of the network")
+        raise _error(_label(node), f"its cache {given.name} is not an input of the network")
     if not new.is_network_output or new.name != taken.name:
-        raise _error(_called(node), f"its result {taken.name} is not an output of the network")
+        raise _error(_label(node), f"its result {taken.name} is not an output of the network")
 
 
 def _check_ranks(node: ir.Node, layer: trt.ILayer) -> None:
     layer.__class__ = trt.IDistCollectiveLayer
     ranks = node.attributes["nb_rank"].as_int()
     if layer.num_ranks != ranks:
-        raise _error(_called(node), f"it is over {layer.num_ranks} ranks, not {ranks}")
+        raise _error(_label(node), f"it is over {layer.num_ranks} ranks, not {ranks}")
 
 
 def _is_taken_apart(node: ir.Node, attention: trt.IAttention | None) -> bool:
     if attention is None:
-        raise _error(_called(node), "it did not become an attention layer")
+        raise _error(_label(node), "it did not become an attention layer")
     if attention.mask is None:
-        raise _error(_called(node), "its mask is gone")
+        raise _error(_label(node), "its mask is gone")
     if attention.decomposable:
-        raise _error(_called(node), "the parser lets it be taken apart")
+        raise _error(_label(node), "the parser lets it be taken apart")
     unknown = bool(attention.get_input(0).shape[3] > FUSED_HEAD_DIM)
     attention.decomposable = unknown
     return unknown
@@ -165,7 +160,7 @@ def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
     return names.get(tensor.dtype, tensor.dtype.name), sizes(tensor.shape)
 
 
-def _called(node: ir.Node) -> str:
+def _label(node: ir.Node) -> str:
     return f"{node.name} ({node.op_type})"
 
 
@@ -188,7 +183,7 @@ def to_16_bits(graph: ir.Graph, dtype: ir.DataType) -> None:
     attention and KV caches then have 16 bits; norms, the residual stream, RoPE, softmaxes outside
     attention, and all other inputs and outputs stay float32.
     """
-    _Casts(graph, dtype).put()
+    _Casts(graph, dtype).insert()
 
 
 class _Casts:
@@ -197,24 +192,24 @@ class _Casts:
         self._narrow: set[ir.Value] = set()
         self._other: dict[ir.Value, ir.Value] = {}  # by value: its cast to the other type
 
-    def put(self) -> None:
+    def insert(self) -> None:
         for node in list(self._graph):
             if node.op_type in PRODUCTS:
-                self._take(node, range(min(3, len(node.inputs))), narrow=True)
+                self._cast_inputs(node, range(min(3, len(node.inputs))), narrow=True)
                 self._narrow.update(node.outputs)
             elif node.op_type == "TensorScatter":
                 cache, new = node.inputs[0], node.outputs[0]
                 assert cache is not None
                 cache.type = new.type = ir.TensorType(self._dtype)
-                self._take(node, [1], narrow=True)
+                self._cast_inputs(node, [1], narrow=True)
                 self._narrow.update((cache, new))
             elif node.op_type in MOVES and node.inputs[0] in self._narrow:
                 self._narrow.update(node.outputs)
-            elif _is_weight(node):
+            elif _casts_stored_weight(node):
                 node.attributes.add(ir.AttrInt64("to", int(self._dtype)))
                 self._narrow.update(node.outputs)
             else:
-                self._take(node, range(len(node.inputs)), narrow=False)
+                self._cast_inputs(node, range(len(node.inputs)), narrow=False)
         for index, value in enumerate(self._graph.outputs):
             if value in self._narrow and value.dtype != self._dtype:
                 wide = self._cast(value)
@@ -223,7 +218,7 @@ class _Casts:
                 wide.shape = value.shape
                 self._graph.outputs[index] = wide
 
-    def _take(self, node: ir.Node, inputs: range | list[int], *, narrow: bool) -> None:
+    def _cast_inputs(self, node: ir.Node, inputs: range | list[int], *, narrow: bool) -> None:
         for index in inputs:
             value = node.inputs[index]
             if value is not None and (value in self._narrow) != narrow:
@@ -244,7 +239,6 @@ class _Casts:
         return self._other[value]
 
 
-def _is_weight(node: ir.Node) -> bool:
-    """Return whether this casts a stored weight to float32."""
+def _casts_stored_weight(node: ir.Node) -> bool:
     value = node.inputs[0] if node.op_type == "Cast" else None
     return value is not None and value.is_initializer()

@@ -70,7 +70,8 @@ def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
         config.add_optimization_profile(_profile(builder, network, plan, sizes))
     timings = timing_cache(plan) if engine.library == "tensorrt" else None  # rtx has none
     if timings is not None:
-        load_timings(config, timings)
+        stored = timings.read_bytes() if timings.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(stored), False)
     with (directory / PLAN_FILE).open("wb") as file:
         if not builder.build_serialized_network_to_stream(network, config, _writer(file)):
             raise EngineError(
@@ -105,8 +106,8 @@ def describe(
         graph=hashlib.sha256(path.read_bytes()).hexdigest(),
         prefill_chunk=prefill_chunk,
         profiles=make_profiles(info, prefill_chunk),
-        inputs={str(value.name): _described(value) for value in graph.inputs},
-        outputs={str(value.name): _described(value) for value in graph.outputs},
+        inputs={str(value.name): _dtype_and_shape(value) for value in graph.inputs},
+        outputs={str(value.name): _dtype_and_shape(value) for value in graph.outputs},
         aliases={
             str(node.outputs[0].name): str(node.inputs[0].name)
             for node in graph
@@ -172,11 +173,6 @@ def timing_cache(plan: PlanInfo) -> Path:
     return Path(base) / "dflash-trt" / f"{plan.library}-{plan.version}-{capability}.timing"
 
 
-def load_timings(config: trt.IBuilderConfig, file: Path) -> None:
-    stored = file.read_bytes() if file.is_file() else b""
-    config.set_timing_cache(config.create_timing_cache(stored), False)
-
-
 def save_timings(config: trt.IBuilderConfig, file: Path) -> None:
     serialized: Any = config.get_timing_cache().serialize()  # a buffer, which its type hides
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +181,7 @@ def save_timings(config: trt.IBuilderConfig, file: Path) -> None:
     fresh.replace(file)
 
 
-def _described(value: ir.Value) -> tuple[str, Shape]:
+def _dtype_and_shape(value: ir.Value) -> tuple[str, Shape]:
     assert value.dtype is not None
     assert value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import ENGINE_FILE, read_info, roles
+from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
 from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
@@ -145,7 +145,7 @@ class Server:
                 "Move the build, or build into another directory",
             )
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
-        size = sum(map(size_of, roles(self.repository.parent / "engines")))
+        size = sum(map(size_of, role_directories(self.repository.parent / "engines")))
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         bundle = self.repository.parent / "engines" / tensorrt_llm.KIND
@@ -369,7 +369,7 @@ def find_repository(directory: Path) -> Path:
     """Return a build's model repository; ServerError or EngineError if it cannot be served."""
     repository = (directory / "model_repository").resolve()
     if (repository / "dflash" / "config.pbtxt").is_file():
-        for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
+        for engine in filter(Path.is_dir, role_directories(repository.parent / "engines")):
             info = read_info(engine)  # report problems before Triton runs
             if info.plan is not None:
                 check_machine(info)

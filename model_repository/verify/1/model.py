@@ -8,4 +8,4 @@ from dflash_trt.serving.front.engine_model import EngineModel
 
 class TritonPythonModel(EngineModel):
     input_type = VerifyInput
-    step = staticmethod(partial(verify, held=FeatureBuffer()))
+    step = staticmethod(partial(verify, buffer=FeatureBuffer()))
