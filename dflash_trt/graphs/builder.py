@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -171,6 +172,7 @@ class GraphBuilder:
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
         self._last_quantized: tuple[str, Matrix] | None = None
+        self._quantizing = Lock()
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -330,9 +332,10 @@ class GraphBuilder:
         """Return what computes a matrix, once for all its parts, which are written in order."""
 
         def compute() -> Matrix:
-            if self._last_quantized is None or self._last_quantized[0] != name:
-                self._last_quantized = name, join_transposed(pieces(), shape, blocks)
-            return self._last_quantized[1]
+            with self._quantizing:  # workers ask for all parts at once
+                if self._last_quantized is None or self._last_quantized[0] != name:
+                    self._last_quantized = name, join_transposed(pieces(), shape, blocks)
+                return self._last_quantized[1]
 
         return compute
 
