@@ -171,8 +171,6 @@ class GraphBuilder:
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
-        self._last_quantized: tuple[str, Matrix] | None = None
-        self._quantizing = Lock()
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -285,7 +283,7 @@ class GraphBuilder:
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
         blocks = (shape[0] // BLOCK, shape[1])
-        parts = self._matrix_of(name, pieces, shape, blocks[0])
+        parts = self._matrix_of(pieces, shape, blocks[0], 2 + has_zeros + has_offsets)
         inputs = [
             self.lazy(name, shape, lambda: integers(parts().codes), dtype),
             self.lazy(f"{name}_scale", blocks, lambda: parts().scales),
@@ -313,7 +311,7 @@ class GraphBuilder:
                 for rows in weights.pieces(each, ROWS):
                     yield quantize_to_7_bits(rows.astype(np.float32))
 
-        parts = self._matrix_of(name, pieces, shape, 1)
+        parts = self._matrix_of(pieces, shape, 1, 2)
         matrix = self.lazy(name, shape, lambda: parts().codes, ir.DataType.INT8)
         scales = self.lazy(f"{name}_scale", (1, shape[1]), lambda: parts().scales / np.float32(127))
         largest = self.op("ReduceMax", self.op("Abs", x), self.ints(-1))
@@ -327,15 +325,20 @@ class GraphBuilder:
         return self.op("Mul", out, largest)
 
     def _matrix_of(
-        self, name: str, pieces: Callable[[], Iterator[Blocks]], shape: tuple[int, int], blocks: int
+        self,
+        pieces: Callable[[], Iterator[Blocks]],
+        shape: tuple[int, int],
+        blocks: int,
+        parts: int,
     ) -> Callable[[], Matrix]:
-        """Return what computes a matrix, once for all its parts, which are written in order."""
+        """Return what computes a matrix once for its parts, which workers ask for at once."""
+        lock, left = Lock(), list[Matrix]()  # one for each part that is still to come
 
         def compute() -> Matrix:
-            with self._quantizing:  # workers ask for all parts at once
-                if self._last_quantized is None or self._last_quantized[0] != name:
-                    self._last_quantized = name, join_transposed(pieces(), shape, blocks)
-                return self._last_quantized[1]
+            with lock:
+                if not left:
+                    left.extend([join_transposed(pieces(), shape, blocks)] * parts)
+                return left.pop()
 
         return compute
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.files import LARGE
+from dflash_trt.graphs import builder
 from dflash_trt.graphs.quantized import Matrix, join_transposed, quantize_rows, widen_to_8_bits
 
 
@@ -55,6 +57,27 @@ def test_every_quantized_product_runs_packed(
     assert before.count("DequantizeLinear") == 4 * 4 + 1  # four a layer, and the head
     assert after.count("MatMulNBits") == before.count("DequantizeLinear")
     assert "DequantizeLinear" not in after
+
+
+def test_each_matrix_is_quantized_once_though_workers_ask_for_its_parts_at_once(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def slowly(*arguments: Any) -> Matrix:
+        calls.append(arguments)
+        time.sleep(0.01)
+        return join_transposed(*arguments)
+
+    monkeypatch.setattr(builder, "join_transposed", slowly)
+    build_pair(taught[0], tmp_path, quantize="int4")
+    products = {"target": "DequantizeLinear", "drafter": "MatMulInteger"}
+    expected = 0
+    for role, op in products.items():
+        path = tmp_path / "engines" / role / "model.onnx"
+        nodes = onnx.load(path, load_external_data=False).graph.node
+        expected += [node.op_type for node in nodes].count(op)
+    assert len(calls) == expected
 
 
 def test_a_drafters_integers_are_near_its_numbers_and_each_row_stands_alone(
