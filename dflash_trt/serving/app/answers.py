@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dflash_trt.chat import Answer, CallDelta
+from dflash_trt.chat import AnswerParser, CallDelta
 from dflash_trt.checkpoints import Spell
 from dflash_trt.serving.client import Chunk, Summary
 
@@ -81,12 +81,12 @@ class ChoiceWriter:
     spell: Spell
     echo: bool
     stream: bool
-    answer: Callable[[bool], Answer] | None = None
+    answer: Callable[[bool], AnswerParser] | None = None
     one_call: bool = False
     enforced: bool = False
     drafting: bool = False
     stop_ids: Collection[int] = ()
-    _answer: Answer | None = field(default=None, init=False)
+    _answer: AnswerParser | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
     _given: int = field(default=0, init=False)  # characters of earlier tokens

@@ -17,12 +17,12 @@ from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
 from dflash_trt.chat import (
     HARMONY,
-    Answer,
+    AnswerParser,
     ChatModel,
     Dialect,
-    chosen,
     load_chat_template,
     parse_tools,
+    required_tools,
 )
 from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
@@ -245,14 +245,14 @@ def _ask(
     return _merged(served.client, prompts, options, fields), writer
 
 
-def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
+def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], AnswerParser], bool]:
     """Return a factory of answer parsers, given whether the answer begins with reasoning.
 
     The second value: whether the answer must be calls.
     """
     try:
         tools = parse_tools(fields.tools)
-        enforced = bool(chosen(tools, fields.tool_choice))
+        enforced = bool(required_tools(tools, fields.tool_choice))
     except RequestError as error:
         raise fields.refused(error) from None
     tools = [] if fields.tool_choice == "none" else tools
@@ -260,7 +260,7 @@ def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Ans
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
     tags = dialect.reasoning_tags
-    return lambda thinking: Answer(format, tools, tags, thinking=thinking), enforced
+    return lambda thinking: AnswerParser(format, tools, tags, thinking=thinking), enforced
 
 
 async def _events(
