@@ -10,7 +10,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
-from dflash_trt.files import LARGE, Entry, Size, entry, read_as, read_json
+from dflash_trt.files import LARGE, Entry, Size, manifest_entry, read_as, read_json
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"  # covers all that a server reads, the manifest included: `signing.py`
@@ -156,7 +156,7 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
     """Compare a file with its entry; most: size in bytes from which it is not hashed."""
     if file.is_symlink() or not file.is_file() or file.stat().st_size != listed.get("size"):
         return False
-    return file.stat().st_size >= most or entry(file) == listed
+    return file.stat().st_size >= most or manifest_entry(file) == listed
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -17,7 +17,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.build.settings import CODED_ERRORS
-from dflash_trt.request_schema import encode_texts, tensors
+from dflash_trt.request_schema import encode_bytes_tensor, tensors
 from dflash_trt.serving.client import MODEL, Tls, open_channel, read_tensor, split_error
 from dflash_trt.serving.internal import GRPC
 
@@ -51,7 +51,7 @@ class UnaryClient:
             kind = tensors()[name].datatype
             request.inputs.add(name=name, datatype=kind, shape=array.shape)
             texts = kind == "BYTES"
-            content = encode_texts(array.ravel().tolist()) if texts else array.tobytes()
+            content = encode_bytes_tensor(array.ravel().tolist()) if texts else array.tobytes()
             request.raw_input_contents.append(content)
         for name, value in {**parameters, CODED_ERRORS: True}.items():
             kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
