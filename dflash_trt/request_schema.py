@@ -224,9 +224,8 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 def check_names(names: Mapping[str, Any]) -> None:
     """Raise RequestError for parameters that look like fields, which Triton would ignore."""
     for name, value in names.items():
-        if name in UNUSED and UNUSED[name] in (None, value):
-            continue
-        raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
+        if name not in UNUSED or UNUSED[name] not in (None, value):
+            raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
 
 
 def check_json(name: str, value: Any) -> None:

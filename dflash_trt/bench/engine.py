@@ -106,7 +106,7 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
                 passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
         for decoder in decoders:
-            yield _cell_with_texts(decoder, decoders[0])
+            yield _with_kept_and_identical(decoder, decoders[0])
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
@@ -138,8 +138,7 @@ def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile |
     return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
 
 
-def _cell_with_texts(decoder: Decoder, plain: Decoder) -> Cell:
-    """Return the cell with acceptance by position, and the number of texts equal to plain ones."""
+def _with_kept_and_identical(decoder: Decoder, plain: Decoder) -> Cell:
     committed = [n for texts in decoder.passes for text in texts for n in text.committed_per_round]
     same = [
         own.tokens == its.tokens

@@ -17,8 +17,6 @@ def kept_fractions(committed_per_round: Sequence[int]) -> list[float]:
 
 @dataclass(kw_only=True)
 class Sample:
-    """One pass over the prompts."""
-
     seconds: float = 0.0
     tokens: int = 0  # generated
     rounds: int = 0  # of all sequences; each one's first token is from its prompt
@@ -40,7 +38,7 @@ class Cell:
     draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
     temperature: float
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)  # one for each pass over the prompts
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
     identical: tuple[int, int] = (0, 0)  # texts equal to plain decoding's, and all
 

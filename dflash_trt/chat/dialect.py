@@ -118,7 +118,6 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
 
 def convert_for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
-    """Convert messages' reasoning, texts and calls to the template's form."""
     result = []
     last_user = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
     for at, message in enumerate(messages):
