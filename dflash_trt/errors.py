@@ -15,8 +15,7 @@ class DflashError(Exception):
         self.fix = fix.strip()
 
     def __str__(self) -> str:
-        """Return both as one paragraph of two sentences."""
-        return f"{_sentence(self.problem)} {_sentence(self.fix)}"
+        return f"{_with_one_stop(self.problem)} {_with_one_stop(self.fix)}"
 
 
 class ConfigError(DflashError):
@@ -61,8 +60,7 @@ class BenchError(DflashError):
     """A benchmark cannot be run or compared."""
 
 
-def _sentence(text: str) -> str:
-    """End a text with exactly one stop."""
+def _with_one_stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 

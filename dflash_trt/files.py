@@ -99,7 +99,7 @@ def compose_yaml(text: str) -> yaml.Node | None:
         raise ValueError("it is nested too deeply") from None
     count, level = 0, [root]
     for _ in range(MAX_DEPTH):
-        level = list(chain.from_iterable(_inner(node) for node in level))
+        level = list(chain.from_iterable(_children(node) for node in level))
         count += len(level)
         if not level:
             return root
@@ -118,9 +118,8 @@ def parse_yaml(root: yaml.Node | None) -> Any:
         raise ValueError(f"a value in it cannot be read ({error})") from None
 
 
-def data_file(module: str, name: str) -> Any:
-    """Read a YAML file of this package; module: the `__file__` beside it."""
-    return yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
+def read_yaml_beside(module_file: str, name: str) -> Any:
+    return yaml.safe_load(Path(module_file).with_name(name).read_text("utf-8"))
 
 
 def size_of(directory: Path) -> int:
@@ -134,7 +133,7 @@ def copy_file(source: Path, destination: Path) -> None:
     destination.chmod(destination.stat().st_mode & mode & 0o777)
 
 
-def _inner(node: yaml.Node | None) -> list[yaml.Node]:
+def _children(node: yaml.Node | None) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [each for pair in node.value for each in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
@@ -158,7 +157,7 @@ def digest_for(size: int) -> tuple[str, Hash]:
     return "blake3", blake3()
 
 
-def entry(file: Path) -> Entry:
+def manifest_entry(file: Path) -> Entry:
     size = file.stat().st_size
     kind, digest = digest_for(size)
     with open_regular(file) as stream:
@@ -167,8 +166,7 @@ def entry(file: Path) -> Entry:
     return {kind: digest.hexdigest(), "size": size}
 
 
-def sha256(files: Iterable[Path]) -> str:
-    """Return the digest of several concatenated files."""
+def sha256_of_concatenated(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with open_regular(file) as stream:

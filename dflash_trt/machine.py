@@ -14,7 +14,6 @@ PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytrit
 
 
 def machine() -> dict[str, Any]:
-    """Return CPU, memory, system and load of this machine."""
     memory, meminfo = 0, Path("/proc/meminfo")
     if meminfo.exists():
         memory = int(meminfo.read_text().split()[1]) * 1024
@@ -28,7 +27,6 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return Linux's name of the CPU, or Python's elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -85,8 +83,6 @@ def _cgroups(root: Path) -> Iterator[Path]:
 def versions() -> dict[str, str]:
     found = {"dflash-trt": dflash_trt.__version__, "python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -12,7 +12,7 @@ MAX_PROMPTS = 1 << 26  # bytes of a file
 Prompt = str | Sequence[Mapping[str, Any]]  # a text, or messages for the chat template
 AnyPrompt = Prompt | Sequence[int]  # or token ids
 T = TypeVar("T")
-WRONG = (
+NO_PROMPT = (
     'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '
     "(a list of integers)"
 )
@@ -31,7 +31,7 @@ def read_prompts(
         if ids is None:
             ids = encode(prompt_of(entry))
         elif not isinstance(ids, list) or any(type(token) is not int for token in ids):
-            raise ValueError(WRONG)
+            raise ValueError(NO_PROMPT)
         if not ids:
             raise ValueError("the prompt is empty")
         if not all(0 <= token < vocab_size for token in ids):
@@ -80,4 +80,4 @@ def prompt_of(entry: object) -> Prompt:
             return messages
         if isinstance(text, str) and "messages" not in entry:
             return text
-    raise ValueError(WRONG)
+    raise ValueError(NO_PROMPT)

@@ -47,19 +47,19 @@ class FirstFault(FailFast):
     __hash__ = object.__hash__  # required in a union
 
 
-def _short(texts: list[str]) -> list[str]:
+def _check_total_length(texts: list[str]) -> list[str]:
     if sum(map(len, texts)) > MAX_TEXTS:
         raise ValueError(f"must have at most {MAX_TEXTS} characters in all")
     return texts
 
 
-def _int32(value: int) -> int:
+def _check_int32(value: int) -> int:
     if not -(2**31) <= value < 2**31:
         raise ValueError("must be an integer of 32 bits")
     return value
 
 
-def _free(values: dict[str, Any]) -> dict[str, Any]:
+def _refuse_own_fields(values: dict[str, Any]) -> dict[str, Any]:
     if taken := values.keys() & OWN_FIELDS:
         raise ValueError(f"must not hold {min(taken)}, which is a field of its own")
     return values
@@ -68,13 +68,13 @@ def _free(values: dict[str, Any]) -> dict[str, Any]:
 # the string in an annotation is the tensor's data type
 Many = Annotated[list[T], FirstFault()]
 Text = Annotated[str, "BYTES"]
-Int32 = Annotated[int, AfterValidator(_int32)]
+Int32 = Annotated[int, AfterValidator(_check_int32)]
 Integer = Annotated[Int32, "INT32"]
 Number = Annotated[float, Field(allow_inf_nan=False), "FP32"]
 Switch = Annotated[bool, "BOOL"]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 Words = Annotated[list[Word], FirstFault(), Field(max_length=64), "BYTES"]
-Texts = Annotated[list[str], FirstFault(), AfterValidator(_short), "BYTES"]
+Texts = Annotated[list[str], FirstFault(), AfterValidator(_check_total_length), "BYTES"]
 Ids = Annotated[list[Int32], FirstFault(), "INT32"]
 Object = Annotated[dict[str, Any], JSON]
 Objects = Annotated[list[dict[str, Any]], FirstFault(), JSON]
@@ -153,7 +153,7 @@ class ChatTemplate(Schema):
     parallel_tool_calls: Switch = Field(
         True, description="with tool_choice required: there may be several calls"
     )
-    chat_template_kwargs: Annotated[Object, AfterValidator(_free)] = Field(
+    chat_template_kwargs: Annotated[Object, AfterValidator(_refuse_own_fields)] = Field(
         {}, description="a JSON object, for the chat template"
     )
     add_generation_prompt: Switch = Field(True, description="the chat template begins the answer")
@@ -190,17 +190,14 @@ class GenerateRequest(ChatTemplate, Sampling):
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input tensor: its data type, `BYTES`, `INT32`, .., and whether its shape is `[-1]`."""
-
-    datatype: str
-    is_list: bool
+    datatype: str  # BYTES, INT32, ..
+    is_list: bool  # of shape [-1], otherwise [1]
     is_json: bool
     help: str
 
 
 @cache
 def tensors() -> dict[str, Tensor]:
-    """Return the input tensors of the public models by name."""
     found = {}
     for name, field in GenerateRequest.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
@@ -216,7 +213,7 @@ def tensors() -> dict[str, Tensor]:
 
 def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateRequest:
     """Return the request in input tensors; RequestError names the first invalid one."""
-    values = {name: _value(name, array) for name, array in arrays.items()}
+    values = {name: _value_of(name, array) for name, array in arrays.items()}
     try:
         return GenerateRequest.model_validate(values)
     except ValidationError as error:
@@ -227,9 +224,8 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 def check_names(names: Mapping[str, Any]) -> None:
     """Raise RequestError for parameters that look like fields, which Triton would ignore."""
     for name, value in names.items():
-        if name in UNUSED and UNUSED[name] in (None, value):
-            continue
-        raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
+        if name not in UNUSED or UNUSED[name] not in (None, value):
+            raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
 
 
 def check_json(name: str, value: Any) -> None:
@@ -270,8 +266,7 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
     return path[:80], words
 
 
-def _value(name: str, array: "np.ndarray[Any, Any]") -> Any:
-    """Return the value in a tensor of shape `[1]` or, for a list, `[-1]`."""
+def _value_of(name: str, array: "np.ndarray[Any, Any]") -> Any:
     tensor, values = tensors()[name], array.ravel().tolist()
     if tensor.datatype == "BYTES":
         try:
@@ -299,13 +294,12 @@ def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
         value = json.dumps(value, ensure_ascii=False)
     values = value if tensor.is_list else [value]
     if tensor.datatype == "BYTES":
-        content = encode_texts([text.encode() for text in values])
+        content = encode_bytes_tensor([text.encode() for text in values])
     else:
         dtype = {"BOOL": "?", "INT32": "<i4", "UINT64": "<u8", "FP32": "<f4"}[tensor.datatype]
         content = np.array(values, dtype).tobytes()
     return tensor.datatype, [len(values)], content
 
 
-def encode_texts(texts: Iterable[bytes]) -> bytes:
-    """Return the content of a BYTES tensor."""
+def encode_bytes_tensor(texts: Iterable[bytes]) -> bytes:
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)

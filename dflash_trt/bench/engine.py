@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
-from dflash_trt.bench.results import Cell, Run, kept
+from dflash_trt.bench.results import Cell, Run, kept_fractions
 from dflash_trt.build import read_manifest
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, SamplingParams, in_process
@@ -14,10 +14,7 @@ from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, measur
 from dflash_trt.engines import Engine, load_engine, read_infos
 from dflash_trt.errors import RequestError
 
-ADAPTIVE = {
-    "adaptive": Speculation(),
-    "adaptive-no-lookup": Speculation(lookup=False),
-}
+ADAPTIVE = {"adaptive": Speculation(), "adaptive-no-lookup": Speculation(lookup=False)}
 METHODS = ("plain", "dflash", *ADAPTIVE, "lookup")
 DRAFTS: dict[str, tuple[int | None, ...]] = {"plain": (0,)} | dict.fromkeys(ADAPTIVE, (None,))
 WARM_UP_TOKENS = 16
@@ -100,7 +97,7 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
             turn = repeat % len(decoders)
             order = decoders[turn:] + decoders[:turn]
             for i, decoder in enumerate(order):
-                # vary the order: the cache rows used change results by a percent or two
+                # in varying order: the cache rows used change results by a percent or two
                 decoder.first_row = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()
@@ -109,7 +106,7 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
                 passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
         for decoder in decoders:
-            yield _finished(decoder, decoders[0])
+            yield _with_kept_and_identical(decoder, decoders[0])
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
@@ -141,12 +138,11 @@ def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile |
     return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
 
 
-def _finished(decoder: Decoder, plain: Decoder) -> Cell:
-    """Return the cell with acceptance by position, and the number of texts equal to plain ones."""
-    committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
+def _with_kept_and_identical(decoder: Decoder, plain: Decoder) -> Cell:
+    committed = [n for texts in decoder.passes for text in texts for n in text.committed_per_round]
     same = [
         own.tokens == its.tokens
         for ours, theirs in zip(decoder.passes, plain.passes, strict=True)
         for own, its in zip(ours, theirs, strict=True)
     ]
-    return replace(decoder.cell, kept=kept(committed), identical=(sum(same), len(same)))
+    return replace(decoder.cell, kept=kept_fractions(committed), identical=(sum(same), len(same)))

@@ -73,8 +73,7 @@ class Matrix:
     machine: list[str] = field(default_factory=lambda: [cpu_model(), *(gpu.name for gpu in gpus())])
 
     @property
-    def fitted(self) -> BuildConfig:
-        """The config, sized for the largest number of users."""
+    def sized_config(self) -> BuildConfig:
         config, most = self.config, max(self.users)
         if isinstance(engine := config.engine, TensorRTLLM):
             update = {"concurrency": max(engine.concurrency or 0, most)}
@@ -83,9 +82,8 @@ class Matrix:
         return config.model_copy(update={"serving": serving})
 
     def folder(self, load: Load) -> str:
-        """Return its name, which differs by config, machine, prompts and options."""
         name = f"{load.method}-{load.users}-{load.prompts}"
-        prompts, config = self.prompts[load.prompts], self.fitted.model_dump_json()
+        prompts, config = self.prompts[load.prompts], self.sized_config.model_dump_json()
         facts = config, name, prompts, self.machine, self.requests, self.max_tokens
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         return f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}-{digest[:12]}"
@@ -129,28 +127,28 @@ def run_matrix(
     wanted = [Load(method=m, users=users, prompts=p) for m, users, p in combinations]
     found: dict[str, Load] = {}
 
-    def done() -> list[Load]:
+    def found_in_order() -> list[Load]:
         return [found[str(load)] for load in wanted if str(load) in found]
 
-    def take(load: Load) -> None:
+    def record(load: Load) -> None:
         found[str(load)] = load
-        text = json.dumps([asdict(each) for each in done()], indent=1)
+        text = json.dumps([asdict(each) for each in found_in_order()], indent=1)
         replace_text(directory / "matrix.json", text + "\n")
-        _draw(matrix.config.name, done(), directory / "matrix.png")
+        _plot(matrix.config.name, found_in_order(), directory / "matrix.png")
 
     for method in matrix.methods:
-        left = []
+        missing = []
         for load in (load for load in wanted if load.method == method):
             try:
-                take(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
+                record(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
             except (OSError, ValueError):
-                left.append(load)
+                missing.append(load)
         try:
-            _measure_method(matrix, left, directory, report, take)
+            _measure_method(matrix, missing, directory, report, record)
         except DflashError as error:
-            for load in left:
-                take(replace(load, error=str(error)))
-    return done()
+            for load in missing:
+                record(replace(load, error=str(error)))
+    return found_in_order()
 
 
 def _measure_method(
@@ -158,14 +156,13 @@ def _measure_method(
     loads: Sequence[Load],
     directory: Path,
     report: Callable[[str, int, int], None],
-    take: Callable[[Load], None],
+    record: Callable[[Load], None],
 ) -> None:
-    """Build, serve and measure a method; raises DflashError if that fails."""
     if not loads:
         return
     from dflash_trt.build.pipeline import build  # noqa: PLC0415  (a server's image has no builder)
 
-    configs = {str(name): made for name, made in variants(matrix.fitted).items()}
+    configs = {str(name): config for name, config in variants(matrix.sized_config).items()}
     if (config := configs.get(method := loads[0].method)) is None:
         raise ConfigError(
             f"{matrix.config.name} has no method {method}",
@@ -176,26 +173,23 @@ def _measure_method(
     if isinstance(config.engine, TensorRTLLM):
         info = read_info(built / "engines" / KIND)
         check_host(info)
-        count = info.gpus * info.nodes
+        gpu_count = info.gpus * info.nodes
     else:
         on_cpu = isinstance(config.engine, OnnxRuntime) and config.engine.device == "cpu"
-        count = 0 if on_cpu else 1
-    with _served(built, directory / f"serve-{method}.log") as url:
+        gpu_count = 0 if on_cpu else 1
+    with _serving(built, directory / f"serve-{method}.log") as url:
         for done, load in enumerate(loads):
             report(f"loads of {method}", done, len(loads))
             try:
-                take(_measured(matrix, replace(load, gpus=count), directory, url))
+                record(_run_aiperf(matrix, replace(load, gpus=gpu_count), directory, url))
             except DflashError as error:
-                take(replace(load, error=str(error)))
+                record(replace(load, error=str(error)))
         report(f"loads of {method}", len(loads), len(loads))
 
 
 @contextmanager
-def _served(build: Path, log: Path) -> Iterator[str]:
-    """Run `dflash-trt serve` on free ports during the block; yield its URL when ready.
-
-    Raises ServerError naming its log if it ends early.
-    """
+def _serving(build: Path, log: Path) -> Iterator[str]:
+    """Run `dflash-trt serve` during the block; yield its URL, or raise ServerError with its log."""
     ports = free_ports()
     url = f"http://{LOOPBACK}:{ports.http}"
     command = [sys.executable, "-m", "dflash_trt", "serve", str(build)]
@@ -224,8 +218,8 @@ def _served(build: Path, log: Path) -> Iterator[str]:
         server.wait()
 
 
-def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
-    """Run AIPerf; return the load with results. BenchError if a request was not answered."""
+def _run_aiperf(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
+    """Return the load with results; BenchError if a request was not answered."""
     folder = directory / "loads" / matrix.folder(load)
     work, payloads = folder.with_name(f"{folder.name}.part"), matrix.payloads(load)
     shutil.rmtree(work, ignore_errors=True)
@@ -250,9 +244,9 @@ def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
     offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in offline}
     with (log := work / "aiperf.log").open("wb") as stream:
-        done = subprocess.run(command, env=environment, stdout=stream, stderr=stream)
-    if done.returncode:
-        raise BenchError(f"aiperf ended with {done.returncode}", f"Read {log}")
+        code = subprocess.run(command, env=environment, stdout=stream, stderr=stream).returncode
+    if code:
+        raise BenchError(f"aiperf ended with {code}", f"Read {log}")
     try:
         export: dict[str, Any] = read_json(work / "profile_export_aiperf.json")
         if export["error_summary"] or export["was_cancelled"] or not export["is_complete"]:
@@ -266,15 +260,14 @@ def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
             tau=export[TAU]["avg"] if TAU in export else None,
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise BenchError(f"aiperf's export has no figures ({said})", f"Read {log}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise BenchError(f"aiperf's export has no figures ({why})", f"Read {log}") from error
     (work / "load.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
     work.rename(folder)
     return result
 
 
 def matrix_table(loads: Sequence[Load]) -> Table:
-    """Return each load's results beside plain decoding with equal users and prompts."""
     plain = {(x.users, x.prompts): x for x in loads if x.method == "none" and not x.error}
     rows = []
     for load in loads:
@@ -299,8 +292,7 @@ def matrix_table(loads: Sequence[Load]) -> Table:
     return Table("Methods, users and prompts", note, rows)
 
 
-def _draw(name: str, loads: Sequence[Load], file: Path) -> None:
-    """Plot tokens/s per user and per GPU, with a curve for each method and set of prompts."""
+def _plot(name: str, loads: Sequence[Load], file: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 5), layout="constrained")

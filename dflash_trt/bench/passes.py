@@ -17,9 +17,7 @@ TURN_SECONDS = 0.1
 
 @dataclass
 class Decoder:
-    """One method: the parts of its scheduler, and its results."""
-
-    cell: Cell
+    cell: Cell  # takes the results
     rounds: RunRound
     policy: Policy
     proposer: Proposer | None
@@ -60,7 +58,7 @@ class Pass:
         while not self.ended and self._sample.tokens < tokens * self._streams:
             self._step()
 
-    def keep(self) -> None:
+    def store_results(self) -> None:
         self._sample.rounds = sum(sequence.rounds for sequence in self._sequences)
         self._decoder.cell.samples.append(self._sample)
         self._decoder.passes.append(self._sequences)
@@ -88,11 +86,8 @@ class Pass:
 
 
 def run_in_turns(passes: Sequence[Pass]) -> None:
-    """Run all passes to their ends, in turns.
-
-    The order is random: the first rounds after a drafting method take longer, which would always
-    affect the same method.
-    """
+    # in random order: a method that drafts slows the rounds after it, which must not always be the
+    # same method's
     dice, tokens = Random(0), 1.0
     while going := [each for each in passes if not each.ended]:
         for each in dice.sample(going, len(going)):
@@ -100,4 +95,4 @@ def run_in_turns(passes: Sequence[Pass]) -> None:
         slowest = max(each.pace for each in passes)
         tokens += min(max(TURN_SECONDS / slowest, 1.0), TURN)
     for each in passes:
-        each.keep()
+        each.store_results()

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import dflash_trt
 from dflash_trt.chat import load_encoding
 from dflash_trt.errors import RequestError
 from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
 
 PYCODE = "pycode"
-TEMPLATE_OPTIONS = {"enable_thinking": False}  # as in the paper's Table 1
 
 
 def load_task(
@@ -20,8 +18,8 @@ def load_task(
     file of JSON lines, whose messages use the tokenizer's chat template, without thinking.
     tokenizer: its directory. longest: token limit.
     """
-    encode = load_encoding(tokenizer, **TEMPLATE_OPTIONS)
-    return read_prompts(_file(name), encode, vocab_size=vocab_size, longest=longest)[:count]
+    encode = load_encoding(tokenizer, enable_thinking=False)  # as in the paper's Table 1
+    return read_prompts(_prompt_file(name), encode, vocab_size=vocab_size, longest=longest)[:count]
 
 
 def load_asked(name: str, count: int) -> list[Prompt]:
@@ -30,22 +28,21 @@ def load_asked(name: str, count: int) -> list[Prompt]:
     All are texts, or all are messages for its chat template.
     """
 
-    def asked(entry: object) -> Prompt:
+    def filled_prompt(entry: object) -> Prompt:
         if not (prompt := prompt_of(entry)):
             raise ValueError("the prompt is empty")
         return prompt
 
-    prompts = read_lines(_file(name), asked)[:count]
+    prompts = read_lines(_prompt_file(name), filled_prompt)[:count]
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise RequestError(f"{name} has texts and messages", "Give a file of each")
     return prompts
 
 
-def _file(name: str) -> Path:
+def _prompt_file(name: str) -> Path:
     if name != PYCODE:
         return Path(name)
     # in a wheel beside this module, in a source checkout with the demo pair
-    package = Path(dflash_trt.__file__).parent
-    installed = package / "bench" / "pycode.jsonl"
-    checkout = package.parent / "examples" / "pycode" / "prompts.jsonl"
+    installed = Path(__file__).with_name("pycode.jsonl")
+    checkout = Path(__file__).parents[2] / "examples" / "pycode" / "prompts.jsonl"
     return installed if installed.is_file() else checkout

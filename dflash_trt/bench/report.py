@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dflash_trt.bench.results import Run, phases, rates, speedups
+from dflash_trt.bench.results import Run, speedups, step_milliseconds, tokens_per_second
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table with cells by column; `note` explains them and units."""
-
     title: str
-    note: str
-    rows: Sequence[Mapping[str, str]]
+    note: str  # explains columns and units
+    rows: Sequence[Mapping[str, str]]  # cells by column
 
     def __str__(self) -> str:
         head = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -24,7 +22,6 @@ class Table:
 
 
 def engine_report(run: Run) -> str:
-    """Return the report: speed, acceptance, time of a round by phase, and the machine."""
     machine = run.machine
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
     about = [
@@ -44,10 +41,10 @@ def _speed_table(run: Run) -> Table:
     rows = [
         {
             "setting": str(cell),
-            "tokens/s": _spread(rates(cell), ".0f"),
+            "tokens/s": _spread(tokens_per_second(cell), ".0f"),
             "speedup": _spread(speedups(run, cell), ".2f"),
             "tau": f"{cell.tau:.2f}",
-            "round, ms": " + ".join(f"{time:.2f}" for time in phases(cell)),
+            "round, ms": " + ".join(f"{time:.2f}" for time in step_milliseconds(cell)),
             "same texts": "{} of {}".format(*cell.identical),
         }
         for cell in run.cells

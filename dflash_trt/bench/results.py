@@ -8,18 +8,15 @@ from typing import Any
 from dflash_trt.machine import machine, versions
 
 
-def kept(committed: Sequence[int]) -> list[float]:
-    """Return fractions of rounds that kept draft 1, 2, ..; committed: tokens of each round."""
+def kept_fractions(committed_per_round: Sequence[int]) -> list[float]:
     return [
-        sum(count > i for count in committed) / len(committed)
-        for i in range(1, max(committed, default=1))
+        sum(count > i for count in committed_per_round) / len(committed_per_round)
+        for i in range(1, max(committed_per_round, default=1))
     ]
 
 
 @dataclass(kw_only=True)
 class Sample:
-    """One pass over the prompts."""
-
     seconds: float = 0.0
     tokens: int = 0  # generated
     rounds: int = 0  # of all sequences; each one's first token is from its prompt
@@ -41,7 +38,7 @@ class Cell:
     draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
     temperature: float
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)  # one for each pass over the prompts
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
     identical: tuple[int, int] = (0, 0)  # texts equal to plain decoding's, and all
 
@@ -61,8 +58,6 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of `bench engine` on a built directory."""
-
     name: str
     options: Mapping[str, int]
     cells: list[Cell]
@@ -70,8 +65,7 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=versions)
 
 
-def rates(cell: Cell) -> list[float]:
-    """Return tokens per second of each pass, prompts included."""
+def tokens_per_second(cell: Cell) -> list[float]:
     return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
@@ -79,11 +73,11 @@ def speedups(run: Run, cell: Cell) -> list[float]:
     """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
     setting = cell.task, cell.batch, cell.temperature
     plain = next(x for x in run.cells if (x.task, x.batch, x.temperature) == setting)
-    return [own / its for own, its in zip(rates(cell), rates(plain), strict=True)]
+    return [own / its for own, its in zip(*map(tokens_per_second, (cell, plain)), strict=True)]
 
 
-def phases(cell: Cell) -> list[float]:
-    """Return median milliseconds of a step of the whole batch: target, drafter, scheduler."""
+def step_milliseconds(cell: Cell) -> list[float]:
+    """Return the median of a step of the whole batch: target, drafter, scheduler."""
     return [
         median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
         for name in ("verify", "draft", "scheduler")

@@ -10,7 +10,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
-from dflash_trt.files import LARGE, Entry, Size, entry, read_as, read_json
+from dflash_trt.files import LARGE, Entry, Size, manifest_entry, read_as, read_json
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"  # covers all that a server reads, the manifest included: `signing.py`
@@ -151,7 +151,7 @@ def differences(
 def _unchanged(file: Path, listed: Entry, hashed_below: float) -> bool:
     if file.is_symlink() or not file.is_file() or file.stat().st_size != listed.get("size"):
         return False
-    return file.stat().st_size >= hashed_below or entry(file) == listed
+    return file.stat().st_size >= hashed_below or manifest_entry(file) == listed
 
 
 def files_of(directory: Path) -> list[Path]:

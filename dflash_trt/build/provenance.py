@@ -26,7 +26,7 @@ from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Located, Report, read_card, read_json
 from dflash_trt.checkpoints.findings import Finding
 from dflash_trt.config import BuildConfig
-from dflash_trt.files import Entry, entry, sha256
+from dflash_trt.files import Entry, manifest_entry, sha256_of_concatenated
 
 if TYPE_CHECKING:
     from dflash_trt.build.acceptance_probe import Cost
@@ -113,7 +113,7 @@ def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -
     files, found = list(files), {}
     for done, file in enumerate(files):
         report(step, done, len(files))
-        found[file_name(directory, file)] = entry(file)
+        found[file_name(directory, file)] = manifest_entry(file)
     report(step, len(files), len(files))
     return found
 
@@ -124,7 +124,7 @@ def _own_digest() -> str:
     code = [file for file in package.rglob("*") if file.is_file()]
     code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
     models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
-    return sha256([*sorted(code), *sorted(models)])
+    return sha256_of_concatenated([*sorted(code), *sorted(models)])
 
 
 BOM = "bom.cdx.json"

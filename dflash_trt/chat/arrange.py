@@ -21,7 +21,7 @@ MOST_REWRITES = 3
 INSTRUCTIONS = ("system", "developer")
 Rewrite = Callable[[list[Message]], list[Message]]
 # as in Qwen2.5's template, which has Hermes' calls
-TOLD = """# Tools
+PREAMBLE = """# Tools
 
 You may call one or more functions to assist with the user query.
 
@@ -54,7 +54,6 @@ def specimen_of(messages: Sequence[Message]) -> list[Message]:
 
 
 def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
-    """Return a call with a mark in its name and one in its arguments."""
     name, arguments = f"zq{at}n{number}z", {"probe_key": f"zq{at}v{number}z"}
     function = {"name": name, "arguments": arguments}
     return {"id": f"id-of-{name}", "type": "function", "function": function}
@@ -63,10 +62,7 @@ def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
 def find_rewrites(
     specimen: list[Message], render: Callable[[list[Message]], str], rewrites: Sequence[Rewrite]
 ) -> tuple[tuple[Rewrite, ...], list[int]]:
-    """Return the fewest rewrites that show everything, and messages shown by none.
-
-    Returns no rewrites if the template refuses all of them.
-    """
+    """Return the fewest that show the most, and messages not shown; none if all are refused."""
     marks = {found[0] for found in MARK.finditer(json.dumps(specimen))}
     best, least, tried = tuple[Rewrite, ...](), set[str](), list[list[Message]]()
     for count in range(MOST_REWRITES + 1):
@@ -100,18 +96,18 @@ def developer_as_system(messages: list[Message]) -> list[Message]:
 def instructions_in_one(messages: list[Message]) -> list[Message]:
     texts = [each["content"] for each in messages if each["role"] in INSTRUCTIONS]
     rest = [each for each in messages if each["role"] not in INSTRUCTIONS]
-    return [_saying({"role": "system"}, *texts), *rest] if texts else messages
+    return [_with_texts({"role": "system"}, *texts), *rest] if texts else messages
 
 
 def system_in_user(messages: list[Message]) -> list[Message]:
-    """Move the instructions to the beginning of the first user message."""
     first, *rest = instructions_in_one(messages)
     if first["role"] != "system":
         return messages
     at = next((at for at, each in enumerate(rest) if each["role"] == "user"), None)
     if at is None:
         return [{**first, "role": "user"}, *rest]
-    return [*rest[:at], _saying(rest[at], first["content"], rest[at]["content"]), *rest[at + 1 :]]
+    rest[at] = _with_texts(rest[at], first["content"], rest[at]["content"])
+    return rest
 
 
 def calls_in_words(messages: list[Message]) -> list[Message]:
@@ -154,12 +150,11 @@ def one_call_a_message(messages: list[Message]) -> list[Message]:
 
 
 def neighbors_joined(messages: list[Message]) -> list[Message]:
-    """Join consecutive messages of one role."""
     result: list[Message] = []
     for each in messages:
         last = result[-1] if result else {}
         if each["role"] == last.get("role") != "tool" and "tool_calls" not in last:
-            each = {**result.pop(), **_saying(each, last["content"], each["content"])}
+            each = {**result.pop(), **_with_texts(each, last["content"], each["content"])}
         result.append(each)
     return result
 
@@ -176,12 +171,11 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
-    """Return the messages with the tools in Hermes' format at the end of the system message."""
-    text = TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    text = PREAMBLE.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if messages[0]["role"] in INSTRUCTIONS:
-        return [_saying(messages[0], messages[0]["content"], text), *messages[1:]]
+        return [_with_texts(messages[0], messages[0]["content"], text), *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
-def _saying(message: Message, *texts: str) -> Message:
+def _with_texts(message: Message, *texts: str) -> Message:
     return {**message, "content": "\n\n".join(filter(None, texts))}

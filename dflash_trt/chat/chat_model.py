@@ -26,11 +26,11 @@ from dflash_trt.chat.dialect import (
     EXTRAS,
     TOOL,
     Dialect,
+    convert_for_template,
     dialect_of,
-    for_template,
 )
-from dflash_trt.chat.formats import HARMONY, HERMES, Tool, chosen, grammar, parse_tools
-from dflash_trt.chat.messages import Message, completed, read_messages, stated
+from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools, required_tools
+from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
 from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids
@@ -68,31 +68,27 @@ class ChatModel:
     """A model's chat behavior, learned from its tokenizer and chat template, if any."""
 
     def __init__(self, tokenizer: Tokenizer, render: Render | None) -> None:
-        """Probe the template with a few chats."""
         tokens = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: at for at, token in tokens.items()}
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
-        self._cached = lru_cache(256)(self._find)
+        self._cached = lru_cache(256)(self._find_rewrites)
 
     @cached_property
     def chats(self) -> dict[str, str]:
         """By kind of chat: the rewrites used, or the template's refusal."""
-        return {name: self._tried(chat) for name, chat in CHATS.items()} if self._render else {}
+        return {name: self._try_chat(chat) for name, chat in CHATS.items()} if self._render else {}
 
     @cached_property
-    def _one_call(self) -> bool:
-        """Whether the template shows one call a message."""
-        tried = self._tried(CHATS["two calls"]) if self._render else ""
-        return one_call_a_message.__name__ in tried
+    def _splits_calls(self) -> bool:
+        used = self._try_chat(CHATS["two calls"]) if self._render else ""
+        return one_call_a_message.__name__ in used
 
     @property
     def hidden(self) -> frozenset[int]:
-        """Special tokens to leave out of an answer to a plain prompt.
-
-        None for channels: without markers a channel's name would appear in the text.
-        """
+        """Special tokens to leave out of an answer to a plain prompt."""
+        # without markers a channel's name would appear in the text
         return frozenset() if self.dialect.format is HARMONY else self._special
 
     def prompt(
@@ -111,11 +107,11 @@ class ChatModel:
         """
         dialect = self.dialect
         known = parse_tools(tools)
-        wanted = chosen(known, tool_choice)
-        shown = [] if tool_choice == "none" else stated(tools)
+        wanted = required_tools(known, tool_choice)
+        shown = [] if tool_choice == "none" else without_nulls(tools)
         if continue_final_message:
-            messages = _open_ended(messages, template_values)
-        _, text = self._arranged(messages, shown, template_values)
+            messages = _with_open_end(messages, template_values)
+        _, text = self._arrange(messages, shown, template_values)
         if continue_final_message:
             text, _, _ = text.rpartition(OPEN_END)
         tags = dialect.reasoning_tags
@@ -128,7 +124,7 @@ class ChatModel:
             grammar="",
             hidden=self.hidden - {self._added.get(each, -1) for each in markers},
             tools=tuple(wanted or known) if shown else (),
-            parallel=parallel and not self._one_call and tool_choice in ("auto", "required"),
+            parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
         )
         return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
 
@@ -155,15 +151,15 @@ class ChatModel:
             answer=answer,
         )
 
-    def _tried(self, letters: str) -> str:
+    def _try_chat(self, letters: str) -> str:
         messages, tools = [LETTERS[letter] for letter in letters], [TOOL] * ("r" in letters)
         try:
-            rewrites, _ = self._arranged(messages, tools, {"add_generation_prompt": True})
+            rewrites, _ = self._arrange(messages, tools, {"add_generation_prompt": True})
             return ", ".join(each.__name__ for each in rewrites) or "as it is"
         except RequestError as error:
             return error.problem
 
-    def _arranged(
+    def _arrange(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any],
@@ -174,14 +170,14 @@ class ChatModel:
         if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
         key = json.dumps([specimen_of(read), bool(tools), dict(values)])
-        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find)(key)
+        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find_rewrites)(key)
         arranged = rewritten(read, rewrites)
         try:
-            text = self._rendered(arranged, tools, values)
+            text = self._render_chat(arranged, tools, values)
         except RequestError:
             if not tools:
                 raise
-            text = self._rendered(arranged, completed(tools), values)
+            text = self._render_chat(arranged, with_defaults(tools), values)
         if lost:
             at = lost[0] - (len(read) - len(messages))  # tools may come first
             what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
@@ -191,16 +187,15 @@ class ChatModel:
             )
         return rewrites, text
 
-    def _find(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
-        """Find the rewrites for a JSON key: specimen, whether there are tools, other values."""
-        specimen, tools, values = json.loads(key)
+    def _find_rewrites(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
+        specimen, has_tools, values = json.loads(key)
         hermes = self.dialect.format is HERMES
         rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
         return find_rewrites(
-            specimen, lambda chat: self._rendered(chat, [TOOL] * tools, values), rewrites
+            specimen, lambda chat: self._render_chat(chat, [TOOL] * has_tools, values), rewrites
         )
 
-    def _rendered(
+    def _render_chat(
         self, messages: list[Message], tools: Sequence[Any], values: Mapping[str, Any]
     ) -> str:
         if self._render is None:
@@ -208,14 +203,13 @@ class ChatModel:
                 "This model's tokenizer has no chat template", "Send a plain prompt."
             )
         extra = EXTRAS[self.dialect.extra](tools)
-        shown = for_template(self.dialect, messages)
+        shown = convert_for_template(self.dialect, messages)
         return self._render(**{**values, **extra, "messages": shown})
 
 
-def _open_ended(
+def _with_open_end(
     messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Return the messages with `OPEN_END` after the last one's text."""
     last = read_messages(messages)[-1]
     goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
     if values.get("add_generation_prompt") or not goes_on:
@@ -234,7 +228,7 @@ SAID, ASKED = {"role": "assistant", "content": "probe said"}, as_chat("probe ask
 def chat_template(pair: Pair) -> Found:
     """Check that the template renders a plain message within the limits, as serving requires."""
     try:
-        _chats(pair).prompt(ASKED, template_values={"add_generation_prompt": True})
+        _chat_model(pair).prompt(ASKED, template_values={"add_generation_prompt": True})
     except LimitError as error:
         raise CheckpointError(f"{error.problem} ({pair.target.directory})", AGAIN) from None
     except RequestError as error:
@@ -245,7 +239,7 @@ def chat_template(pair: Pair) -> Found:
 @check("warning")
 def end_of_turn(pair: Pair) -> Found:
     """Check that the token after an answer ends the text, or another turn would follow."""
-    target, model = pair.target, _chats(pair)
+    target, model = pair.target, _chat_model(pair)
     known = target.read[0].eos_token_ids if target.read else None
     ends = known or eos_token_ids(target.directory, target.number("vocab_size"))
     added = {token.content for token in target.tokenizer.get_added_tokens_decoder().values()}
@@ -272,7 +266,7 @@ CHAT_CHECKS = (chat_template, end_of_turn)
 def about_chats(target: Path) -> dict[str, Any] | None:
     """Return what probing a directory's template showed; None without a template."""
     try:
-        model = _chats(Pair(Model("target", target, {}), NO_DRAFTER))
+        model = _chat_model(Pair(Model("target", target, {}), NO_DRAFTER))
     except (DflashError, NotKnown):
         return None
     dialect = model.dialect
@@ -284,7 +278,7 @@ def about_chats(target: Path) -> dict[str, Any] | None:
     }
 
 
-def _chats(pair: Pair) -> ChatModel:
+def _chat_model(pair: Pair) -> ChatModel:
     template = load_chat_template(pair.target.directory)
     if template is None:
         raise NotKnown("the target has no chat template")

@@ -19,7 +19,7 @@ from dflash_trt.chat.formats import (
     HARMONY,
     HERMES,
     REASONING_TAGS,
-    Answer,
+    AnswerParser,
     Format,
     ReasoningTags,
     Tool,
@@ -45,7 +45,7 @@ TOOL = {
         },
     },
 }
-ASKED, SAYS = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
+ASKED, ANSWERED = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
 CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT: Message = {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"}
 REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts printed by Python or JSON
@@ -62,12 +62,9 @@ PART, IN_TEXT = "a part of the content", "in the text"  # where reasoning is, if
 
 @dataclass(frozen=True)
 class Dialect:
-    """Writing style of a model, and the form in which its template takes chats with tools.
+    """Writing style of a model, and the form in which its template takes chats with tools."""
 
-    format: None if the template writes calls in an unknown format.
-    """
-
-    format: Format | None = HERMES
+    format: Format | None = HERMES  # of calls; None: an unknown one
     reasoning_tags: ReasoningTags | None = None
     shows_tools: bool = False
     text_arguments: bool = False  # of calls in messages; otherwise objects
@@ -84,59 +81,57 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     if render is None:
         return Dialect(HARMONY if channels else HERMES, tags)
 
-    def chat(form: Dialect, *messages: Message, prompt: bool = False, tools: Any = ()) -> str:
-        """Render a chat; "" if the template refuses it."""
+    def rendered(form: Dialect, *messages: Message, prompt: bool = False, tools: Any = ()) -> str:
         values = EXTRAS[form.extra](tools)
         with suppress(RequestError):
-            shown = for_template(form, [ASKED, *messages])
+            shown = convert_for_template(form, [ASKED, *messages])
             return render(messages=shown, add_generation_prompt=prompt, **values)
         return ""
 
     forms = (Dialect(extra=extra, parts=parts) for extra in EXTRAS for parts in (False, True))
-    form = next((form for form in forms if USER in chat(form)), Dialect())
-    thinking = {**SAYS, **dict.fromkeys(THOUGHTS, THINKS)}
-    text = chat(replace(form, thoughts=THOUGHT), thinking) + chat(form, prompt=True)
+    form = next((form for form in forms if USER in rendered(form)), Dialect())
+    thinking = {**ANSWERED, **dict.fromkeys(THOUGHTS, THINKS)}
+    text = rendered(replace(form, thoughts=THOUGHT), thinking) + rendered(form, prompt=True)
     tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
     tags = None if channels else tags
-    forms_of_calls = [
+    call_forms = [
         replace(form, text_arguments=as_text, short_ids=short)
         for as_text, short in product((False, True), repeat=2)
     ]
-    texts = [chat(each, CALLING, RESULT, tools=[TOOL]) for each in forms_of_calls]
-    formats = [_format_of(text.partition(USER)[2]) for text in texts]
+    texts = [rendered(each, CALLING, RESULT, tools=[TOOL]) for each in call_forms]
+    formats = [_format_that_parses(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
     format = HARMONY if channels else next(filter(None, formats), None)
-    shows = SHOWN in chat(form, prompt=True, tools=[TOOL])
+    shows = SHOWN in rendered(form, prompt=True, tools=[TOOL])
     if any(writes):
-        form = forms_of_calls[[*map(bool, formats), *writes].index(True) % len(writes)]
+        form = call_forms[[*map(bool, formats), *writes].index(True) % len(writes)]
     if format is None and not (shows and any(writes)):
         format = HERMES
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
     for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
         tried = replace(form, thoughts=field)
         calling = {**CALLING, THOUGHT: THINKS}
-        text = chat(tried, calling, RESULT) + chat(tried, {**SAYS, THOUGHT: THINKS})
+        text = rendered(tried, calling, RESULT) + rendered(tried, {**ANSWERED, THOUGHT: THINKS})
         if THINKS in text and not REPR.search(text):
             return tried
     return form
 
 
-def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
-    """Convert messages' reasoning, texts and calls to the template's form."""
+def convert_for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
     result = []
-    last = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
+    last_user = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
     for at, message in enumerate(messages):
         each = dict(message)
         if "tool_calls" in each:
-            each["tool_calls"] = [_call_for(form, call) for call in each["tool_calls"]]
+            each["tool_calls"] = [_convert_call(form, call) for call in each["tool_calls"]]
         if form.short_ids and "tool_call_id" in each:
-            each["tool_call_id"] = _short(str(each["tool_call_id"]))
+            each["tool_call_id"] = _short_id(str(each["tool_call_id"]))
         text, thought, tags = each["content"], each.pop(THOUGHT, None), form.reasoning_tags
         if form.parts or (thought and form.thoughts == PART):
             each["content"] = [{"type": "text", "text": text}] if text or not thought else []
         if thought and form.thoughts == PART:
             each["content"].insert(0, {"type": "thinking", "thinking": thought})
-        elif thought and form.thoughts == IN_TEXT and tags and at > last:
+        elif thought and form.thoughts == IN_TEXT and tags and at > last_user:
             # templates drop reasoning before the last question anyway
             each["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
         elif thought and form.thoughts in THOUGHTS:
@@ -145,30 +140,29 @@ def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
     return result
 
 
-def _call_for(form: Dialect, call: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_call(form: Dialect, call: Mapping[str, Any]) -> dict[str, Any]:
     function, name = dict(call["function"]), call["id"]
     if form.text_arguments and not isinstance(function["arguments"], str):
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "id": _short(name) if form.short_ids else name, "function": function}
+    return {**call, "id": _short_id(name) if form.short_ids else name, "function": function}
 
 
-def _short(name: str) -> str:
+def _short_id(name: str) -> str:
     if len(name) == ID_LENGTH and set(name) <= set(ID_CHARACTERS):
         return name
     digest = hashlib.sha256(name.encode()).digest()[:ID_LENGTH]
     return "".join(ID_CHARACTERS[byte % len(ID_CHARACTERS)] for byte in digest)
 
 
-def _format_of(text: str) -> Format | None:
-    """Return the format that parses the call in a text."""
+def _format_that_parses(text: str) -> Format | None:
     for format in FORMATS:
-        if format.sign in text and any(_reads(format, text[at:]) for at in (0, text.find("{"))):
+        if format.sign in text and any(_parses(format, text[at:]) for at in (0, text.find("{"))):
             return format
     return None
 
 
-def _reads(format: Format, text: str) -> bool:
-    calls = Answer(format, [Tool(CALLED, {})], None).push(text, last=True).calls
+def _parses(format: Format, text: str) -> bool:
+    calls = AnswerParser(format, [Tool(CALLED, {})], None).push(text, last=True).calls
     with suppress(ValueError):
         return bool(calls) and (
             calls[0].name == CALLED and json.loads(calls[0].arguments) == ARGUMENTS

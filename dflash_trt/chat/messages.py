@@ -32,12 +32,12 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         place = f"messages[{at}]"
         if not isinstance(sent.get("role"), str):
             raise RequestError(f"{place} has no role", FIX)
-        message = _one_form(place, sent)
+        message = _normalize(place, sent)
         for number, call in enumerate(message.get("tool_calls", ())):
-            made = _call(f"{place}.tool_calls[{number}]", call, f"call{len(names):05}")
-            message["tool_calls"][number] = made
-            names[made["id"]] = made["function"]["name"]
-            waiting.append(made["id"])
+            call = _normalize_call(f"{place}.tool_calls[{number}]", call, f"call{len(names):05}")
+            message["tool_calls"][number] = call
+            names[call["id"]] = call["function"]["name"]
+            waiting.append(call["id"])
         if message["role"] == "tool":
             if waiting and "tool_call_id" not in message:
                 message["tool_call_id"] = waiting[0]
@@ -48,24 +48,23 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return result
 
 
-def _one_form(place: str, sent: Mapping[str, Any]) -> Message:
+def _normalize(place: str, sent: Mapping[str, Any]) -> Message:
     message = {name: value for name, value in sent.items() if value not in (None, "", [], {})}
-    text, thought = _text(f"{place}.content", sent.get("content"), sent["role"])
-    named = [message.pop(name) for name in THOUGHTS if isinstance(message.get(name), str)]
+    text, thought = _text_and_reasoning(f"{place}.content", sent.get("content"), sent["role"])
+    thoughts = [message.pop(name) for name in THOUGHTS if isinstance(message.get(name), str)]
     calls, refusal = message.get("tool_calls", []), message.pop("refusal", "")
     if not isinstance(calls, list):
         raise RequestError(f"{place}.tool_calls is no list", FIX_CALL)
     old = message.pop("function_call", None)
     calls = [*calls, {"function": old}] if old else list(calls)
     message |= {"tool_calls": calls} if calls else {}
-    thought = thought or next(iter(named), "")
+    thought = thought or next(iter(thoughts), "")
     message |= {THOUGHT: thought} if thought else {}
     message |= {"role": "tool"} if message["role"] == "function" else {}
     return {**message, "content": text or str(refusal)}
 
 
-def _text(place: str, content: Any, role: str) -> tuple[str, str]:
-    """Return the text of a message's content, one line per part, and its reasoning."""
+def _text_and_reasoning(place: str, content: Any, role: str) -> tuple[str, str]:
     if content is None or isinstance(content, str):
         return content or "", ""
     if not isinstance(content, list):
@@ -86,7 +85,7 @@ def _text(place: str, content: Any, role: str) -> tuple[str, str]:
     return "\n".join(texts), "\n".join(thoughts)
 
 
-def _call(place: str, call: Any, made: str) -> dict[str, Any]:
+def _normalize_call(place: str, call: Any, default_id: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place} is no call of a function", FIX_CALL)
@@ -95,22 +94,18 @@ def _call(place: str, call: Any, made: str) -> dict[str, Any]:
         value = parse_json(arguments) if isinstance(arguments, str) else arguments
         arguments = value if isinstance(value, dict) else arguments
     function = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or made), "type": "function", "function": function}
+    return {"id": str(call.get("id") or default_id), "type": "function", "function": function}
 
 
-def stated(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools without null fields."""
+def without_nulls(tools: Sequence[Any]) -> list[Any]:
     return [
         {**tool, "function": {k: v for k, v in tool["function"].items() if v is not None}}
         for tool in tools
     ]
 
 
-def completed(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with fields that some templates assume.
-
-    These are descriptions, parameters with properties, and one type per value.
-    """
+def with_defaults(tools: Sequence[Any]) -> list[Any]:
+    """Add what some templates assume: descriptions, properties, one type per value."""
     empty = {"type": "object", "properties": {}, "required": []}
     functions = [{"description": "", "parameters": {}, **tool["function"]} for tool in tools]
     return [

@@ -31,7 +31,7 @@ def load_chat_template(directory: Path) -> Render | None:
     """
     file = directory / "tokenizer_config.json"
     config = read_json(file) if file.is_file() else {}
-    named = _templates_of(config, directory)
+    named = _template_sources(config, directory)
     if not all(isinstance(source, str) for source in named.values()):
         raise CheckpointError(f"the chat template of {directory} is no text", AGAIN)
     templates = {name: Template(str(source)) for name, source in named.items() if source}
@@ -48,9 +48,9 @@ def as_chat(text: str) -> list[dict[str, Any]]:
 
 
 def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[int]]:
-    """Return a function from a text or messages to token ids, by a directory's template.
+    """Return a function from a text or messages to token ids, with `options` for the template.
 
-    Messages become plain text without a template, or if it refuses them. options: for it.
+    Messages become plain text without a template, or if it refuses them.
     """
     tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
 
@@ -67,8 +67,7 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
     return encode
 
 
-def _templates_of(config: Mapping[str, Any], directory: Path) -> dict[str, object]:
-    """Return templates by name, from where `transformers` looks for them."""
+def _template_sources(config: Mapping[str, Any], directory: Path) -> dict[str, object]:
     source: object = config.get("chat_template")
     if (legacy := directory / "chat_template.json").is_file():
         source = read_json(legacy).get("chat_template")
@@ -80,10 +79,10 @@ def _templates_of(config: Mapping[str, Any], directory: Path) -> dict[str, objec
     files = {file.stem: file for file in sorted(directory.glob(MORE_TEMPLATES))}
     if (file := directory / "chat_template.jinja").is_file():
         named, files = {}, {DEFAULT: file, **files}
-    return named | {name: _text_of(file) for name, file in files.items()}
+    return named | {name: _read_utf8(file) for name, file in files.items()}
 
 
-def _text_of(file: Path) -> str:
+def _read_utf8(file: Path) -> str:
     try:
         return read_bytes(file).decode("utf-8")
     except ValueError as error:

@@ -41,8 +41,6 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Sandboxed environment as in `transformers` (`apply_chat_template`), with limits."""
-
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def __init__(self) -> None:
@@ -62,23 +60,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Check the size of a result before computing it."""
         if operator == "*":
             for many, times in ((left, right), (right, left)):
                 if hasattr(many, "__len__") and isinstance(times, int):
-                    _limit(len(many) * times, MAX_SIZE, "items")
+                    _check_limit(len(many) * times, MAX_SIZE, "items")
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _limit(left.bit_length() * right, MAX_POWER, "bits")
+            _check_limit(left.bit_length() * right, MAX_POWER, "bits")
         elif operator == "%" and isinstance(left, str) and WIDE.search(left):
-            _limit(MAX_SIZE + 1, MAX_SIZE, "characters")
+            _check_limit(MAX_SIZE + 1, MAX_SIZE, "characters")
         return super().call_binop(context, operator, left, right)
 
 
 class Template:
-    """A compiled template: `template(messages=.., **values)`; RequestError if it refuses."""
+    """A compiled template: CheckpointError if invalid, RequestError if it refuses messages."""
 
     def __init__(self, source: str) -> None:
-        """Compile the source; CheckpointError if invalid."""
         try:
             source.encode()  # no lone surrogates
             self._template: JinjaTemplate = _Environment().from_string(source)
@@ -91,15 +87,15 @@ class Template:
 
         def counted_range(*limits: int) -> range:
             nonlocal steps
-            made = safe_range(*limits)
-            steps += len(made)
-            _limit(steps, MAX_STEPS, "steps")
-            return made
+            result = safe_range(*limits)
+            steps += len(result)
+            _check_limit(steps, MAX_STEPS, "steps")
+            return result
 
         try:
             for part in self._template.generate({**values, "range": counted_range}):
                 size += len(part)
-                _limit(size, MAX_SIZE, "characters")
+                _check_limit(size, MAX_SIZE, "characters")
                 parts.append(part)
             text = "".join(parts)
             text.encode()
@@ -118,6 +114,6 @@ def _refused(kind: type[RequestError], why: str) -> RequestError:
     )
 
 
-def _limit(size: int, most: int, of: str) -> None:
+def _check_limit(size: int, most: int, unit: str) -> None:
     if size > most:
-        raise _refused(LimitError, f"it makes more than {most} {of}")
+        raise _refused(LimitError, f"it makes more than {most} {unit}")

@@ -112,6 +112,5 @@ def matrix(
 
 
 def _labeled(names: list[str]) -> dict[str, str]:
-    """Return names by label: files by base name, if these differ."""
-    short = {Path(name).name: name for name in names}
-    return short if len(short) == len({*names}) else {name: name for name in names}
+    by_base_name = {Path(name).name: name for name in names}
+    return by_base_name if len(by_base_name) == len({*names}) else {name: name for name in names}

@@ -49,8 +49,8 @@ def build(
     if result.written.cost is not None:
         print(f"quantized against the original: {result.written.cost}")
     if sampling:
-        said = ", ".join(f"{name} {value}" for name, value in sampling.items())
-        print(f"requests that do not say: {said} (generation_config.json)")
+        defaults = ", ".join(f"{name} {value}" for name, value in sampling.items())
+        print(f"requests that do not say: {defaults} (generation_config.json)")
     if settings.engine.kind == "tensorrt_llm":
         print(f"check the machine it goes to: dflash-trt doctor {directory}")
     print(f"serve it: dflash-trt serve {directory}")

@@ -94,7 +94,7 @@ def verify(
         )
     check_build(directory, check)
     longest = manifest["config"]["serving"]["max_seq_len"]
-    asked = read_prompts(
+    tokens = read_prompts(
         prompts,
         load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
@@ -103,10 +103,10 @@ def verify(
     with reporting() as report:
         found = run(
             directory / "engines",
-            asked,
+            tokens,
             max_tokens,
             speculation_of(manifest),
-            lambda done: report("prompts", done, len(asked)),
+            lambda done: report("prompts", done, len(tokens)),
         )
     summary = asdict(found) | {"rounds": found.rounds}
     del summary["prompt_rounds"]

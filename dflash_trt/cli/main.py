@@ -13,9 +13,8 @@ from dflash_trt.cli import bench, build, examine, serve
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
-GROUPS: Mapping[
-    str, Mapping[Callable[..., None] | str, str]
-] = {  # commands with an example of each
+# commands with an example of each
+GROUPS: Mapping[str, Mapping[Callable[..., None] | str, str]] = {
     "Build": {
         examine.inspect: "Qwen/Qwen3-8B@main z-lab/Qwen3-8B-DFlash-b16@main",
         build.build: "build_configs/pycode.yaml --output build/pycode",

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
-from dflash_trt.cli.show import short, text_console
+from dflash_trt.cli.show import on_one_line, text_console
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Machine
@@ -63,7 +63,7 @@ def make_plan(
             f"Give --machine: one of {', '.join(planning.PRESETS)}",
         )
     values = tensorrt_llm.target_values(target, summary.values)
-    size, block = planning.target_size(values), _block(config, drafting.values)
+    size, block = planning.target_size(values), _block_size(config, drafting.values)
     backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
     if args is not None:
         backend = args.value("speculative_config.attention_backend") or backend
@@ -88,8 +88,8 @@ def make_plan(
     return {
         "name": config.name,
         "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
-        "target": _model(size, hubs[0] or target.name),
-        "drafter": _model(deployment.drafter, hubs[1] or drafter.name),
+        "target": _about_model(size, hubs[0] or target.name),
+        "drafter": _about_model(deployment.drafter, hubs[1] or drafter.name),
         "assumed": {
             "context": context,
             "block": block,
@@ -122,13 +122,13 @@ def dflash_drafter(config: BuildConfig) -> Source:
     )
 
 
-def _block(config: BuildConfig, values: Mapping[str, Any]) -> int:
+def _block_size(config: BuildConfig, values: Mapping[str, Any]) -> int:
     found = values.get("block_size")
     trained = found if type(found) is int and 2 <= found <= 1024 else BLOCK
     return min(trained, (config.speculation.draft_tokens or trained) + 1)
 
 
-def _model(size: planning.ModelSize, name: str) -> dict[str, Any]:
+def _about_model(size: planning.ModelSize, name: str) -> dict[str, Any]:
     formats = {
         kind.name for layer in size.kinds for count, kind in layer.parameters_by_format() if count
     }
@@ -146,7 +146,7 @@ def show_plan(plan: Mapping[str, Any]) -> None:
     console = text_console(WIDTH)
     errors = [math.expm1(plan["errors"][name]) for name in ("median", "nine_of_ten")]
     console.print(
-        *_heading(plan),
+        *_heading_lines(plan),
         *("", _memory_table(plan), "", _speed_table(plan), ""),
         f"These are estimates. Of {plan['errors']['checked']} published figures that the model was "
         "not fitted to, half are off by less than {:.0%} and nine of ten by less than {:.0%} "
@@ -160,12 +160,12 @@ def show_plan(plan: Mapping[str, Any]) -> None:
         )
 
 
-def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
+def _heading_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     machine = plan["machine"]
     yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
     for part in ("target", "drafter", "assumed", "built"):
         for name, value in (plan[part] or {}).items():
-            yield f"  {part:<9}{name:<24}{short(value)}"
+            yield f"  {part:<9}{name:<24}{on_one_line(value)}"
 
 
 def _table(title: str, *columns: str) -> Table:

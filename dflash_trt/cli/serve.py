@@ -119,7 +119,7 @@ def generate(
     """Stream a completion from a running server."""
     from dflash_trt.serving.client import Client, Tls
 
-    said = _prompt(prompt)
+    prompt_text = _read_prompt(prompt)
     text, ids, rounds, final = "", list[int](), list[int](), None
     with Client(
         url,
@@ -127,7 +127,7 @@ def generate(
         headers={KEY_HEADER: key_file.read_text("ascii", "ignore").strip()} if key_file else None,
     ) as client:
         for chunk in client.stream(
-            [{"role": "user", "content": said}] if chat else said,
+            [{"role": "user", "content": prompt_text}] if chat else prompt_text,
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
@@ -152,8 +152,7 @@ def generate(
     )
 
 
-def _prompt(argument: str) -> str:
-    """Return the prompt, from stdin for "-"; RequestError unless it is UTF-8 text."""
+def _read_prompt(argument: str) -> str:
     try:
         raw = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
         text = raw.decode("utf-8")

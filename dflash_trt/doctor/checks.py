@@ -66,7 +66,6 @@ class Patient:
 
     @property
     def gpus(self) -> list[SeenGpu]:
-        """The GPUs that the build uses."""
         return self.all_gpus[: self.info.gpus]
 
 
@@ -152,9 +151,9 @@ OF_BUNDLE: tuple[Check[[Patient]], ...] = (
 # --- decoding -----------------------------------------------------------------------------------
 
 TIMEOUT = 3600.0  # seconds, for a process
-NOTHING = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
-TEXTS = 64  # limit of parallel texts, which are compared with plain decoding's
-LONG = 8000  # limit of the long prompt in tokens
+LEAST_LENGTH = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
+PARALLEL = 64  # limit of parallel texts, which are compared with plain decoding's
+MOST_LONG = 8000  # limit of the long prompt in tokens
 COLLAPSED = (
     "Check that target and drafter are the published pair, and that engine.args leaves speculation "
     "on and kv_cache_config.enable_block_reuse off"
@@ -165,10 +164,10 @@ ONE, LONG_PROMPT = "one at a time", "long prompt"
 @check("error")
 def generation(patient: Patient) -> Found:
     """Check that it decodes, and that the drafter pays."""
-    made = _generated(patient, plain=False)
+    made = _generate(patient, plain=False)
     if isinstance(made, Found):
         return made
-    found = judged(made.cases[:1], patient.info)
+    found = judge_acceptance(made.cases[:1], patient.info)
     tokens, texts = sum(map(len, made.cases[0].texts)), len(made.cases[0].texts)
     what = f"{tokens} tokens of {texts} prompts, loaded in {made.seconds:.0f} s; {found.what}"
     return found._replace(what=what)
@@ -177,28 +176,27 @@ def generation(patient: Patient) -> Found:
 @check("error")
 def acceptance(patient: Patient) -> Found:
     """Check acceptance of parallel and long prompts, where features or masks may fail."""
-    return judged(_drafted(patient)[1:], patient.info)
+    return judge_acceptance(_drafted_cases(patient)[1:], patient.info)
 
 
 @check("error")
 def greedy_texts(patient: Patient) -> Found:
     """Check that drafts do not change texts, except between almost equally likely tokens."""
-    drafted = _drafted(patient)[1]
-    plain = _generated(patient, plain=True)
+    drafted = _drafted_cases(patient)[1]
+    plain = _generate(patient, plain=True)
     if isinstance(plain, Found):
         raise NotKnown(f"without the drafter {plain.what}")
     for case in (drafted, plain.cases[0]):
         if case.error:
             raise NotKnown(f"{case.name}: {case.error}")
-    return compared(drafted, plain.cases[0])
+    return compare_texts(drafted, plain.cases[0])
 
 
-def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
-    """Judge acceptance against almost none, and the lowest plausible figure for this drafter."""
+def judge_acceptance(cases: Sequence[Measured], info: BundleInfo) -> Found:
     lengths = {case.name: case.acceptance_length or 1.0 for case in cases}
-    told = [f"{case.name} {case.error or f'{lengths[case.name]:.2f}'}" for case in cases]
-    what = f"tokens a round: {', '.join(told)}"
-    low = [name for name, length in lengths.items() if length < NOTHING]
+    results = [f"{case.name} {case.error or f'{lengths[case.name]:.2f}'}" for case in cases]
+    what = f"tokens a round: {', '.join(results)}"
+    low = [name for name, length in lengths.items() if length < LEAST_LENGTH]
     failed = any(case.error for case in cases)
     if not failed and all(case.acceptance_length is None for case in cases):
         fix = "See that engine.args leaves speculation on"
@@ -214,7 +212,7 @@ def judged(cases: Sequence[Measured], info: BundleInfo) -> Found:
     return Found(min(lengths.values()) >= info.lowest, what, COLLAPSED, "warning")
 
 
-def compared(drafted: Measured, plain: Measured) -> Found:
+def compare_texts(drafted: Measured, plain: Measured) -> Found:
     """Compare texts; kernels for a row and for a block differ, which turns near-ties."""
     pairs = list(zip(drafted.texts, plain.texts, strict=True))
     equal = sum(ours == its for ours, its in pairs)
@@ -223,8 +221,8 @@ def compared(drafted: Measured, plain: Measured) -> Found:
     return Found(equal * 2 > len(pairs), what, fix)
 
 
-def _drafted(patient: Patient) -> list[Measured]:
-    made = _generated(patient, plain=False)
+def _drafted_cases(patient: Patient) -> list[Measured]:
+    made = _generate(patient, plain=False)
     if isinstance(made, Found):
         raise NotKnown("the generation failed")
     if not patient.args.get("speculative_config"):
@@ -232,7 +230,7 @@ def _drafted(patient: Patient) -> list[Measured]:
     return made.cases
 
 
-def _cases(patient: Patient) -> Iterator[Case]:
+def _prompt_cases(patient: Patient) -> Iterator[Case]:
     """Yield prompts one at a time, then many at once, then a long one."""
     folder, args = patient.directory / "tokenizer", patient.args
     encode, most = load_encoding(folder), int(args.get("max_seq_len") or 1024) - TOKENS
@@ -240,28 +238,28 @@ def _cases(patient: Patient) -> Iterator[Case]:
         most = min(most, int(args.get("max_num_tokens") or 8192))
     most = max(most, 1)
     yield Case(ONE, chat_prompts(folder, most))
-    at_once = min(TEXTS, int(args.get("max_batch_size") or 1))
-    texts = [f"Request {i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TEXTS + 1)]
+    at_once = min(PARALLEL, int(args.get("max_batch_size") or 1))
+    texts = [f"Request {i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, PARALLEL + 1)]
     many = [encode(as_chat(text))[-most:] for text in texts]
     yield Case(f"{at_once} at once", many, at_once)
-    lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, LONG // 8)]
+    lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, MOST_LONG // 8)]
     each = len(encode("\n".join(lines))) / len(lines)
-    kept = lines[: max(int(min(most, LONG) * 0.9 / each), 1)]
+    kept = lines[: max(int(min(most, MOST_LONG) * 0.9 / each), 1)]
     long = as_chat("\n".join([*kept, "Answer the first of these."]))
     yield Case(LONG_PROMPT, [encode(long)[-most:]])
 
 
 @cache
-def _generated(patient: Patient, *, plain: bool) -> Generated | Found:
+def _generate(patient: Patient, *, plain: bool) -> Generated | Found:
     """Return TensorRT-LLM's results from a separate process; `Found`: why there are none."""
     info = patient.info
     if info.nodes > 1:
         raise NotKnown(f"it takes {info.nodes} machines, and this is one")
-    cases = [case for case in _cases(patient) if not plain or len(case.prompts) == TEXTS]
+    cases = [case for case in _prompt_cases(patient) if not plain or len(case.prompts) == PARALLEL]
     runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-doctor-"))
-    asked, result, log = (runtime / name for name in ("cases.json", "result.json", "log"))
-    asked.write_text(json.dumps([*map(asdict, cases)]))
-    paths = [str(path) for path in (patient.engine, asked, result)]
+    tasks, result, log = (runtime / name for name in ("cases.json", "result.json", "log"))
+    tasks.write_text(json.dumps([*map(asdict, cases)]))
+    paths = [str(path) for path in (patient.engine, tasks, result)]
     command = [sys.executable, "-m", first_generation.__name__, *paths]
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -283,6 +281,6 @@ def _generated(patient: Patient, *, plain: bool) -> Generated | Found:
         made = read_as(result, Generated)
         shutil.rmtree(runtime)
         return made
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     what = f"not done after {TIMEOUT:.0f} s" if late else "TensorRT-LLM ended"
-    return Found(False, f"{what}: {said[-1] if said else ''}", f"Read its log: {log}")
+    return Found(False, f"{what}: {lines[-1] if lines else ''}", f"Read its log: {log}")

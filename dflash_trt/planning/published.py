@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dflash_trt.files import data_file
+from dflash_trt.files import read_yaml_beside
 
 NEAR = 0.8  # of the lowest acceptance length of another engine, because texts differ
 
@@ -30,13 +30,13 @@ class Acceptance:
 @cache
 def published_data() -> Mapping[str, Any]:
     """Return the tables of `published.yaml`; figures name targets without organization."""
-    return dict(data_file(__file__, "published.yaml"))
+    return dict(read_yaml_beside(__file__, "published.yaml"))
 
 
 @cache
 def published_models() -> Mapping[str, Any]:
     """Return `targets` by Hub id, and `drafters`, each with `target` and `config`."""
-    return dict(data_file(__file__, "models.yaml"))
+    return dict(read_yaml_beside(__file__, "models.yaml"))
 
 
 @cache

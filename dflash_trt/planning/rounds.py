@@ -13,7 +13,7 @@ from functools import cache
 from statistics import mean
 from typing import Literal
 
-from dflash_trt.files import data_file
+from dflash_trt.files import read_yaml_beside
 from dflash_trt.planning.hardware import Gpu
 from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize
 from dflash_trt.planning.published import published_acceptance
@@ -39,12 +39,12 @@ class Constants:
     @staticmethod
     @cache
     def fitted() -> "Constants":
-        return Constants(**data_file(__file__, "constants.yaml")["constants"])
+        return Constants(**read_yaml_beside(__file__, "constants.yaml")["constants"])
 
 
 def fit_errors() -> dict[str, float]:
     """Return `median` and `nine_of_ten` of |ln(predicted / measured)| over `checked` figures."""
-    return dict(data_file(__file__, "constants.yaml")["errors"])
+    return dict(read_yaml_beside(__file__, "constants.yaml")["errors"])
 
 
 @dataclass(frozen=True)

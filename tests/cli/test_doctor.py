@@ -249,7 +249,7 @@ def test_how_texts_are_compared(drafts: tuple[int, ...], ok: bool) -> None:
     def texts(*last: int) -> Measured:
         return Measured("64 at once", [[5, 6, token] for token in last])
 
-    seen = checks.compared(texts(*drafts), texts(7, 7, 7))
+    seen = checks.compare_texts(texts(*drafts), texts(7, 7, 7))
     assert seen.ok == ok
     assert seen.what.startswith(f"{drafts.count(7)} of 3 greedy texts")
 
@@ -271,10 +271,10 @@ def test_how_an_acceptance_length_is_judged(
 ) -> None:
     info = read_info(built / "engines" / "tensorrt_llm")
     info = replace(info, lowest=lowest, lowest_by="a card")
-    seen = checks.judged([Measured("x", acceptance_length=length)], info)
+    seen = checks.judge_acceptance([Measured("x", acceptance_length=length)], info)
     assert result == ("passed" if seen.ok else seen.severity or "error")
     assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
-    failed = checks.judged([Measured("JSON", error="RequestError: no")], info)
+    failed = checks.judge_acceptance([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.chat import HARMONY, Answer, parse_tools
+from dflash_trt.chat import HARMONY, AnswerParser, parse_tools
 from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
 from dflash_trt.serving.app.answers import ChoiceWriter
 from dflash_trt.serving.client import Chunk, Summary
@@ -25,8 +25,8 @@ def chunk(text: str, reason: str = "", **values: Any) -> Chunk:
 
 
 def chat_writer(*, stream: bool, form: Format = HERMES, **options: Any) -> ChoiceWriter:
-    def answer(thinking: bool) -> Answer:
-        return Answer(form, TOOLS, REASONING_TAGS[0], thinking=thinking)
+    def answer(thinking: bool) -> AnswerParser:
+        return AnswerParser(form, TOOLS, REASONING_TAGS[0], thinking=thinking)
 
     return ChoiceWriter(lambda _: b"", False, stream, answer, **options)
 

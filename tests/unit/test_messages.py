@@ -7,7 +7,7 @@ from chats import ANSWER, CALL, CHATS, TOOL, USER, call, result, says, words
 from test_tool_messages import chat_model
 from tool_templates import NO_SYSTEM, WRITING
 
-from dflash_trt.chat.dialect import Dialect, for_template
+from dflash_trt.chat.dialect import Dialect, convert_for_template
 from dflash_trt.chat.messages import read_messages
 from dflash_trt.errors import RequestError
 
@@ -104,7 +104,7 @@ def test_thoughts_have_the_name_that_the_template_reads(name: str, sent: str) ->
 
 def test_ids_are_in_the_form_that_the_template_wants() -> None:
     chat = [USER, {**CALL, "tool_calls": [call(1), {**call(2), "id": "abcDEF123"}]}, result(1)]
-    [_, calling, given] = for_template(Dialect(short_ids=True), read_messages(chat))
+    [_, calling, given] = convert_for_template(Dialect(short_ids=True), read_messages(chat))
     first, second = (each["id"] for each in calling["tool_calls"])
     assert len(first) == 9
     assert first.isalnum()

@@ -48,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         # to hash and copy the holes would take minutes and show nothing
         for module in (manifest, provenance):
-            patch.setattr(module, "entry", lambda file: {"size": file.stat().st_size})
+            patch.setattr(module, "manifest_entry", lambda file: {"size": file.stat().st_size})
         patch.setattr(bundle, "copy_file", os.link)
         yield directory
 

@@ -19,13 +19,13 @@ from dflash_trt.chat.formats import (
     HARMONY,
     HERMES,
     REASONING_TAGS,
-    Answer,
+    AnswerParser,
     Format,
     ReasoningTags,
     Tool,
-    chosen,
     grammar,
     parse_tools,
+    required_tools,
 )
 from dflash_trt.chat.formats.harmony import CALL, KIND
 from dflash_trt.chat.formats.reader import overlap
@@ -74,7 +74,7 @@ def read(
     thinking: bool = False,
 ) -> Outcome:
     """Parse an answer given in pieces, and check what holds for any stream of deltas."""
-    answer = Answer(format, tools, reasoning_tags, thinking=thinking)
+    answer = AnswerParser(format, tools, reasoning_tags, thinking=thinking)
     thought, said = "", ""
     calls: list[tuple[str, str]] = []
     for at, piece in enumerate([*pieces, ""]):
@@ -241,7 +241,7 @@ def test_what_is_no_call_is_said(sign: str, text: str) -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    answer = Answer(HERMES, TOOLS, None)
+    answer = AnswerParser(HERMES, TOOLS, None)
     assert not answer.push('<tool_call>\n{"name": "f", "argum', last=False).calls
     [begun] = answer.push('ents": {"a": "x', last=False).calls
     assert (begun.name, begun.arguments) == ("f", '{"a": "x')
@@ -331,10 +331,10 @@ def test_arguments_that_a_schema_does_not_name() -> None:
 
 
 def test_what_has_to_be_called() -> None:
-    assert chosen(TOOLS, "auto") == chosen([], "none") == []
-    assert chosen(TOOLS, "required") == TOOLS
+    assert required_tools(TOOLS, "auto") == required_tools([], "none") == []
+    assert required_tools(TOOLS, "required") == TOOLS
     named = {"type": "function", "function": {"name": "get_weather"}}
-    assert chosen(TOOLS, named) == TOOLS[:1]
+    assert required_tools(TOOLS, named) == TOOLS[:1]
     for tools, choice in (
         (TOOLS, {"type": "function", "function": {"name": "other"}}),
         (TOOLS, {"function": {"name": "get_weather"}}),
@@ -344,7 +344,7 @@ def test_what_has_to_be_called() -> None:
         ([], named),
     ):
         with pytest.raises(RequestError, match="tool_choice"):
-            chosen(tools, choice)
+            required_tools(tools, choice)
 
 
 def tokenizer_of(format: Format, *, special: bool) -> Tokenizer:
@@ -449,7 +449,7 @@ def test_what_a_grammar_admits_is_read(format: Format, special: bool) -> None:
 def test_a_grammar_wants_one_call_of_the_tool_named(
     format: Format, write: Callable[..., str]
 ) -> None:
-    named = chosen(TOOLS, {"type": "function", "function": {"name": "get-time.now"}})
+    named = required_tools(TOOLS, {"type": "function", "function": {"name": "get-time.now"}})
     one = Grammar(format, named, special=False, parallel=False)
     text = write(format, [("get-time.now", {})], "").strip()
     if format.name == "openai":

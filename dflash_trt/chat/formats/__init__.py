@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.chat.formats import gemma, harmony, hermes, llama, mistral, qwen_coder
-from dflash_trt.chat.formats.definitions import Tool, chosen, parse_tools
+from dflash_trt.chat.formats.definitions import Tool, parse_tools, required_tools
 from dflash_trt.chat.formats.lark import Lark
-from dflash_trt.chat.formats.reader import CallDelta, News, Reader, Steps
+from dflash_trt.chat.formats.reader import AnswerDelta, CallDelta, Reader, Steps
 from dflash_trt.errors import RequestError
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of calls, named after vLLM's parser."""
-
-    name: str
+    name: str  # of vLLM's parser
     sign: str  # occurs in every call of this format
     markers: tuple[str, ...]  # required in the text, special tokens or not
     read: Callable[[Reader, Sequence[Tool]], Steps[None]]
@@ -24,8 +22,6 @@ class Format:
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """Tags around reasoning, before the content."""
-
     open: str
     close: str
     label: str = ""  # after `open`
@@ -50,7 +46,7 @@ REASONING_TAGS = (
 )
 
 
-class Answer:
+class AnswerParser:
     """Parses one answer into reasoning, calls and content, incrementally.
 
     format: None: no calls; thinking: it begins within reasoning, which the prompt opened.
@@ -65,18 +61,17 @@ class Answer:
         thinking: bool = False,
     ) -> None:
         self._reader = Reader()
-        self._steps = _read(self._reader, format, tools, tags, thinking)
+        self._steps = _parse(self._reader, format, tools, tags, thinking)
 
-    def push(self, text: str, *, last: bool) -> News:
-        """Parse the next piece of text; return what it added. Pieces of a call share its index."""
+    def push(self, text: str, *, last: bool) -> AnswerDelta:
         self._reader.text += text
         self._reader.ended = last
         next(self._steps, None)
-        news, self._reader.news = self._reader.news, News()
-        return news
+        delta, self._reader.delta = self._reader.delta, AnswerDelta()
+        return delta
 
 
-def _read(
+def _parse(
     reader: Reader,
     format: Format | None,
     tools: Sequence[Tool],
@@ -89,7 +84,7 @@ def _read(
         reader.add_reasoning("")
     if format:
         yield from format.read(reader, tools)
-    yield from reader.rest()
+    yield from reader.add_rest()
 
 
 def grammar(

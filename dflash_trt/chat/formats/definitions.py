@@ -57,11 +57,8 @@ def _tool(place: str, tool: Any) -> Tool:
     return Tool(name, {"type": "object", **rest, **without_annotations(parameters)})
 
 
-def chosen(tools: Sequence[Tool], choice: Any) -> list[Tool]:
-    """Return the tools of which one must be called; none if calls are optional.
-
-    choice: "none", "auto", "required" or {"type": "function", "function": {"name": ..}}.
-    """
+def required_tools(tools: Sequence[Tool], choice: Any) -> list[Tool]:
+    """Return those of which one must be called; none if calls are optional."""
     if choice in ("none", "auto"):
         return []
     if choice != "required":

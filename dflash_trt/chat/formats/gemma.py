@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
-from dflash_trt.chat.formats.lark import Lark, refuse_others
+from dflash_trt.chat.formats.lark import Lark, not_enforceable, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
-from dflash_trt.errors import RequestError
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 DEEPEST = 64
@@ -37,7 +36,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.expect(OPEN)
     yield from reader.expect("call:")
-    name = yield from reader.collect("{")
+    name = yield from reader.collect_until("{")
     if not NAME.fullmatch(name):
         raise BrokenError
     reader.begin_call(name)
@@ -48,7 +47,7 @@ def _value(reader: Reader, depth: int = 0) -> Steps[None]:
     if depth > DEEPEST:
         raise BrokenError
     while not reader.text:
-        yield from reader.need()
+        yield from reader.require_more()
     if (yield from reader.skip("{")):
         yield from _items(reader, "{}", depth)
     elif (yield from reader.skip("[")):
@@ -59,7 +58,7 @@ def _value(reader: Reader, depth: int = 0) -> Steps[None]:
         yield from reader.expect(QUOTE)
         reader.add_arguments('"')
     else:
-        word = (yield from reader.collect(",", "}", "]")).strip()
+        word = (yield from reader.collect_until(",", "}", "]")).strip()
         if not word:
             raise BrokenError
         number = NUMBER.fullmatch(word)
@@ -70,22 +69,22 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
     reader.add_arguments(brackets[0])
     first = True
     while True:
-        yield from reader.space()
+        yield from reader.skip_space()
         if (yield from reader.skip(brackets[1])):
             break
         if not first:
             yield from reader.expect(",")
-            yield from reader.space()
+            yield from reader.skip_space()
             reader.add_arguments(", ")
         first = False
         if brackets == "{}":
             quoted = yield from reader.skip(QUOTE)
-            key = yield from reader.collect(QUOTE if quoted else ":")
+            key = yield from reader.collect_until(QUOTE if quoted else ":")
             if quoted:
                 yield from reader.expect(QUOTE)
             yield from reader.expect(":")
             reader.add_arguments(as_json(key.strip()) + ": ")
-            yield from reader.space()
+            yield from reader.skip_space()
         yield from _value(reader, depth + 1)
     reader.add_arguments(brackets[1])
 
@@ -93,15 +92,13 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
     each = []
     for tool in tools:
-        value = _Values(lark, tool).value(tool.schema)
-        each.append(f"{lark.text(f'call:{tool.name}')} {value}")
+        arguments = _ValueRules(lark, tool).value(tool.schema)
+        each.append(f"{lark.text(f'call:{tool.name}')} {arguments}")
     one = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(each)}) {lark.marker(CLOSE)}")
     return f"{one}+" if parallel else one
 
 
-class _Values:
-    """Grammar rules for one tool's values, from its JSON Schema."""
-
+class _ValueRules:
     def __init__(self, lark: Lark, tool: Tool) -> None:
         self._lark, self._tool = lark, tool
         self._named: dict[str, str] = {}  # rules by `$ref`
@@ -111,7 +108,7 @@ class _Values:
         if schema is True or schema == {}:
             return self._anything()
         if not isinstance(schema, dict):
-            raise self._wrong("a schema that is no object")
+            raise not_enforceable("a schema that is no object", self._tool.name)
         if "$ref" in schema:
             return self._reference(schema["$ref"])
         for name in ("anyOf", "oneOf"):
@@ -137,12 +134,11 @@ class _Values:
         if kind == "object":
             return self._object(schema)
         if kind not in PLAIN:
-            raise self._wrong(f"the type {kind!r}")
+            raise not_enforceable(f"the type {kind!r}", self._tool.name)
         self._only(schema, "type")
         return PLAIN[kind]
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of an object: its named properties in the schema's order, or any."""
         self._only(schema, "type", "properties", "required", "additionalProperties")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:
@@ -161,7 +157,7 @@ class _Values:
             _, _, place = str(name).partition("#/")
             group, _, key = place.partition("/")
             if group not in ("$defs", "definitions") or key not in self._tool.schema.get(group, {}):
-                raise self._wrong(f"the $ref {name!r}")
+                raise not_enforceable(f"the $ref {name!r}", self._tool.name)
             rule = self._named[name] = self._lark.rule("named", "")
             self._lark.define(rule, self.value(self._tool.schema[group][key]))
         return self._named[name]
@@ -171,7 +167,7 @@ class _Values:
         if isinstance(value, str):
             return f"{lark.marker(QUOTE)} {lark.text(value)} {lark.marker(QUOTE)}"
         if isinstance(value, dict | list):
-            raise self._wrong("an enum of objects or lists")
+            raise not_enforceable("an enum of objects or lists", self._tool.name)
         return lark.text(as_json(value))
 
     def _anything(self) -> str:
@@ -186,13 +182,6 @@ class _Values:
 
     def _only(self, schema: Mapping[str, Any], *known: str) -> None:
         refuse_others(schema, set(known), self._tool.name)
-
-    def _wrong(self, what: str) -> RequestError:
-        return RequestError(
-            f"tools: {what} in the schema of {self._tool.name} cannot be enforced in the form that "
-            "this model writes calls in",
-            "Leave it out, or let tool_choice be auto.",
-        )
 
 
 def _either(body: str, skipped: str, needed: bool) -> str:

@@ -23,7 +23,6 @@ OURS = "functions."  # precedes the name of a request's tool
 
 
 def has_channels(tokenizer: Tokenizer) -> bool:
-    """Return whether models with this tokenizer write in channels."""
     return all(tokenizer.token_to_id(marker) is not None for marker in MARKERS)
 
 
@@ -39,7 +38,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
         reader.take(len(MESSAGE))
         to = RECIPIENT.search(header)
         if to and tools and to[1].startswith(OURS):
-            yield from reader.attempt(_arguments(reader, header, to[1][len(OURS) :]))
+            yield from reader.attempt(_call(reader, header, to[1][len(OURS) :]))
         elif to:
             reader.add_content(header + MESSAGE)
         thinks = not to and header.endswith(CHANNEL + REASONING)
@@ -52,15 +51,12 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
         found = yield from reader.until((MESSAGE,), pieces.append)
 
 
-def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
+def _call(reader: Reader, header: str, name: str) -> Steps[None]:
     reader.restore(header + MESSAGE)
     if not NAME.fullmatch(name):
         raise BrokenError
-    yield from reader.space()
-    if not (yield from reader.starts("{")):
-        raise BrokenError
-    reader.begin_call(name)
-    yield from reader.json_object(reader.add_arguments)
+    yield from reader.skip_space()
+    yield from reader.json_arguments(name)
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
@@ -74,7 +70,6 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
 
 
 def final(lark: Lark, answer: str) -> str:
-    """Return the grammar of reasoning, then the answer in its channel."""
     kind = f'(" "? {lark.marker(KIND)} "json")?'
     head = f'{lark.marker(CHANNEL)} "final" {kind} {lark.marker(MESSAGE)}'
     return f"{_thoughts(lark)} {head} {answer}"

@@ -21,7 +21,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.expect(OPEN)
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from json_call(reader)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from dflash_trt.chat.formats.definitions import Tool
 from dflash_trt.errors import RequestError
 
-# as Python's templates write JSON: fixed text is drafted for free
 SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 ANYTHING = r"/(.|\n)*/"
+# as Python's templates write JSON: fixed text is drafted for free
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -24,13 +24,11 @@ class Lark:
         self._rules: dict[str, str] = {}
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Add a rule; return its name."""
         name = f"{name}_{len(self._rules)}"
         self._rules[name] = f"{options}: {body}"
         return name
 
     def define(self, rule: str, body: str) -> None:
-        """Set the body of a rule that was named earlier."""
         self._rules[rule] = f": {body}"
 
     def text(self, text: str) -> str:
@@ -74,8 +72,12 @@ def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
 def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
     """Raise RequestError for schema keywords that a format's values cannot enforce."""
     if others := sorted(schema.keys() - known - SAY_NOTHING):
-        raise RequestError(
-            f"tools: {others[0][:64]!r} in the schema of {place[:128]} cannot be enforced in the "
-            "form that this model writes calls in",
-            "Leave it out, or let tool_choice be auto.",
-        )
+        raise not_enforceable(repr(others[0][:64]), place[:128])
+
+
+def not_enforceable(what: str, place: str) -> RequestError:
+    return RequestError(
+        f"tools: {what} in the schema of {place} cannot be enforced in the form that this model "
+        "writes calls in",
+        "Leave it out, or let tool_choice be auto.",
+    )

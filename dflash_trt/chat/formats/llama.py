@@ -20,11 +20,11 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 
 
 def _call(reader: Reader, after: str = "") -> Steps[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     if (yield from reader.skip(after)):
-        yield from reader.space()
+        yield from reader.skip_space()
     yield from reader.skip(TAG)
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from json_call(reader)
 
 

@@ -4,6 +4,7 @@ Tokenizers v3 to v13 of mistral-common; some write `name[CALL_ID]id[ARGS]{..}`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark, json_calls
@@ -15,38 +16,34 @@ MARKERS = (OPEN, ID, ARGUMENTS)
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     while (yield from reader.until((OPEN,), reader.add_content)):
-        called = yield from reader.attempt(_first(reader))
-        if called:
+        if (yield from reader.attempt(_first_call(reader))):
             while (yield from reader.attempt(_next_call(reader))):
                 pass
             yield from reader.close("]")
 
 
-def _first(reader: Reader) -> Steps[None]:
+def _first_call(reader: Reader) -> Steps[None]:
     yield from reader.expect(OPEN)
-    yield from reader.space()
+    yield from reader.skip_space()
     if (yield from reader.skip("[")):
-        yield from reader.space()
-    if (yield from reader.starts("{")):
+        yield from reader.skip_space()
+    if (yield from reader.starts_with("{")):
         yield from json_call(reader)
         return
-    name, call_id = (yield from reader.collect(ID, ARGUMENTS, "{")), ""
+    name, call_id = (yield from reader.collect_until(ID, ARGUMENTS, "{")), ""
     if not NAME.fullmatch(name.strip()):
         raise BrokenError
     if (yield from reader.skip(ID)):
-        call_id = (yield from reader.collect(ARGUMENTS, "{")).strip()
+        call_id = (yield from reader.collect_until(ARGUMENTS, "{")).strip()
     yield from reader.skip(ARGUMENTS)
-    yield from reader.space()
-    if not (yield from reader.starts("{")):
-        raise BrokenError
-    reader.begin_call(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
-    yield from reader.json_object(reader.add_arguments)
+    yield from reader.skip_space()
+    yield from reader.json_arguments(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
 
 
 def _next_call(reader: Reader) -> Steps[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect(",")
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from json_call(reader)
 
 
@@ -66,5 +63,4 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool, with_id: bool = 
     return f"{one}+" if parallel else one
 
 
-def calls_with_id(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    return calls(lark, tools, parallel=parallel, with_id=True)
+calls_with_id = partial(calls, with_id=True)

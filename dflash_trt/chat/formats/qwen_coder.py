@@ -3,7 +3,7 @@
 A value of type string is written literally, others as JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,9 +29,9 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 
 def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     yield from reader.skip(OPEN)
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect(FUNCTION)
-    name = yield from reader.collect(">")
+    name = yield from reader.collect_until(">")
     if not NAME.fullmatch(name):
         raise BrokenError
     yield from reader.expect(">")
@@ -39,10 +39,10 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     reader.add_arguments("{")
     schema, first = schemas.get(name), True
     while True:
-        yield from reader.space()
+        yield from reader.skip_space()
         if not (yield from reader.skip(KEY)):
             break
-        key = yield from reader.collect(">")
+        key = yield from reader.collect_until(">")
         yield from reader.expect(">")
         reader.add_arguments(("" if first else ", ") + as_json(key) + ": ")
         first = False
@@ -59,18 +59,18 @@ def _value(reader: Reader, schema: Any) -> Steps[None]:
     kinds = _kinds(schema)
     if kinds == {"string"}:
         reader.add_arguments('"')
-        yield from _text(reader, lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
+        yield from _literal(reader, lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
         yield from reader.expect(END_VALUE)
         reader.add_arguments('"')
         return
     pieces: list[str] = []
-    yield from _text(reader, pieces.append)
+    yield from _literal(reader, pieces.append)
     yield from reader.expect(END_VALUE)
-    reader.add_arguments(_json("".join(pieces), kinds))
+    reader.add_arguments(_value_as_json("".join(pieces), kinds))
 
 
-def _text(reader: Reader, give: Any) -> Steps[None]:
-    """Yield a value without the newline before its end."""
+def _literal(reader: Reader, give: Callable[[str], object]) -> Steps[None]:
+    """Pass on a value without the newline before its end."""
     newline = False
 
     def hold(piece: str) -> None:
@@ -83,20 +83,20 @@ def _text(reader: Reader, give: Any) -> Steps[None]:
         raise BrokenError
 
 
-def _json(text: str, kinds: set[str]) -> str:
-    """Return a value as JSON; text that is not valid JSON becomes a string."""
+def _value_as_json(text: str, kinds: set[str]) -> str:
+    """Return a value as JSON: a string if it is not valid JSON."""
     word = text.strip()
     if "string" in kinds:
         return "null" if "null" in kinds and word.lower() in ("null", "none") else as_json(text)
     if word.lower() in WORDS:
         return WORDS[word.lower()]
     with suppress(ValueError):
-        parse_json(word, parse_constant=_no_json)
+        parse_json(word, parse_constant=_refuse_constant)
         return word
     return as_json(text)
 
 
-def _no_json(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 

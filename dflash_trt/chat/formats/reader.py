@@ -27,14 +27,14 @@ SYNTAX = re.compile(r'["{}\[\]]|[^\s:,\d+\-.eEtrufalsn]')  # allowed only in JSO
 class CallDelta:
     """An update of one call: id and name first, then pieces of its arguments, a JSON text."""
 
-    index: int
+    index: int  # shared by the pieces of a call
     id: str = ""
     name: str = ""
     arguments: str = ""
 
 
 @dataclass
-class News:
+class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -48,60 +48,59 @@ class Reader:
     """Unread text, and what was parsed since the last piece."""
 
     def __init__(self) -> None:
-        self.news = News()
+        self.delta = AnswerDelta()
         self.text = ""
         self.ended = False  # no more text follows
         self._tried: str | None = None  # text read of a possible call
         self._calls = 0
         self._space = ""  # trailing space, content only if more follows
-        self._thinks, self._thought_space = False, ""
-        self._after = False  # after a call or reasoning: drop white space
+        self._has_thought, self._thought_space = False, ""
+        self._drop_space = False  # after a call or reasoning
 
     # --- what it makes ----------------------------------------------------------------------------
 
     def add_content(self, text: str) -> None:
         """Add content, without white space next to calls and reasoning."""
-        text = text.lstrip() if self._after else text
+        text = text.lstrip() if self._drop_space else text
         if not text:
             return
-        text, self._after = self._space + text, False
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        self.news.content += said
+        text, self._drop_space = self._space + text, False
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        self.delta.content += stripped
 
     def add_reasoning(self, text: str) -> None:
         """Add reasoning, without surrounding white space."""
-        text = self._thought_space + (text if self._thinks else text.lstrip())
+        text = self._thought_space + (text if self._has_thought else text.lstrip())
         thought = text.rstrip()
         self._thought_space = text[len(thought) :]
-        self._thinks = self._thinks or bool(thought)
-        self.news.reasoning += thought
-        self._after = True
+        self._has_thought = self._has_thought or bool(thought)
+        self.delta.reasoning += thought
+        self._drop_space = True
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call; its text so far is no longer possible content."""
-        made = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
-        self.news.calls.append(CallDelta(self._calls, call_id or made, name))
+        new_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
+        self.delta.calls.append(CallDelta(self._calls, call_id or new_id, name))
         self._calls += 1
-        self._tried, self._after = None, True
+        self._tried, self._drop_space = None, True
 
     def add_arguments(self, piece: str) -> None:
-        calls, index = self.news.calls, self._calls - 1
+        calls, index = self.delta.calls, self._calls - 1
         if not calls or calls[-1].index != index:
             calls.append(CallDelta(index))
         calls[-1].arguments += piece
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def more(self) -> Steps[bool]:
-        """Wait for more text; return False if there is none."""
+    def wait_for_more(self) -> Steps[bool]:
         if self.ended:
             return False
         yield
         return True
 
-    def need(self) -> Steps[None]:
-        if not (yield from self.more()):
+    def require_more(self) -> Steps[None]:
+        if not (yield from self.wait_for_more()):
             raise BrokenError
 
     def take(self, count: int) -> str:
@@ -110,16 +109,14 @@ class Reader:
             self._tried += taken
         return taken
 
-    def starts(self, word: str) -> Steps[bool]:
-        """Return whether the text continues with a word, without consuming it."""
+    def starts_with(self, word: str) -> Steps[bool]:
         while len(self.text) < len(word) and word.startswith(self.text):
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 return False
         return self.text.startswith(word)
 
     def skip(self, word: str) -> Steps[bool]:
-        """Consume a word if the text continues with it; return whether it did."""
-        found = yield from self.starts(word)
+        found = yield from self.starts_with(word)
         if found:
             self.take(len(word))
         return found
@@ -128,15 +125,15 @@ class Reader:
         if not (yield from self.skip(word)):
             raise BrokenError
 
-    def space(self) -> Steps[None]:
+    def skip_space(self) -> Steps[None]:
         while True:
             self.take(len(self.text) - len(self.text.lstrip()))
-            if self.text or not (yield from self.more()):
+            if self.text or not (yield from self.wait_for_more()):
                 return
 
     def close(self, word: str) -> Steps[None]:
         """Consume the end of a call, or its beginning if the text was truncated."""
-        yield from self.space()
+        yield from self.skip_space()
         if not (yield from self.skip(word)) and self.ended and word.startswith(self.text):
             self.take(len(self.text))
 
@@ -150,19 +147,17 @@ class Reader:
                 return word
             held = 0 if self.ended else max(overlap(self.text, word) for word in words)
             give(self.take(len(self.text) - held))
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 return None
 
-    def rest(self) -> Steps[None]:
-        """Add all remaining text as content."""
+    def add_rest(self) -> Steps[None]:
         while True:
             self.add_content(self.take(len(self.text)))
-            if not (yield from self.more()):
-                self.news.content += "" if self._after else self._space
+            if not (yield from self.wait_for_more()):
+                self.delta.content += "" if self._drop_space else self._space
                 return
 
-    def collect(self, *words: str) -> Steps[str]:
-        """Return the text up to the first of some words, which is not consumed."""
+    def collect_until(self, *words: str) -> Steps[str]:
         found: list[str] = []
         if (yield from self.until(words, found.append)) is None:
             raise BrokenError
@@ -185,10 +180,10 @@ class Reader:
     # --- JSON -------------------------------------------------------------------------------------
 
     def json_string(self) -> Steps[str]:
-        if not (yield from self.starts('"')):
+        if not (yield from self.starts_with('"')):
             raise BrokenError
         while not (found := STRING.match(self.text)):
-            yield from self.need()
+            yield from self.require_more()
         try:
             value = str(json.loads(self.take(found.end()), strict=False))
             value.encode()
@@ -196,23 +191,23 @@ class Reader:
             raise BrokenError from None
         return value
 
-    def json_object(self, give: Callable[[str], object]) -> Steps[None]:
-        """Pass on an object's text unchanged, up to its closing bracket."""
-        if not (yield from self.starts("{")):
+    def json_arguments(self, name: str, call_id: str = "") -> Steps[None]:
+        """Begin a call whose arguments, an object, follow; pass on their text unchanged."""
+        if not (yield from self.starts_with("{")):
             raise BrokenError
-        yield from self._brackets(give)
+        self.begin_call(name, call_id)
+        yield from self._brackets(self.add_arguments)
 
     def json_value(self) -> Steps[None]:
-        """Consume any JSON value."""
         while not self.text:
-            yield from self.need()
+            yield from self.require_more()
         if self.text[0] == '"':
             yield from self.json_string()
         elif self.text[0] in "{[":
             yield from self._brackets(len)
         else:
             while (found := LITERAL.match(self.text)) and found.end() == len(self.text):
-                yield from self.need()
+                yield from self.require_more()
             self.take(found.end() if found else 0)
 
     def _brackets(self, give: Callable[[str], object]) -> Steps[None]:
@@ -233,7 +228,7 @@ class Reader:
                     raise BrokenError
             half = self.text.endswith("\\", read)  # of an escape
             give(self.take(len(self.text) - half))
-            yield from self.need()
+            yield from self.require_more()
 
 
 def json_call(reader: Reader) -> Steps[None]:
@@ -241,22 +236,19 @@ def json_call(reader: Reader) -> Steps[None]:
     yield from reader.expect("{")
     name, begun = "", False
     while True:
-        yield from reader.space()
+        yield from reader.skip_space()
         key = yield from reader.json_string()
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect(":")
-        yield from reader.space()
+        yield from reader.skip_space()
         if key == "name":
             name = yield from reader.json_string()
         elif key in ("arguments", "parameters") and name and not begun:
-            if not (yield from reader.starts("{")):
-                raise BrokenError
-            reader.begin_call(name)
             begun = True
-            yield from reader.json_object(reader.add_arguments)
+            yield from reader.json_arguments(name)
         else:
             yield from reader.json_value()
-        yield from reader.space()
+        yield from reader.skip_space()
         if not (yield from reader.skip(",")):
             break
     yield from reader.expect("}")
@@ -271,5 +263,4 @@ def overlap(text: str, word: str) -> int:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON text as Python's templates write it."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)  # as Python's templates write it

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from dflash_trt.engines.cuda import PROVIDER
 from dflash_trt.errors import EngineError
-from dflash_trt.files import data_file
+from dflash_trt.files import read_yaml_beside
 
 FIX = "Leave out engine.device, or use an engine of kind tensorrt or tensorrt_llm on this GPU"
 INSTALL = (
@@ -72,4 +72,4 @@ def _nodes(path: Path) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 @cache
 def _table() -> Any:
-    return data_file(__file__, "kernels.yaml")
+    return read_yaml_beside(__file__, "kernels.yaml")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dflash_trt.chat import Answer, CallDelta
+from dflash_trt.chat import AnswerParser, CallDelta
 from dflash_trt.checkpoints import Spell
 from dflash_trt.serving.client import Chunk, Summary
 
@@ -64,12 +64,12 @@ class ChoiceWriter:
     spell: Spell
     echo: bool  # the prompt comes first
     stream: bool
-    new_answer: Callable[[bool], Answer] | None = None  # of a chat; does it begin with reasoning?
+    new_parser: Callable[[bool], AnswerParser] | None = None  # of a chat; begins with reasoning?
     one_call: bool = False  # drop all but the first
     only_calls: bool = False  # truncated text is no content
     drafting: bool = False  # report rounds
     stop_ids: Collection[int] = ()  # tokens that the request stops at
-    _answer: Answer | None = field(default=None, init=False)
+    _answer: AnswerParser | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
     _given: int = field(default=0, init=False)  # characters of earlier tokens
@@ -77,7 +77,7 @@ class ChoiceWriter:
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or a stream's pieces, each with one kind of news, as clients need."""
-        chat = self.new_answer is not None
+        chat = self.new_parser is not None
         news = self._message_or_deltas(chunk) if chat else [{"text": chunk.text}]
         logprobs = None
         if chunk.logprobs:
@@ -114,8 +114,8 @@ class ChoiceWriter:
 
     def _message_or_deltas(self, chunk: Chunk) -> list[Json]:
         if self._answer is None:
-            assert self.new_answer is not None
-            self._answer = self.new_answer(chunk.thinking)
+            assert self.new_parser is not None
+            self._answer = self.new_parser(chunk.thinking)
         news = self._answer.push(chunk.text, last=chunk.final is not None)
         content = "" if self.only_calls else news.content
         calls = [call for call in news.calls if not (self.one_call and call.index)]

@@ -17,12 +17,12 @@ from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
 from dflash_trt.chat import (
     HARMONY,
-    Answer,
+    AnswerParser,
     ChatModel,
     Dialect,
-    chosen,
     load_chat_template,
     parse_tools,
+    required_tools,
 )
 from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
@@ -239,11 +239,13 @@ def _ask(
     return _merged(served.client, prompts, options, fields), writer
 
 
-def _answer_parsers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
+def _answer_parsers(
+    dialect: Dialect, fields: ChatFields
+) -> tuple[Callable[[bool], AnswerParser], bool]:
     """Return a factory of parsers (begins with reasoning?), and whether calls must come."""
     try:
         tools = parse_tools(fields.tools)
-        only_calls = bool(chosen(tools, fields.tool_choice))
+        only_calls = bool(required_tools(tools, fields.tool_choice))
     except RequestError as error:
         raise fields.translate_refusal(error) from None
     tools = [] if fields.tool_choice == "none" else tools
@@ -251,7 +253,7 @@ def _answer_parsers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[boo
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
     tags = dialect.reasoning_tags
-    return lambda thinking: Answer(format, tools, tags, thinking=thinking), only_calls
+    return lambda thinking: AnswerParser(format, tools, tags, thinking=thinking), only_calls
 
 
 async def _events(

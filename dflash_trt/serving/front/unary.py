@@ -17,7 +17,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.build.settings import CODED_ERRORS
-from dflash_trt.request_schema import encode_texts, tensors
+from dflash_trt.request_schema import encode_bytes_tensor, tensors
 from dflash_trt.serving.client import MODEL, Tls, open_channel, read_tensor, split_error
 from dflash_trt.serving.internal import GRPC
 
@@ -50,7 +50,9 @@ class UnaryClient:
         for name, array in inputs.items():
             kind = tensors()[name].datatype
             request.inputs.add(name=name, datatype=kind, shape=array.shape)
-            content = encode_texts(array.ravel().tolist()) if kind == "BYTES" else array.tobytes()
+            content = array.tobytes()
+            if kind == "BYTES":
+                content = encode_bytes_tensor(array.ravel().tolist())
             request.raw_input_contents.append(content)
         for name, value in {**parameters, CODED_ERRORS: True}.items():
             kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
