@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # programs that dev brings, shellcheck for one, where the environment is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+# tests start servers beside gRPC clients, whose fork handlers spoil the child's files
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # one thread: the shapes are tiny, and texts must not depend on how a machine splits a sum
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
