@@ -1,4 +1,4 @@
-"""Building a config: a directory that can be served and verified without anything else.
+"""From a config to a directory that can be served and verified without anything else.
 
 Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a `Job`.
 """
@@ -50,8 +50,8 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     started = time.monotonic()
     output = output.resolve()
     _check_replaceable(output)
-    by_id = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
-    target = locate(config.target, "target", report, weights=not by_id)
+    from_hub = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
+    target = locate(config.target, "target", report, weights=not from_hub)
     drafter = locate(config.drafter, "drafter", report) if config.drafter else None
     job = PREPARE[config.engine.kind](config, target, drafter, report)
     try:

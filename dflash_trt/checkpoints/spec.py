@@ -103,11 +103,11 @@ class TargetSpec(DecoderSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec(DecoderSpec):
-    block_size: int  # tokens of a draft block: the anchor and its masks
+    block_size: int  # most drafts of a block, plus 1
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # taps: 0 is the output of the target's first layer
     num_target_layers: int | None = None  # None: unknown
-    sample_from_anchor: bool = False  # the anchor's row predicts the first draft: one mask fewer
+    sample_from_anchor: bool = False  # the anchor's place predicts the first draft: one mask less
     own_tables: tuple[str, ...] = ()  # of embed_tokens and lm_head; others are the target's
     draft_vocab_size: int | None = None  # rows of a reduced head (d2t)
     selector: Selector | None = None

@@ -1,4 +1,8 @@
-"""Acceptance of drafts: keep those equal to the target's greedy or sampled token. Lossless."""
+"""Acceptance of drafts: those equal to the target's own greedy or sampled token. Lossless.
+
+This is no rejection sampling: the target's token is drawn by seeded Gumbel-max, whatever the drafts
+are, and the drafter's probabilities are not used.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +18,16 @@ Bools = npt.NDArray[np.bool_]
 Accepted = tuple[int, int]  # number of accepted drafts of a row, and the target's token after them
 
 
-def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> list[Accepted | None]:
-    """Accept drafts of each row from the anchor on, as long as one equals the target's choice.
+def accept(
+    x: VerifyInput, greedy_ids: Sequence[Sequence[int]], logits: Float32
+) -> list[Accepted | None]:
+    """Accept each row's drafts up to the first that differs from the target's choice.
 
-    own `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN where
-    its logits are not finite. logits `[n, D + 1, vocab]`. A row's result is None if its logits are
-    not finite at a place it needs.
+    greedy_ids `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN
+    where its logits are not finite. logits `[n, D + 1, vocab]`. A row's result is None if at a
+    place it needs its logits are not finite or no token is allowed.
     """
-    kept: list[Accepted | None] = [None] * len(own)
+    kept: list[Accepted | None] = [None] * len(greedy_ids)
     rows: list[_SampledRow] = []
     lines = zip(x.rows.tolist(), x.tokens.tolist(), x.sampling.tolist(), strict=True)
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
@@ -29,7 +35,9 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
         allowed = None if (x.masks[i] == -1).all() else _unpack_masks(x.masks[i], logits.shape[2])
         processor = decode(encoded)
         if processor.greedy:
-            best = own[i] if allowed is None else _likeliest_allowed(own[i], logits[i], allowed)
+            best = greedy_ids[i]
+            if allowed is not None:
+                best = _likeliest_allowed(best, logits[i], allowed)
             kept[i] = accept_greedy(drafts, best)
             continue
         history = history_to_anchor(x, i) if processor.needs_history else []
@@ -37,7 +45,7 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     while rows:
         going = []
         for row, token in zip(rows, _sample_next(rows, logits), strict=True):
-            if own[row.i][row.accepted] == NO_TOKEN or token == NO_TOKEN:
+            if greedy_ids[row.i][row.accepted] == NO_TOKEN or token == NO_TOKEN:
                 continue
             if row.accepted < len(row.drafts) and row.drafts[row.accepted] == token:
                 row.accepted += 1
@@ -48,12 +56,12 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     return kept
 
 
-def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> Accepted | None:
-    """Accept drafts greedily; own has at least one token more than drafts."""
+def accept_greedy(drafts: Sequence[int], greedy_ids: Sequence[int]) -> Accepted | None:
+    """Accept drafts; greedy_ids has at least one token more."""
     count = 0
-    while count < len(drafts) and drafts[count] == own[count]:
+    while count < len(drafts) and drafts[count] == greedy_ids[count]:
         count += 1
-    return None if own[count] == NO_TOKEN else (count, own[count])
+    return None if greedy_ids[count] == NO_TOKEN else (count, greedy_ids[count])
 
 
 @dataclass(slots=True)
@@ -90,13 +98,13 @@ def _unpack_masks(masks: Int32, vocab: int) -> Bools:
     return bits.view(np.bool_)
 
 
-def _likeliest_allowed(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
+def _likeliest_allowed(greedy_ids: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
     """Return the likeliest allowed tokens; NO_TOKEN where none is allowed."""
-    best = list(own)
-    for node, token in enumerate(own[: len(allowed)]):
-        if token != NO_TOKEN and not allowed[node, token]:
-            line = np.where(allowed[node], logits[node], -np.inf)
-            best[node] = int(line.argmax()) if allowed[node].any() else NO_TOKEN
+    best = list(greedy_ids)
+    for i, token in enumerate(greedy_ids[: len(allowed)]):
+        if token != NO_TOKEN and not allowed[i, token]:
+            line = np.where(allowed[i], logits[i], -np.inf)
+            best[i] = int(line.argmax()) if allowed[i].any() else NO_TOKEN
     return best
 
 

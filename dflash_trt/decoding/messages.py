@@ -26,18 +26,19 @@ class VerifyInput(NamedTuple):
     """Tokens to verify for n sequences in n adjacent slots.
 
     A row begins with known tokens (a prompt chunk, or the anchor); the rest are drafts. Prefilling
-    is verifying a prompt. If the prompt's log-probabilities are wanted, the token after its chunk
-    is included.
+    is verifying a prompt.
     """
 
-    # [3 + 4m]: first slot, draft tokens wanted (or DISCARD), candidates of each, then m copies to
-    # do first: from, to (or FREED), tokens, position of the first; numbers from FIRST_BLOCK on are
-    # blocks of `PrefixCache`, others slots
+    # [3 + 4m]: first slot, draft tokens to make afterwards (0: buffer the features, or DISCARD),
+    # candidates of each, then m copies to do first: from, to (or FREED), tokens, position of the
+    # first; numbers from FIRST_BLOCK on are blocks of `PrefixCache`, others slots
     batch: Int64
-    # [n, 4]: number of tokens and of known ones, position of the first, and tokens still wanted: 0
-    # while a prompt goes on, 1 for no drafts
+    # [n, 4]: number of tokens and of known ones, position of the first, and the text's remaining
+    # budget: 0 while a prompt goes on, 1 for no drafts
     rows: Int64
-    tokens: Int64  # [n, S]
+    # [n, S], padded with 0; if the prompt's log-probabilities are asked for, followed by the token
+    # after the chunk, which `rows` does not count
+    tokens: Int64
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
     history: Int64  # [n, L]: tokens before `tokens` if logits depend on them, padded with -1
     # [n, 1 + D, vocab / 32]: bit masks of allowed tokens after the anchor and each draft; [n, 1, 1]
@@ -46,7 +47,7 @@ class VerifyInput(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What `verify` returns to the scheduler."""
+    """The output of the Triton model `verify` for the scheduler; features stay in the ensemble."""
 
     # [n, 3]: accepted drafts (-1: the row failed), the target's token after them, number of
     # features from earlier rounds
@@ -63,14 +64,16 @@ class VerifyOutput(NamedTuple):
     """The target's output: the fields of `Checked` and the tap features."""
 
     results: Int64
-    features: Float32  # [n, C, taps * hidden_size], buffered ones first
+    # [n, C, taps * hidden_size]: buffered ones, those of accepted tokens, then others that the
+    # drafter's mask hides; [n, 1, ...] without meaning if no drafts are made
+    features: Float32
     logprobs: Float32
     logprob_ids: Int64
     verify_seconds: float
 
 
 class DraftInput(NamedTuple):
-    """Verified features to inject, and the anchor of the next block."""
+    """Features to inject, see `VerifyOutput`, and the anchor of the next block."""
 
     batch: Int64
     rows: Int64
@@ -80,7 +83,8 @@ class DraftInput(NamedTuple):
 
 class DraftOutput(NamedTuple):
     candidate_ids: Int64  # [n, D, k], best first; -1: no more drafts in this row
-    # [n, D, k] at temperature 1; [n, D, k * k] if they depend on the candidate before
+    # softmax over the k candidates, which only proposals depend on: [n, D, k]; [n, D, k * k] if
+    # they depend on the candidate before
     candidate_probs: Float32
     draft_seconds: float
 

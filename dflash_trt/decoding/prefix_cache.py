@@ -25,7 +25,7 @@ class Block:
 
 
 class PrefixCache:
-    """Prefix cache of one scheduler, whose steps copy blocks in the order of the calls here.
+    """Prefix cache of one scheduler at a time, whose steps copy blocks in the order of the calls.
 
     The least recently used block is evicted first, and never before the blocks that follow it.
     """

@@ -26,11 +26,11 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
 
-STEP = 16  # features are passed on in multiples of it, so that few shapes are bound
+BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes are bound
 
 
 class FeatureBuffer:
-    """Tap features by slot. The caller keeps each at `MAX_BUFFERED` tokens or fewer."""
+    """Tap features by slot; the scheduler drafts before one has more than `MAX_BUFFERED` tokens."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
@@ -71,7 +71,9 @@ class FeatureBuffer:
         counts = [sum(map(len, parts)) for parts in older]
         if not any(counts):
             return features, counts
-        joined = np.zeros((n, -(-max(counts) // STEP) * STEP + width, size), np.float32)
+        joined = np.zeros(
+            (n, -(-max(counts) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE + width, size), np.float32
+        )
         for i, parts in enumerate(older):
             rows = np.concatenate([*parts, features[i]])
             joined[i, : len(rows)] = rows
@@ -123,7 +125,7 @@ def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) 
 
 
 def _clear_failed(engine: Engine, first_slot: int, accepted: Sequence[int]) -> None:
-    """Clear the slots of rows without finite logits, whose KV rows may hold NaN."""
+    """Clear the slots of failed rows, whose KV rows may hold NaN."""
     for slot, count in enumerate(accepted, first_slot):
         if count < 0:
             engine.move_row(NOTHING, slot, engine.info.cache_len)
@@ -163,8 +165,8 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         block.append([token] + [mask_token] * (size - 1))
         positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
         mask[i, :, :, :anchor] = True
-        # the block's keys follow the features'; near its end a row sees fewer masks than the batch
-        # has, so that its drafts do not depend on the batch
+        # the block's keys follow the features'; near the end of its text a row's block is shorter
+        # than the batch's, so that its drafts do not depend on the batch
         mask[i, :, :, start_at + width : start_at + width + first + lengths[i]] = True
     step.inputs["block"][:] = block
     step.inputs["positions"][:] = positions

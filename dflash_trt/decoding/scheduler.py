@@ -59,7 +59,7 @@ class WaitingQueue(Generic[T]):
             return removed
 
 
-LEAST_CHUNK = 128  # prompt tokens beside others; smaller chunks delay first tokens too much
+CHUNK_BESIDE_ROUNDS = 128  # most prompt tokens beside rounds that verify fewer
 
 
 @dataclass(slots=True)
@@ -100,9 +100,9 @@ class Scheduler:
         self._queue = WaitingQueue[SequenceState]() if queue is None else queue
         self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
-        self._verified = 0  # tokens verified in the last round
-        self._undrafted = 0  # see `_without_drafts`; set when sequences or plan change
-        self._chosen_for = 0  # sequences at the last choice; 0: the policy does not learn from it
+        self._last_verified = 0  # tokens verified in the last round
+        self._without_drafter = 0  # see `_order_without_drafter`; set when sequences or plan change
+        self._learns_for = 0  # sequences at the last choice; 0: the policy does not learn from it
         self.report: StepReport | None = None  # of the last `step`; None: nothing ran
 
     @property
@@ -150,7 +150,9 @@ class Scheduler:
                 new.started = time.monotonic()
                 if self.active == 1 and new.request.drafting:
                     self._policy.begin(bool(new.request.sampling.temperature))
-                drafted = self._drafts_after_prompt(new) or self._without_drafts([new]) != DISCARD
+                drafted = (
+                    self._drafts_after_prompt(new) or self._order_without_drafter([new]) != DISCARD
+                )
                 slots.load(new, drafted=drafted)
         # alternate chunks and rounds: a long prompt delays others by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
@@ -164,14 +166,17 @@ class Scheduler:
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
         if decoding:  # a chunk about as long as a round
-            most, left = min(most, max(LEAST_CHUNK, self._verified)), len(prompt) - start
+            most, left = (
+                min(most, max(CHUNK_BESIDE_ROUNDS, self._last_verified)),
+                len(prompt) - start,
+            )
             most = -(-left // -(-left // most))  # chunks of equal size
         if scored:  # a scored chunk needs as many head rows as a round has
             most = min(most, self._max_verified - 1)
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_after_prompt(sequence)
-        wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
+        wanted = self._policy.draft_tokens if drafts else self._order_without_drafter([sequence])
         # run the drafter at the end of a prompt, or its cached blocks serve no request that drafts
         feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.cache is not None)
         if not wanted and feed:
@@ -188,7 +193,7 @@ class Scheduler:
             return []
         self._slots.prefilling = None
         decoding.append(sequence)
-        self._undrafted = self._without_drafts(decoding)
+        self._without_drafter = self._order_without_drafter(decoding)
         self._commit([sequence], None, output, report, wanted)
         if sequence.finish_reason is None:
             self._slots.store_prefix(sequence)
@@ -209,11 +214,11 @@ class Scheduler:
         sequences = list(self._slots.decoding)
         plan = StepPlan([None] * len(sequences), 0)
         if not any(sequence.request.drafting for sequence in sequences):
-            self._undrafted, self._chosen_for = DISCARD, 0  # nothing to learn
+            self._without_drafter, self._learns_for = DISCARD, 0  # nothing to learn
         else:
             plan = self._choose(sequences)
-        report = self._verify(sequences, plan)
-        if len(sequences) == self._chosen_for:
+        report = self._run_plan(sequences, plan)
+        if len(sequences) == self._learns_for:
             took = time.perf_counter() - start - report.draft
             self._policy.timed(took, report.draft)
         return sequences
@@ -221,29 +226,29 @@ class Scheduler:
     def _choose(self, sequences: Sequence[SequenceState]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         rows = self._proposer.rows(sequences)
-        self._undrafted = self._without_drafts(sequences)
+        self._without_drafter = self._order_without_drafter(sequences)
         policy = self._policy_for(sequences)
-        # whether the features of another plain round would not fit the buffer
+        # true: run the drafter now, or the next plain round overflows the buffer
         full = max(x.buffered for x in sequences) > MAX_BUFFERED - self._max_verified
-        plan = policy.choose(rows, context, feed=full and not self._undrafted)
-        self._chosen_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
+        plan = policy.choose(rows, context, feed=full and not self._without_drafter)
+        self._learns_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan
 
-    def _without_drafts(self, sequences: Sequence[SequenceState]) -> int:
+    def _order_without_drafter(self, sequences: Sequence[SequenceState]) -> int:
         """Return the draft tokens to request if the drafter does not run: 0 or DISCARD."""
         if not any(sequence.request.drafting for sequence in sequences):
             return DISCARD
         budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.keeps_features(budget) else DISCARD
 
-    def _verify(self, sequences: Sequence[SequenceState], plan: StepPlan) -> StepReport:
+    def _run_plan(self, sequences: Sequence[SequenceState], plan: StepPlan) -> StepReport:
         rows, lines = [], []
         for sequence, proposal in zip(sequences, plan.chosen, strict=True):
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
             rows.append([len(line), 1, sequence.position, sequence.round_budget])
             lines.append(line)
-        self._verified = len(rows) * (1 + plan.width)
-        wanted = plan.draft_tokens or self._undrafted
+        self._last_verified = len(rows) * (1 + plan.width)
+        wanted = plan.draft_tokens or self._without_drafter
         masks = _masks(sequences, plan.chosen)
         output, report = self._run(sequences, 0, rows, lines, wanted, masks)
         self._commit(sequences, plan, output, report, wanted)
@@ -298,7 +303,7 @@ class Scheduler:
                 sequence.end_round(proposal, kept, committed, output.logprobs[i])
                 report.sequences.append((len(drafts), kept))
                 report.choices.append(proposal.kind if proposal else "plain")
-                if proposal is not None and self._chosen_for:
+                if proposal is not None and self._learns_for:
                     self._policy.observe(proposal, accepted)
             if sequence.finish_reason is not None:
                 self._slots.free(sequence)

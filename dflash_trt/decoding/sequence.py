@@ -74,7 +74,7 @@ class SequenceState:
     candidates: tuple[Int64, Float32] | None = None
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
     seen: int = 0  # tokens in the drafter's KV cache
-    buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen
+    buffered: int = 0  # tokens whose features wait in a `FeatureBuffer`
     out_of_sync: bool = field(init=False)  # the drafter cannot catch up, and drafts no more here
     ends: Callable[[int], bool] | None = None  # whether a token ends the text
     started: float | None = None  # time.monotonic() of its first step

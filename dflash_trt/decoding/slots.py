@@ -8,7 +8,10 @@ from dflash_trt.decoding.sequence import SequenceState
 
 
 class Slots:
-    """Decoding sequences have slots `first` .. first+n-1, the one in prefill the next."""
+    """Decoding sequences have slots `first` .. first+n-1, the one in prefill the next.
+
+    The methods queue copies; `take_copies` hands them to the next step, which does them first.
+    """
 
     def __init__(self, first: int, cache: PrefixCache | None = None) -> None:
         self.first = first

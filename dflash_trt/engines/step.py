@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` should be a multiple, so that few steps are bound
-    least_rows: int  # minimum tokens and head rows of a step: see `onnxruntime.least_rows`
+    least_rows: int  # 1, or 2: fewest tokens and head rows of a step, see `onnxruntime.least_rows`
 
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """
 
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        """Copy the KV of tokens `start .. start+tokens-1` to the same place of another slot.
+        """Copy the KV rows of tokens `start .. start+tokens-1` to the same place of another slot.
 
         NOTHING as source writes zeros: a masked entry must be finite, because it is multiplied by
         0. One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing
@@ -169,7 +169,7 @@ class LoadedEngine(ABC):
 def load_engine(directory: Path, alone: bool = False) -> Engine:
     """Load a target or a drafter; EngineError if that fails.
 
-    alone: one engine per process, taking turns with another process on the same cores.
+    alone: in this process; another process with an engine takes turns on the same cores.
     """
     info = read_info(directory)
     on_cpu = info.kind == "onnxruntime" and info.device == "cpu"

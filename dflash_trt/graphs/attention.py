@@ -48,8 +48,8 @@ def attention_block(
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
     keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
     attend, mask = partial(_attend, g, layer, keys, values), at.layer_mask(g, layer.spec)
-    lone = context is None and g.storage.bits
-    mixed = _in_several_rows(g, layer, at, q, mask, attend) if lone else attend(q, mask)
+    quantized_target = context is None and g.storage.bits
+    mixed = _in_several_rows(g, layer, at, q, mask, attend) if quantized_target else attend(q, mask)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
     out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
@@ -85,7 +85,7 @@ def _attend(
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
         each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
-        # in front: the order of the sum must not depend on the number of masked rows
+        # in front: the order of the sum must not depend on the number of masked keys
         scores = g.op("Concat", g.op("Expand", sinks, each), scores, axis=-1)
     shares = g.op("Softmax", scores, axis=-1)
     if sinks is not None:

@@ -11,7 +11,7 @@ from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
-CANDIDATES = 16  # best tokens of a draft; sampling stays exact, see `propose`
+CANDIDATES = 16  # best tokens of a draft; fewer would change speed, never texts
 
 
 def candidates_per_draft(spec: DrafterSpec) -> int:
@@ -21,9 +21,9 @@ def candidates_per_draft(spec: DrafterSpec) -> int:
 def drafter_graph(
     drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED, rank: Rank = ALONE
 ) -> GraphBuilder:
-    """Build the drafter's graph with the target's embedding and head, or its own (section 4.1).
+    """Build the drafter's graph (DFlash paper, section 4.1), with the target's tables or its own.
 
-    Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64 `[n,
+    Inputs: features float32 `[n, C, taps * hidden_size]` of tokens new to it; block int64 `[n,
     W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, the features' first;
     write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`, block positions (of `n
     * W`) that get logits; `key_i`, `value_i` float32 `[n, kv_heads, cache_len, head_dim]`. Outputs:
@@ -48,7 +48,7 @@ def drafter_graph(
     block_positions = g.op("Slice", positions, context_len, end, g.ints(1))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
-    # exact: a feature must not depend on how many there are, see `Engine._bind`
+    # exact: a feature must not depend on how many there are
     own = own_columns(g, features, width)
     context = g.op("Reshape", own, g.ints(-1, width // rank.of))
     context = linear(g, context, "fc", bias=False, exact=True, summed=True)

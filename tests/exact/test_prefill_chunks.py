@@ -23,7 +23,7 @@ class Watched:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LEAST_CHUNK", LEAST)
+    monkeypatch.setattr(scheduler, "CHUNK_BESIDE_ROUNDS", LEAST)
 
 
 def scheduler_of(rounds: RunRound) -> Scheduler:

@@ -1,6 +1,7 @@
 """The base of the Triton models `verify` and `draft`: an engine, and one step per request.
 
-They serve the request handler alone: any client may call them, but only it has the key.
+Any client can reach them over gRPC; calls without the key, which only the request handler has, are
+refused. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
 """
 
 import json

@@ -32,7 +32,7 @@ class Options:
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
     drain_seconds: float = 20.0  # for running requests after a stop
-    check: Depth | None = None  # see `check_build`
+    check: Depth | None = None  # how much of the build to verify first, see `check_build`
     signer: Path | None = None  # the public key that must have signed the build
     log_file: Path | None = None  # appended to; None: in a new directory
 
@@ -67,7 +67,7 @@ def serve(directory: Path, options: Options) -> int:
         server, application = prepare(stack, directory, options, keep_log=True)
         stack.enter_context(_until_signaled(stop, server))
         stack.enter_context(server)
-        # application first: Triton would wait for its open streams
+        # unwound first: Triton would wait for its open streams
         stack.callback(application.stop)
         application.start(server.log)
         if options.security.exposed and options.security.old_server_exposed:
@@ -78,7 +78,7 @@ def serve(directory: Path, options: Options) -> int:
             updates = Updates(server, options.http_port, say, options.check, options.signer)
             stack.callback(updates.close)
             show(_how_to_call(options))
-            supervise(server, application, stop, say)
+            supervise(server, application, stop, say)  # until `stop` is set
             application.tell(f"drain {options.drain_seconds}")
             _drain(server, options.drain_seconds, say)
         say("stopping ...")
@@ -86,7 +86,10 @@ def serve(directory: Path, options: Options) -> int:
 
 
 def _drain(server: Server, seconds: float, say: Say) -> None:
-    """Refuse new requests and wait for running ones; those left after `seconds` get UNAVAILABLE."""
+    """Refuse new requests and wait for running ones, at most `seconds`; the rest get UNAVAILABLE.
+
+    Does not wait for a request handler that does not answer.
+    """
     deadline = time.monotonic() + seconds
     state = server.send_command("drain")
     if state is not None and state.open:
