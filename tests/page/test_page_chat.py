@@ -30,8 +30,7 @@ def test_three_turns(tab: Browser, serve: Any) -> None:
         usage = server.usage[-1]
         assert sum(counted.values()) == usage["completion_tokens"]
         assert tab.count(".answer:last-of-type .round") == usage["rounds"] + 1
-    said = [(message["role"], message["content"]) for message in server.seen[2]["messages"]]
-    assert said == [
+    assert [(message["role"], message["content"]) for message in server.seen[2]["messages"]] == [
         ("system", "Be brief."),
         ("user", "Question 0"),
         ("assistant", "One."),
@@ -255,6 +254,5 @@ def test_the_server_at_a_glance(tab: Browser, serve: Any) -> None:
     usage = usage_of(drafted_rounds(TEXT))
     tau = usage["completion_tokens"] / usage["rounds"]
     tab.until(lambda: f"{tau:.3g}" in tab.text(".figures"), "tokens a round")
-    panel = tab.text("#glance-body")
-    assert "1 of 4" in panel
+    assert "1 of 4" in tab.text("#glance-body")
     assert tab.count("#glance-body svg") >= 2

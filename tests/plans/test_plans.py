@@ -26,10 +26,7 @@ from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
-from dflash_trt.engines.tensorrt.plan import (
-    DTYPES,
-    build_plan,
-)
+from dflash_trt.engines.tensorrt.plan import DTYPES, build_plan
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
@@ -67,8 +64,7 @@ def plans_of(demo: Demo, dtype: str, ranks: int) -> Path:
 def graphs_of(directory: Path, ranks: int) -> Path:
     """Return the demo pair's graphs as `build` writes them before they become plans."""
     pair = DEMO / "target", DEMO / "drafter"
-    sizes = {"slots": 4, "max_seq_len": 1024}
-    build_engines(*pair, directory / "engines", **sizes, ranks=ranks)
+    build_engines(*pair, directory / "engines", **{"slots": 4, "max_seq_len": 1024}, ranks=ranks)
     return directory
 
 
@@ -228,8 +224,7 @@ def test_attention_that_may_fall_apart_is_named(tiny: Path) -> None:
 def test_what_the_graph_says_and_the_network_has_not_is_named(tiny: Path) -> None:
     parsed = Parsed(tiny)
     hidden = parsed.node("RMSNormalization")
-    added = ir.node("Relu", [hidden.outputs[0]], name="planted")
-    parsed.graph.insert_after(hidden, added)
+    parsed.graph.insert_after(hidden, ir.node("Relu", [hidden.outputs[0]], name="planted"))
     with pytest.raises(EngineError, match=r"at planted \(Relu\): it is not in the network"):
         parsed.check()
 
@@ -308,8 +303,7 @@ def test_what_the_parser_reads_over_is_refused(
 def test_an_operator_that_it_cannot_parse_is_named(tiny: Path) -> None:
     def with_non_zero(graph: ir.Graph) -> None:
         tokens = graph.inputs[0]
-        first = graph[0]
-        graph.insert_before(first, ir.node("NonZero", [tokens], name="planted"))
+        graph.insert_before(graph[0], ir.node("NonZero", [tokens], name="planted"))
 
     with pytest.raises(EngineError, match=r"at planted \(NonZero\)"):
         Parsed(tiny, with_non_zero)

@@ -230,8 +230,7 @@ def test_a_path_with_a_space_is_said_before_triton_stumbles(
     pair: Path, launchers: dict[str, str]
 ) -> None:
     (pair / "built").rename(pair / "my build")
-    script = pair / "my build" / "launch" / "single_node.sh"
-    done = program(script, **launchers)
+    done = program(pair / "my build" / "launch" / "single_node.sh", **launchers)
     assert done.returncode == 2
     assert "a path with a space" in done.stderr
     assert not Path(launchers["RECORD"]).exists()
@@ -295,8 +294,7 @@ def test_how_triton_ends_is_how_the_task_does(
 ) -> None:
     """It fails or is told to stop: published launchers pass on neither."""
     script = two_machines / "launch" / {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
-    done = subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20)
-    assert done.returncode == 3
+    assert subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20).returncode == 3
     record = Path(launchers["RECORD"])
     for file in (record, record.with_name("record.stopped")):
         file.unlink()

@@ -18,12 +18,7 @@ from holes import write_hole
 from jsonschema import Draft202012Validator
 from llm_build import STANDINS
 
-from dflash_trt.checkpoints import (
-    TENSORRT_LLM_CHECKS,
-    Pair,
-    open_drafter,
-    open_target,
-)
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair, open_drafter, open_target
 from dflash_trt.checkpoints.findings import Finding, checks_of
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig
@@ -79,13 +74,12 @@ def deploy(tmp_path: Path) -> Deploy:
         if setup.target_link:
             (target / LINK).touch()
         drafter = write("drafter", TABLES["model"]["drafter"], setup.drafter, DRAFTER_BYTES)
-        engine = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
         config = BuildConfig.model_validate(
             {
                 "name": "x",
                 "target": {"path": target},
                 "drafter": {"path": drafter},
-                "engine": engine,
+                "engine": {"kind": "tensorrt_llm", "args": setup.args, **setup.engine},
                 **setup.config,
             }
         )
@@ -147,8 +141,7 @@ def test_wrong_arguments_are_refused_by_name(deploy: Deploy, case: Fields) -> No
 def test_values_that_nobody_else_refuses(deploy: Deploy, args: Fields) -> None:
     found = checked(deploy, Setup(args=args))["values-that-work"]
     assert found.result == "error"
-    section = next(iter(args))
-    assert f"engine.args.{section}" in found.found
+    assert f"engine.args.{next(iter(args))}" in found.found
     assert found.fix
 
 
@@ -215,16 +208,13 @@ def at(values: Any, path: str) -> Any:
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
     """It reads back as the same arguments, for every preset and objective."""
-    of = {"speculation": {"method": method}}
-    config, pair = deploy(Setup(config=of))
+    config, pair = deploy(Setup(config={"speculation": {"method": method}}))
     for preset in PRESETS.values():
         for objective in ("latency", "balanced", "throughput"):
             engine = config.engine.model_copy(update={"objective": objective})
-            made = config.model_copy(update={"engine": engine})
-            context = Context(made, pair, preset)
+            context = Context(config.model_copy(update={"engine": engine}), pair, preset)
             args = choose_args(context)
-            again = LlmArgs(yaml.safe_load(args.to_yaml()))
-            assert again.complete == args.complete
+            assert LlmArgs(yaml.safe_load(args.to_yaml())).complete == args.complete
             standin["TorchLlmArgs"](**args.given)
             errors = [f for f in check_args(context, args) if f.result == "error"]
             if method == "dflash":

@@ -208,8 +208,7 @@ def test_limits_leave_usual_products_alone(tmp_path: Path) -> None:
 )
 def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "\ud800"}]
-    directory = _tokenizer(tmp_path, None, chat_template=template)
-    render = load_chat_template(directory)
+    render = load_chat_template(_tokenizer(tmp_path, None, chat_template=template))
     assert render is not None
     with pytest.raises(RequestError, match="chat template refuses the messages"):
         render(messages=messages)

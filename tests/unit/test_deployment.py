@@ -74,8 +74,7 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         versions = {"library": "tensorrt_rtx", "version": "1.7.1", "graph": ""}
         described = {"dtype": "bfloat16", "prefill_chunk": 64, "profiles": ()}
         tensors: dict[str, Any] = {"inputs": {}, "outputs": {}, "aliases": {}}
-        gpus = ("8.9", "12.0")
-        plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=gpus)
+        plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=("8.9", "12.0"))
         for role in ("target", "drafter"):
             info = read_info(directory / "engines" / role)
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
@@ -187,8 +186,7 @@ def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
 def run_with_fake(script: Path, **env: str) -> list[str]:
     launch = script.parents[1] / "launch"
     launch.mkdir(exist_ok=True)
-    echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
-    (launch / "mpi.sh").write_text(echo)
+    (launch / "mpi.sh").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n")
     (launch / "mpi.sh").chmod(0o755)
     done = program(script, **env)
     assert done.returncode == 0, done.stderr
@@ -198,8 +196,7 @@ def run_with_fake(script: Path, **env: str) -> list[str]:
 def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
     write(tmp_path, made())
     start = tmp_path / "deploy" / "start.sh"
-    said = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
-    *_, http, grpc, verbose = said
+    *_, http, grpc, verbose = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
     rule = http.removeprefix("--http-restricted-api=")
     assert grpc == f"--grpc-restricted-protocol={rule}"
     assert verbose == "--log-verbose=1"

@@ -34,8 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(directory: Path, drafter: Path | None = None, **engine: Any) -> BuildConfig:
     section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
-    drafters = {"path": drafter or directory / "drafter"}
-    return config_of(directory, drafter=drafters, engine=section)
+    return config_of(directory, drafter={"path": drafter or directory / "drafter"}, engine=section)
 
 
 def written(config: BuildConfig, engine: str) -> str:
@@ -121,8 +120,7 @@ def test_prefixes_are_kept_where_the_bundle_keeps_them(
 
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its causal backends run the target, and drafts need one that is not causal."""
-    name = "Gemma4ForConditionalGeneration"
-    monkeypatch.setattr(Model, "architecture", name)
+    monkeypatch.setattr(Model, "architecture", "Gemma4ForConditionalGeneration")
     script = written(made(pair), "vllm")
     (words,) = commands(script)
     drafter = json.loads(words[words.index("--speculative-config") + 1])
@@ -148,8 +146,7 @@ def test_vllm_verifies_as_the_policy_does(
     speculation: dict[str, Any], engine: dict[str, Any], expected: dict[str, Any], pair: Path
 ) -> None:
     section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
-    config = config_of(pair, engine=section, speculation=speculation)
-    (words,) = commands(written(config, "vllm"))
+    (words,) = commands(written(config_of(pair, engine=section, speculation=speculation), "vllm"))
     drafter = json.loads(option(words, "--speculative-config") or "")
     names = ("enable_adaptive_verification", "num_speculative_tokens_per_batch_size")
     assert {name: drafter[name] for name in names if name in drafter} == expected
@@ -188,8 +185,7 @@ def test_sglang_counts_the_anchor(pair: Path) -> None:
 
 
 def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
-    script = written(made(pair), "trtllm-serve")
-    text = script.split("<<'EOF'\n")[1].split("EOF\n")[0]
+    text = written(made(pair), "trtllm-serve").split("<<'EOF'\n")[1].split("EOF\n")[0]
     args = yaml.safe_load(text)
     assert args["speculative_config"]["speculative_model"] == str(pair / "drafter")
     assert args["speculative_config"]["max_draft_len"] == 7

@@ -144,8 +144,7 @@ def test_refused_models_are_checked_as_far_as_they_can_be_read(pair: Path) -> No
 
 
 def test_every_check_has_a_case() -> None:
-    names = [check.name for check in PAIR_CHECKS]
-    assert sorted(names) == sorted(CASES.keys() | {"draft-tokens"})
+    assert sorted([check.name for check in PAIR_CHECKS]) == sorted(CASES.keys() | {"draft-tokens"})
 
 
 def test_a_scaled_rope_ends_where_its_scaling_does(pair: Path) -> None:
@@ -233,8 +232,7 @@ def test_the_kinds_say_why_not(pair: Path) -> None:
 def test_what_build_refuses_of_a_chat_template_fits_no_kind(pair: Path, template: str) -> None:
     (pair / "target" / "chat_template.jinja").write_text(template)
     code, out, _ = run("inspect", pair / "target", pair / "drafter", "--json")
-    kinds = json.loads(out)["engine_kinds"]
-    assert (code, [kind["fits"] for kind in kinds]) == (1, [False] * 3)
+    assert (code, [kind["fits"] for kind in json.loads(out)["engine_kinds"]]) == (1, [False] * 3)
     with pytest.raises(CheckpointError, match="chat template"):
         build(config_of(pair), pair / "built", lambda *_: None)
 

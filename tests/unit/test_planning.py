@@ -164,8 +164,7 @@ def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
 
 def test_the_constants_are_the_fitted_ones() -> None:
     known = Constants.fitted()
-    again = calibrate.fit(known, steps=3)
-    moved = calibrate.numbers(again) - calibrate.numbers(known)
+    moved = calibrate.numbers(calibrate.fit(known, steps=3)) - calibrate.numbers(known)
     assert abs(moved).max() < 0.02
     assert len(moved) == calibrate.FITTED
 
@@ -226,8 +225,7 @@ def test_a_published_pair_is_planned_without_a_network(
     assert code == 0, err
     assert err.count("taken as the package has it") == 2
     assert json.loads(out)["speed"]
-    unknown = file.read_text().replace("z-lab/", "nobody/")
-    (tmp_path / "config.yaml").write_text(unknown)
+    (tmp_path / "config.yaml").write_text(file.read_text().replace("z-lab/", "nobody/"))
     assert run("plan", tmp_path / "config.yaml")[0] == 1
 
 

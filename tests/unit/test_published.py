@@ -126,8 +126,7 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     assert any(layout["sequences"][32768] for layout in found["memory"])
     # what the package has of the two config.json says the same
     config, bare = load_config(file), tmp_path
-    hubs = {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}
-    for role, hub in hubs.items():
+    for role, hub in {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}.items():
         (bare / role).mkdir()
         (bare / role / "config.json").write_text(json.dumps(published_config(str(hub))))
     packaged = make_plan(config, bare / "target", bare / "drafter")
@@ -140,8 +139,7 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
     refused, scripts = REFUSED.match(file.read_text()), dict[str, str]()
     for method, config in variants(load_config(file)).items():
         for engine in ENGINES:
-            of_llm = engine in ("trtllm-serve", "dynamo")
-            if refused is not None and method == "dflash" and of_llm:
+            if refused is not None and method == "dflash" and engine in ("trtllm-serve", "dynamo"):
                 with pytest.raises(PairError, match=re.escape(refused[1])):
                     export(config, engine, silent)
             else:

@@ -44,8 +44,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as hub:
         for role in ("target", "drafter"):
-            branches = {"main": NEW, "v1": OLD}
-            hub.repositories[f"org/{role}"] = Repository(original / role, branches)
+            hub.repositories[f"org/{role}"] = Repository(original / role, {"main": NEW, "v1": OLD})
         # what HF_ENDPOINT and HF_HUB_CACHE set when the library is imported
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -61,8 +60,7 @@ def hub(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def fetch(hub: str = "org/target", revision: str = "main") -> tuple[Path, str | None, Steps]:
     steps: Steps = []
     source = Source(hub=hub, revision=revision)
-    located = locate(source, "target", lambda *step: steps.append(step))
-    return *located, steps
+    return *locate(source, "target", lambda *step: steps.append(step)), steps
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:

@@ -220,8 +220,7 @@ def test_a_spoilt_file_gives_an_answer_of_ours(home: Path, name: str) -> None:
 @pytest.mark.parametrize("how", ["file", "link", "link to a folder", "folder"])
 def test_what_no_manifest_names_is_refused(home: Path, how: str) -> None:
     built = home / "built"
-    folders = [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]
-    for folder in folders:
+    for folder in [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]:
         for name in ("extra", ".extra", "model.py", "__pycache__"):
             extra = folder / name
             if extra.exists():
