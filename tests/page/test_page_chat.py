@@ -51,11 +51,12 @@ def test_rounds_are_told_by_mouse_and_by_keys(tab: Browser, serve: Any) -> None:
         tab.press("ARROW_RIGHT")
     proposal = rounds[number]["proposal"]
     assert f"Round {number}," in tab.text(".card-title")
-    kept = sum(draft["accepted"] for draft in proposal)
-    line = f"{len(proposal)} proposed, {kept} accepted, {len(proposal) - kept} refused."
+    accepted = sum(draft["accepted"] for draft in proposal)
+    refused = len(proposal) - accepted
+    line = f"{len(proposal)} proposed, {accepted} accepted, {refused} refused."
     assert line in tab.text(".card")
-    assert tab.count(".card li.accepted") == kept
-    assert tab.count(".card li.refused") == len(proposal) - kept
+    assert tab.count(".card li.accepted") == accepted
+    assert tab.count(".card li.refused") == refused
     assert f"{proposal[0]['probability']:.0%}".replace("%", " %") in tab.text(".card")
     tab.press("ESCAPE")
     assert not tab.driver.find_element("css selector", ".card").is_displayed()
@@ -67,11 +68,9 @@ def test_rounds_are_told_by_mouse_and_by_keys(tab: Browser, serve: Any) -> None:
 
 
 def test_text_is_rendered_and_copied_as_it_came(tab: Browser, serve: Any) -> None:
-    server = serve(TEXT)
-    tab.open(server.url)
-    tab.cdp(
-        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
-    )
+    tab.open(serve(TEXT).url)
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    tab.cdp("Browser.grantPermissions", permissions=permissions)
     tab.ask("Go")
     tab.click(".toggle", "Text")
     assert tab.text(".text code") == "word[::-1]"

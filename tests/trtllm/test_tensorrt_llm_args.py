@@ -74,15 +74,9 @@ def deploy(tmp_path: Path) -> Deploy:
         if setup.target_link:
             (target / LINK).touch()
         drafter = write("drafter", TABLES["model"]["drafter"], setup.drafter, DRAFTER_BYTES)
-        config = BuildConfig.model_validate(
-            {
-                "name": "x",
-                "target": {"path": target},
-                "drafter": {"path": drafter},
-                "engine": {"kind": "tensorrt_llm", "args": setup.args, **setup.engine},
-                **setup.config,
-            }
-        )
+        fields = {"name": "x", "target": {"path": target}, "drafter": {"path": drafter}}
+        fields["engine"] = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
+        config = BuildConfig.model_validate({**fields, **setup.config})
         models = open_target(target), open_drafter(drafter)
         return config, Pair(*models, method=config.speculation.method)
 
@@ -222,9 +216,8 @@ def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
-    args = chosen(
-        deploy, Setup(args={"max_batch_size": 4096, "kv_cache_config": {"dtype": "bfloat16"}})
-    )
+    large = {"max_batch_size": 4096, "kv_cache_config": {"dtype": "bfloat16"}}
+    args = chosen(deploy, Setup(args=large))
     assert args.max_num_tokens == 40960
     assert args.cuda_graph_config is not None
     assert args.cuda_graph_config.batch_sizes is not None
@@ -232,9 +225,9 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     # a section is merged, a mapping that is a value is not
     assert args.kv_cache_config.enable_block_reuse is False
     schedule = {8: 9, 64: 1}
-    own = chosen(deploy, Setup()).given["speculative_config"]
-    made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).given
-    assert made["speculative_config"] == {**own, "draft_len_schedule": schedule}
+    usual = chosen(deploy, Setup()).given["speculative_config"]
+    changed = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).given
+    assert changed["speculative_config"] == {**usual, "draft_len_schedule": schedule}
     graphs = {"cuda_graph_config": {"max_batch_size": 32}}
     assert chosen(deploy, Setup(args=graphs)).given["cuda_graph_config"] == {
         "batch_sizes": [1, 2, 4, 8, 16, 24, 32],
@@ -242,17 +235,15 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
         "enable_padding": True,
     }
     assert chosen(deploy, Setup(args={"max_batch_size": None})).max_batch_size == 2048
-    throughput = Setup(
-        engine={"objective": "throughput"}, args={"attention_dp_config": {"timeout_iters": 5}}
-    )
+    timeout = {"attention_dp_config": {"timeout_iters": 5}}
+    throughput = Setup(engine={"objective": "throughput"}, args=timeout)
     assert chosen(deploy, throughput).given["attention_dp_config"] == {
         "enable_balance": True,
         "batching_wait_iters": 50,
         "timeout_iters": 5,
     }
-    assert (
-        chosen(deploy, Setup(args={"cuda_graph_config": None})).given["cuda_graph_config"] is None
-    )
+    no_graphs = chosen(deploy, Setup(args={"cuda_graph_config": None}))
+    assert no_graphs.given["cuda_graph_config"] is None
 
 
 def test_more_gpus_than_there_are(deploy: Deploy) -> None:

@@ -35,9 +35,8 @@ class Machine:
         assert (lengths == width).all()
         assert (forced == 1).all()
         assert (budgets > 0).all()
-        verify, draft = self.verify(n, width, int(places[0])), 0.0
-        if x.batch[1] > 0:
-            draft = self.draft(n, int(places[0]))
+        verify = self.verify(n, width, int(places[0]))
+        draft = self.draft(n, int(places[0])) if x.batch[1] > 0 else 0.0
         self.rounds += 1
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
         self.now += HOP * self.scale + slow * (verify + draft)

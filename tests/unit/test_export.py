@@ -52,16 +52,13 @@ def with_method(directory: Path, method: Method) -> BuildConfig:
     )
 
 
-METHODS = ["dflash", "eagle3", "ngram", "none"]
-
-
 def option(words: list[str], name: str) -> str | None:
     return words[words.index(name) + 1] if name in words else None
 
 
 def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     drafts, lines = "--speculative-config", {}
-    for method in METHODS[1:]:
+    for method in ("eagle3", "ngram", "none"):
         config = with_method(pair, method)
         lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
     vllm = {method: json.loads(option(x, drafts) or "null") for method, (x, _) in lines.items()}
@@ -242,19 +239,16 @@ def test_several_nodes_are_refused(pair: Path, engine: str) -> None:
 
 
 def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
-    other = Path(__file__).parents[1] / "samples" / "speculators-full"
-    config = made(pair, other)
-    for engine in ("sglang", "trtllm-serve"):
-        with pytest.raises(PairError, match=f"{engine} does not read drafters in the speculators"):
-            written(config, engine)
-    assert str(other) in written(config, "vllm")
-    config = made(pair, other.with_name("deepspec-dflash"))
-    for engine in ("sglang", "trtllm-serve"):
-        with pytest.raises(PairError, match=f"{engine} does not read drafters in the DeepSpec"):
-            written(config, engine)
+    samples = Path(__file__).parents[1] / "samples"
+    for name, form in (("speculators-full", "speculators"), ("deepspec-dflash", "DeepSpec")):
+        for engine in ("sglang", "trtllm-serve"):
+            with pytest.raises(PairError, match=f"{engine} does not read drafters in the {form}"):
+                written(made(pair, samples / name), engine)
+    full = samples / "speculators-full"
+    assert str(full) in written(made(pair, full), "vllm")
     for name in ("deepspec-dflash", "speculators-reduced"):
         with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's row"):
-            written(made(pair, other.with_name(name)), "vllm")
+            written(made(pair, samples / name), "vllm")
 
 
 def test_the_command_prints_the_script(pair: Path, tmp_path: Path) -> None:

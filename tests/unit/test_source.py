@@ -32,8 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "chat_template.jinja").write_text("{{ messages }}")
     (target / "original").mkdir()
     for name in (
-        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "notes.md"),
-        "README.md",
+        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "notes.md", "README.md"),
         *("consolidated.safetensors", "original/model.safetensors", "original/config.json"),
     ):
         (target / name).write_bytes(name.encode())
@@ -98,9 +97,8 @@ def test_a_branch_is_followed(hub: Hub) -> None:
 
 def test_a_gated_model_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["org/target"].gated = True
-    with pytest.raises(
-        CheckpointError, match=f"Accept the terms on {hub.url}/org/target.*HF_TOKEN"
-    ):
+    says = f"Accept the terms on {hub.url}/org/target.*HF_TOKEN"
+    with pytest.raises(CheckpointError, match=says):
         fetch()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch()[1] == NEW
@@ -108,10 +106,8 @@ def test_a_gated_model_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_not_there_is_named(hub: Hub) -> None:
     for name, revision in (("none", "main"), ("none", OLD), ("target", "v9"), ("target", "f" * 40)):
-        with pytest.raises(
-            CheckpointError,
-            match=rf"cannot fetch the target org/{name} at '{revision}'.*target\.hub",
-        ):
+        says = rf"cannot fetch the target org/{name} at '{revision}'.*target\.hub"
+        with pytest.raises(CheckpointError, match=says):
             fetch(f"org/{name}", revision)
 
 

@@ -377,9 +377,8 @@ class Grammar:
         """Walk along what it admits, mostly straight on; None if it does not end."""
         matcher, ids = LLMatcher(self.tokens, self.text), list[int]()
         for _ in range(most):
-            mask = np.unpackbits(
-                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
-            )
+            packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(packed, bitorder="little")
             allowed = np.flatnonzero(mask[: self.tokenizer.get_vocab_size()]).tolist()
             ends = [token for token in allowed if self.tokenizer.id_to_token(token) in ENDS]
             token = rng.choice(ends if ends and rng.random() < 0.3 else allowed)
@@ -510,9 +509,8 @@ def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
         ({"a": 3}, "not valid|cannot be enforced"),
         ([3], "not valid"),
     ):
-        tools = parse_tools(
-            [{"type": "function", "function": {"name": "f", "parameters": {"properties": schema}}}]
-        )
+        function = {"name": "f", "parameters": {"properties": schema}}
+        tools = parse_tools([{"type": "function", "function": function}])
         with pytest.raises(RequestError, match=said):
             grammar(format, tools, None, {}, parallel=True, thinking=False)
 
