@@ -53,8 +53,7 @@ def matrix_of(config: BuildConfig, **changes: object) -> Matrix:
 def test_one_command_to_the_picture_and_on_where_it_was(aiperf: Path, tmp_path: Path) -> None:
     short, long = tmp_path / "short.jsonl", tmp_path / "long.jsonl"
     short.write_text("\n".join(json.dumps({"text": text}) for text in prompt_texts(2)))
-    chat = {"role": "user", "content": "def f(x):\n" * 5000}
-    long.write_text(json.dumps({"messages": [chat]}))
+    long.write_text(json.dumps({"messages": [{"role": "user", "content": "def f(x):\n" * 5000}]}))
     output = tmp_path / "out"
     command = ("bench", "matrix", CONFIG, "--output", output, *OPTIONS)
     code, out, err = run(*command, "--prompts", long, "--prompts", short)
@@ -113,8 +112,7 @@ def test_a_method_that_cannot_be_built_or_served_has_its_reason(
     loads = run_matrix(matrix_of(config), tmp_path / "out", quiet)
     assert len(loads) == 2
     assert all("machine lacks TensorRT-LLM" in str(load.error) for load in loads)
-    no_head = matrix_of(demo_config(), methods=("eagle3",))
-    loads = run_matrix(no_head, tmp_path / "out", quiet)
+    loads = run_matrix(matrix_of(demo_config(), methods=("eagle3",)), tmp_path / "out", quiet)
     assert all("has no method eagle3" in str(load.error) for load in loads)
 
 
@@ -129,8 +127,7 @@ def test_another_setting_is_another_load() -> None:
         replace(matrix, users=(1, 64)),  # the server has more slots
         replace(matrix, config=matrix.config.model_copy(update={"name": "x"})),
     ]
-    names = {each.folder(load) for each in (matrix, *others)}
-    assert len(names) == 1 + len(others)
+    assert len({each.folder(load) for each in (matrix, *others)}) == 1 + len(others)
     assert replace(matrix, methods=("none", "dflash")).folder(load) == matrix.folder(load)
     salts = {each["cache_salt"] for each in matrix.payloads(load)}
     assert len(salts) == len(matrix.payloads(load)) == 1 + 2

@@ -201,12 +201,10 @@ def test_verify_compares_dflash_with_the_target_alone(home: Path) -> None:
     assert 1 <= found["tau"] <= 8
     assert found["together"] == 4
     assert found["plain_tokens_per_s"] > 0
-    assert found["speedup"] == pytest.approx(
-        found["dflash_tokens_per_s"] / found["plain_tokens_per_s"]
-    )
+    speedup = found["dflash_tokens_per_s"] / found["plain_tokens_per_s"]
+    assert found["speedup"] == pytest.approx(speedup)
     assert "2/2 identical, one and 4 at a time" in run(*arguments).out
-    long = run(*arguments[:-1], 5000)
-    assert_error(long, 1, "at most 0 fit beside --max-tokens")
+    assert_error(run(*arguments[:-1], 5000), 1, "at most 0 fit beside --max-tokens")
 
 
 def test_verify_exits_1_and_shows_the_first_mismatch(

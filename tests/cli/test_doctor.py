@@ -106,8 +106,7 @@ def results(directory: Path) -> dict[str, str]:
 
 
 def bad(directory: Path) -> dict[str, str]:
-    found = results(directory)
-    return {n: r for n, r in found.items() if r in ("error", "warning")}
+    return {n: r for n, r in results(directory).items() if r in ("error", "warning")}
 
 
 def test_a_machine_without_anything_is_told_what_it_lacks(
@@ -224,8 +223,7 @@ def test_a_generation_that_fails_names_its_log(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (found,) = (each for each in examine(built, generate=True) if each.name == "generation")
     assert found.found == "TensorRT-LLM ended: RuntimeError: CUDA error: out of memory"
-    log = Path(found.fix.removeprefix("Read its log: "))
-    assert "Traceback" in log.read_text()
+    assert "Traceback" in Path(found.fix.removeprefix("Read its log: ")).read_text()
 
 
 @pytest.mark.models

@@ -23,8 +23,7 @@ def test_every_block_is_run_or_listed() -> None:
     """A language without a runner has to be listed."""
     blocks = [block for page in PAGES for block in read(page)]
     run = {"sh", "python", "command", "yaml", "setting", "promql", "console"}
-    others = [block for block in blocks if block.language not in run and not not_run(block)]
-    assert not others
+    assert not [block for block in blocks if block.language not in run and not not_run(block)]
     assert {not_run(block) for block in blocks} - {None} == NOT_RUN.keys()  # none is stale
     assert {"sh", "python", "yaml", "promql", "console"} <= {block.language for block in blocks}
 
@@ -115,8 +114,7 @@ def test_the_queries_are_of_what_is_exported(block: Block) -> None:
 def named(text: str) -> list[Path]:
     package, roots = ROOT / "dflash_trt", ("tests", "scripts", "model_repository", "build_configs")
     names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))`", text)
-    beside = [package / name for name in re.findall(r"`(\w+\.py)`", text)]
-    return beside + [
+    return [package / name for name in re.findall(r"`(\w+\.py)`", text)] + [
         (ROOT if name.startswith(roots) else package) / name for name in dict.fromkeys(names)
     ]
 

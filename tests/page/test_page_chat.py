@@ -30,8 +30,7 @@ def test_three_turns(tab: Browser, serve: Any) -> None:
         usage = server.usage[-1]
         assert sum(counted.values()) == usage["completion_tokens"]
         assert tab.count(".answer:last-of-type .round") == usage["rounds"] + 1
-    said = [(message["role"], message["content"]) for message in server.seen[2]["messages"]]
-    assert said == [
+    assert [(message["role"], message["content"]) for message in server.seen[2]["messages"]] == [
         ("system", "Be brief."),
         ("user", "Question 0"),
         ("assistant", "One."),
@@ -52,11 +51,12 @@ def test_rounds_are_told_by_mouse_and_by_keys(tab: Browser, serve: Any) -> None:
         tab.press("ARROW_RIGHT")
     proposal = rounds[number]["proposal"]
     assert f"Round {number}," in tab.text(".card-title")
-    kept = sum(draft["accepted"] for draft in proposal)
-    line = f"{len(proposal)} proposed, {kept} accepted, {len(proposal) - kept} refused."
+    accepted = sum(draft["accepted"] for draft in proposal)
+    refused = len(proposal) - accepted
+    line = f"{len(proposal)} proposed, {accepted} accepted, {refused} refused."
     assert line in tab.text(".card")
-    assert tab.count(".card li.accepted") == kept
-    assert tab.count(".card li.refused") == len(proposal) - kept
+    assert tab.count(".card li.accepted") == accepted
+    assert tab.count(".card li.refused") == refused
     assert f"{proposal[0]['probability']:.0%}".replace("%", " %") in tab.text(".card")
     tab.press("ESCAPE")
     assert not tab.driver.find_element("css selector", ".card").is_displayed()
@@ -68,11 +68,9 @@ def test_rounds_are_told_by_mouse_and_by_keys(tab: Browser, serve: Any) -> None:
 
 
 def test_text_is_rendered_and_copied_as_it_came(tab: Browser, serve: Any) -> None:
-    server = serve(TEXT)
-    tab.open(server.url)
-    tab.cdp(
-        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
-    )
+    tab.open(serve(TEXT).url)
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    tab.cdp("Browser.grantPermissions", permissions=permissions)
     tab.ask("Go")
     tab.click(".toggle", "Text")
     assert tab.text(".text code") == "word[::-1]"
@@ -255,6 +253,5 @@ def test_the_server_at_a_glance(tab: Browser, serve: Any) -> None:
     usage = usage_of(drafted_rounds(TEXT))
     tau = usage["completion_tokens"] / usage["rounds"]
     tab.until(lambda: f"{tau:.3g}" in tab.text(".figures"), "tokens a round")
-    panel = tab.text("#glance-body")
-    assert "1 of 4" in panel
+    assert "1 of 4" in tab.text("#glance-body")
     assert tab.count("#glance-body svg") >= 2

@@ -26,10 +26,7 @@ from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
-from dflash_trt.engines.tensorrt.plan import (
-    DTYPES,
-    build_plan,
-)
+from dflash_trt.engines.tensorrt.plan import DTYPES, build_plan
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
@@ -67,8 +64,7 @@ def plans_of(demo: Demo, dtype: str, ranks: int) -> Path:
 def graphs_of(directory: Path, ranks: int) -> Path:
     """Return the demo pair's graphs as `build` writes them before they become plans."""
     pair = DEMO / "target", DEMO / "drafter"
-    sizes = {"slots": 4, "max_seq_len": 1024}
-    build_engines(*pair, directory / "engines", **sizes, ranks=ranks)
+    build_engines(*pair, directory / "engines", slots=4, max_seq_len=1024, ranks=ranks)
     return directory
 
 
@@ -89,10 +85,8 @@ def test_the_demo_pair(demo: Demo, dtype: str, ranks: int, tmp_path: Path) -> No
         assert plan.dtype == {"bf16": "bfloat16", "fp16": "float16"}[dtype]
         assert plan.taken_apart == ()
         assert len(plan.aliases) == 2 * len(info.caches)
-        assert {path.name for path in ours.iterdir() if path.is_file()} == {
-            "model.plan",
-            "engine.json",
-        }
+        files = {path.name for path in ours.iterdir() if path.is_file()}
+        assert files == {"model.plan", "engine.json"}
         weights = (theirs / "model.onnx.data").stat().st_size  # in bf16
         assert weights < (ours / "model.plan").stat().st_size < weights + (20 << 20)
 
@@ -111,9 +105,8 @@ def assert_fits(info: EngineInfo, profile: int, n: int, tokens: int, visible: in
     """Compare names, dtypes and shapes of a step; each size has one value within the profile."""
     plan = info.plan
     assert plan is not None
-    width, context = (
-        (tokens, 0) if info.role == "target" else (min(tokens, info.block_size), tokens)
-    )
+    width = tokens if info.role == "target" else min(tokens, info.block_size)
+    context = 0 if info.role == "target" else tokens
     given, taken = step_tensors(info, n, width, visible, n, context)
     caches: dict[str, Any] = {
         f"{part}_{layer}": (plan.dtype, (n, heads, info.cache_len, head_dim))
@@ -228,8 +221,7 @@ def test_attention_that_may_fall_apart_is_named(tiny: Path) -> None:
 def test_what_the_graph_says_and_the_network_has_not_is_named(tiny: Path) -> None:
     parsed = Parsed(tiny)
     hidden = parsed.node("RMSNormalization")
-    added = ir.node("Relu", [hidden.outputs[0]], name="planted")
-    parsed.graph.insert_after(hidden, added)
+    parsed.graph.insert_after(hidden, ir.node("Relu", [hidden.outputs[0]], name="planted"))
     with pytest.raises(EngineError, match=r"at planted \(Relu\): it is not in the network"):
         parsed.check()
 
@@ -308,8 +300,7 @@ def test_what_the_parser_reads_over_is_refused(
 def test_an_operator_that_it_cannot_parse_is_named(tiny: Path) -> None:
     def with_non_zero(graph: ir.Graph) -> None:
         tokens = graph.inputs[0]
-        first = graph[0]
-        graph.insert_before(first, ir.node("NonZero", [tokens], name="planted"))
+        graph.insert_before(graph[0], ir.node("NonZero", [tokens], name="planted"))
 
     with pytest.raises(EngineError, match=r"at planted \(NonZero\)"):
         Parsed(tiny, with_non_zero)
@@ -317,8 +308,7 @@ def test_an_operator_that_it_cannot_parse_is_named(tiny: Path) -> None:
 
 def test_heads_without_a_kernel_are_taken_apart_and_said(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, heads=2, kv_heads=1, head_dim=512, layers=2, taps=(0,))
-    sizes = {"slots": 1, "max_seq_len": 32}
-    build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
+    build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", slots=1, max_seq_len=32)
     build_plan(tmp_path / "engines" / "target", ENGINE, 16)
     plan = read_info(tmp_path / "engines" / "target").plan
     assert plan is not None
@@ -329,11 +319,10 @@ def test_heads_without_a_kernel_are_taken_apart_and_said(tmp_path: Path) -> None
 def test_every_family_and_drafter_format(family: str, form: str, tmp_path: Path) -> None:
     pair = pair_of(family, form, tmp_path)
     target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
-    role = "target" if form == "z-lab" else "drafter"
     directory = tmp_path / "engine"
     directory.mkdir()
     options = EngineOptions(slots=2, max_seq_len=64, threads=1, kind="tensorrt")
-    if role == "target":
+    if form == "z-lab":
         build_target(target, drafter.spec, directory, options)
     else:
         build_drafter(drafter, target, directory, options)
@@ -351,12 +340,10 @@ def test_types_against_the_library_itself(tmp_path: Path) -> None:
     text = stub.read_text()
     # two slips of the generator, which make the whole file unreadable
     text = re.sub(r"\bin: ", "in_: ", text)
-    text = text.replace(
-        "channel_axis: typing.SupportsInt)", "channel_axis: typing.SupportsInt = 0)"
+    stub.write_text(re.sub(r"(channel_axis: typing\.SupportsInt)\)", r"\1 = 0)", text))
+    (tmp_path / "wrong.py").write_text(
+        "import tensorrt_rtx_bindings as trt\ntrt.BuilderFlag.FP16\n"
     )
-    stub.write_text(text)
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("import tensorrt_rtx_bindings as trt\ntrt.BuilderFlag.FP16\n")
     look = [*python, "mypy", "--no-warn-unused-ignores", "--cache-dir", tmp_path / "cache"]
     done = subprocess.run(
         [*look, "-p", "dflash_trt.engines.tensorrt", "-m", "wrong"],

@@ -89,8 +89,7 @@ def test_rows_share_a_round_and_move(built: BuiltPair, engines: Path) -> None:
     scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK)
     # of several lengths, so that rows end in turn and others move into them
     asked = [Request(text[: 12 + 7 * i], 40 - 8 * i) for i, text in enumerate(built.texts[:5])]
-    sequences = run_all(scheduler, asked)
-    for request, sequence, text in zip(asked, sequences, built.texts, strict=False):
+    for request, sequence, text in zip(asked, run_all(scheduler, asked), built.texts, strict=False):
         start = len(request.prompt)
         assert sequence.tokens == text[start : start + request.max_tokens]
 

@@ -60,10 +60,8 @@ def test_the_arguments_name_what_lies_beside_them(pair: Path) -> None:
     (pair / "built").rename(moved)
     stored = yaml.safe_load((engine(moved) / "llm_args.yaml").read_text())
     args = read_llm_args(engine(moved))
-    assert (stored["model"], stored["speculative_config"]["speculative_model"]) == (
-        "target",
-        "drafter",
-    )
+    assert stored["model"] == "target"
+    assert stored["speculative_config"]["speculative_model"] == "drafter"
     assert stored["speculative_config"]["decoding_type"] == "DFlash"
     assert Path(args["model"]).samefile(engine(moved) / "target")
     assert (Path(args["speculative_config"]["speculative_model"]) / "config.json").is_file()
@@ -162,30 +160,25 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
     assert not (pair / "new").exists()
 
 
+# what each stand-in does first
 RECORD = """#!/usr/bin/env bash
 { echo "$(basename "$0")"; printf '%s\\n' "$@"; } >> "$RECORD"
 """
 # what comes after a launcher's own options is the command, which it runs
-RUN_BASH = RECORD + 'while [ "$1" != bash ]; do shift; done\nexec "$@"\n'
+RUN_BASH = 'while [ "$1" != bash ]; do shift; done\nexec "$@"\n'
 # as published: the task runs in the background and the launcher waits to be stopped after it
-LAUNCH = (
-    RECORD
-    + """set -e
+LAUNCH = """set -e
 export TLLM_SPAWN_PROXY_PROCESS=1
 task="$*"
 ( $task; touch "$RECORD.stopped" ) &
 for ((i = 0; i < 100; i++)); do [ -e "$RECORD.stopped" ] && exit; sleep 0.1; done
 exit 1
 """
-)
-SERVE = (
-    RECORD
-    + """printf "PDL=%s\\n" "${TRTLLM_ENABLE_PDL:-}" >> "$RECORD"
+SERVE = """printf "PDL=%s\\n" "${TRTLLM_ENABLE_PDL:-}" >> "$RECORD"
 trap 'exit 5' TERM
 for ((i = 0; i < ${SERVED:-0}; i++)); do sleep 0.1; done
 exit "${CODE:-0}"
 """
-)
 
 
 @pytest.fixture
@@ -195,7 +188,7 @@ def launchers(tmp_path: Path) -> dict[str, str]:
     folder.mkdir()
     programs = {"srun": RUN_BASH, "mpirun": RUN_BASH, "tritonserver": SERVE}
     for name, text in {**programs, "trtllm-llmapi-launch": LAUNCH}.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(RECORD + text)
         (folder / name).chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {"PATH": path, "RECORD": str(tmp_path / "record")}
@@ -211,9 +204,8 @@ def start(script: Path, environment: dict[str, str], *arguments: str) -> list[st
 def two_machines(pair: Path) -> Path:
     edit(pair / "target", num_attention_heads=8, head_dim=8)
     edit(pair / "drafter", num_attention_heads=8, head_dim=8)
-    settings = config(pair, hardware="gb300-nvl72-slice", gpus=8)
     output = pair / "two-machines"
-    build(settings, output, quiet)
+    build(config(pair, hardware="gb300-nvl72-slice", gpus=8), output, quiet)
     assert read_info(engine(output)).nodes == 2
     return output
 
@@ -230,8 +222,7 @@ def test_a_path_with_a_space_is_said_before_triton_stumbles(
     pair: Path, launchers: dict[str, str]
 ) -> None:
     (pair / "built").rename(pair / "my build")
-    script = pair / "my build" / "launch" / "single_node.sh"
-    done = program(script, **launchers)
+    done = program(pair / "my build" / "launch" / "single_node.sh", **launchers)
     assert done.returncode == 2
     assert "a path with a space" in done.stderr
     assert not Path(launchers["RECORD"]).exists()
@@ -260,9 +251,8 @@ def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
                 time.sleep(0.1)
             assert process.poll() is None, (tmp_path / "log").read_text()
             health.close()  # Triton would wait for its connection when it is to stop
-            text = "".join(
-                part.text for part in stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=8)
-            )
+            parts = stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=8)
+            text = "".join(part.text for part in parts)
         finally:
             process.terminate()
             process.wait(30)
@@ -295,8 +285,7 @@ def test_how_triton_ends_is_how_the_task_does(
 ) -> None:
     """It fails or is told to stop: published launchers pass on neither."""
     script = two_machines / "launch" / {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
-    done = subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20)
-    assert done.returncode == 3
+    assert subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20).returncode == 3
     record = Path(launchers["RECORD"])
     for file in (record, record.with_name("record.stopped")):
         file.unlink()

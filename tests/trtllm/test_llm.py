@@ -75,10 +75,9 @@ def _front(
 
 def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
     prompt = {} if "input_ids" in values else {"text_input": text.encode()}
-    given = {**prompt, "stream": True, "max_tokens": 40, **values}
     return {
         name: np.array(value if isinstance(value, list) else [value], object)
-        for name, value in given.items()
+        for name, value in {**prompt, "stream": True, "max_tokens": 40, **values}.items()
     }
 
 
@@ -89,8 +88,7 @@ def _ask(front: RequestHandler, **values: Any) -> list[Any]:
 
 
 def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    args = {"max_num_tokens": 30, "enable_chunked_prefill": False}
-    with _front(tmp_path, args) as (front, _, _):
+    with _front(tmp_path, {"max_num_tokens": 30, "enable_chunked_prefill": False}) as (front, _, _):
         for values, words in (
             ({"logprobs": 0}, "logprobs is not possible: with a drafter"),
             ({"min_p": 0.1}, "min_p is not possible"),

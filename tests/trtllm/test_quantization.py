@@ -193,8 +193,7 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
     given = [target.directory, whole, f"{method.upper()}_DEFAULT_CFG", json.dumps(IDS)]
     command = [sys.executable, "-c", WHOLE, *given]
     lib = Path(__file__).parents[1] / "lib"  # of `modelopt_codes`
-    words = list(map(str, command))
-    subprocess.run(words, check=True, timeout=300, capture_output=True, cwd=lib)
+    subprocess.run(list(map(str, command)), check=True, timeout=300, capture_output=True, cwd=lib)
 
     found, expected = (load_file(each / "model.safetensors") for each in (output, whole))
     assert found.keys() == expected.keys()

@@ -18,12 +18,7 @@ from holes import write_hole
 from jsonschema import Draft202012Validator
 from llm_build import STANDINS
 
-from dflash_trt.checkpoints import (
-    TENSORRT_LLM_CHECKS,
-    Pair,
-    open_drafter,
-    open_target,
-)
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair, open_drafter, open_target
 from dflash_trt.checkpoints.findings import Finding, checks_of
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig
@@ -79,16 +74,9 @@ def deploy(tmp_path: Path) -> Deploy:
         if setup.target_link:
             (target / LINK).touch()
         drafter = write("drafter", TABLES["model"]["drafter"], setup.drafter, DRAFTER_BYTES)
-        engine = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
-        config = BuildConfig.model_validate(
-            {
-                "name": "x",
-                "target": {"path": target},
-                "drafter": {"path": drafter},
-                "engine": engine,
-                **setup.config,
-            }
-        )
+        fields = {"name": "x", "target": {"path": target}, "drafter": {"path": drafter}}
+        fields["engine"] = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
+        config = BuildConfig.model_validate({**fields, **setup.config})
         models = open_target(target), open_drafter(drafter)
         return config, Pair(*models, method=config.speculation.method)
 
@@ -147,8 +135,7 @@ def test_wrong_arguments_are_refused_by_name(deploy: Deploy, case: Fields) -> No
 def test_values_that_nobody_else_refuses(deploy: Deploy, args: Fields) -> None:
     found = checked(deploy, Setup(args=args))["values-that-work"]
     assert found.result == "error"
-    section = next(iter(args))
-    assert f"engine.args.{section}" in found.found
+    assert f"engine.args.{next(iter(args))}" in found.found
     assert found.fix
 
 
@@ -215,16 +202,13 @@ def at(values: Any, path: str) -> Any:
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
     """It reads back as the same arguments, for every preset and objective."""
-    of = {"speculation": {"method": method}}
-    config, pair = deploy(Setup(config=of))
+    config, pair = deploy(Setup(config={"speculation": {"method": method}}))
     for preset in PRESETS.values():
         for objective in ("latency", "balanced", "throughput"):
             engine = config.engine.model_copy(update={"objective": objective})
-            made = config.model_copy(update={"engine": engine})
-            context = Context(made, pair, preset)
+            context = Context(config.model_copy(update={"engine": engine}), pair, preset)
             args = choose_args(context)
-            again = LlmArgs(yaml.safe_load(args.to_yaml()))
-            assert again.complete == args.complete
+            assert LlmArgs(yaml.safe_load(args.to_yaml())).complete == args.complete
             standin["TorchLlmArgs"](**args.given)
             errors = [f for f in check_args(context, args) if f.result == "error"]
             if method == "dflash":
@@ -232,9 +216,8 @@ def test_what_is_written_is_taken(deploy: Deploy, method: str) -> None:
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
-    args = chosen(
-        deploy, Setup(args={"max_batch_size": 4096, "kv_cache_config": {"dtype": "bfloat16"}})
-    )
+    large = {"max_batch_size": 4096, "kv_cache_config": {"dtype": "bfloat16"}}
+    args = chosen(deploy, Setup(args=large))
     assert args.max_num_tokens == 40960
     assert args.cuda_graph_config is not None
     assert args.cuda_graph_config.batch_sizes is not None
@@ -242,9 +225,9 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     # a section is merged, a mapping that is a value is not
     assert args.kv_cache_config.enable_block_reuse is False
     schedule = {8: 9, 64: 1}
-    own = chosen(deploy, Setup()).given["speculative_config"]
-    made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).given
-    assert made["speculative_config"] == {**own, "draft_len_schedule": schedule}
+    usual = chosen(deploy, Setup()).given["speculative_config"]
+    changed = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).given
+    assert changed["speculative_config"] == {**usual, "draft_len_schedule": schedule}
     graphs = {"cuda_graph_config": {"max_batch_size": 32}}
     assert chosen(deploy, Setup(args=graphs)).given["cuda_graph_config"] == {
         "batch_sizes": [1, 2, 4, 8, 16, 24, 32],
@@ -252,17 +235,15 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
         "enable_padding": True,
     }
     assert chosen(deploy, Setup(args={"max_batch_size": None})).max_batch_size == 2048
-    throughput = Setup(
-        engine={"objective": "throughput"}, args={"attention_dp_config": {"timeout_iters": 5}}
-    )
+    timeout = {"attention_dp_config": {"timeout_iters": 5}}
+    throughput = Setup(engine={"objective": "throughput"}, args=timeout)
     assert chosen(deploy, throughput).given["attention_dp_config"] == {
         "enable_balance": True,
         "batching_wait_iters": 50,
         "timeout_iters": 5,
     }
-    assert (
-        chosen(deploy, Setup(args={"cuda_graph_config": None})).given["cuda_graph_config"] is None
-    )
+    no_graphs = chosen(deploy, Setup(args={"cuda_graph_config": None}))
+    assert no_graphs.given["cuda_graph_config"] is None
 
 
 def test_more_gpus_than_there_are(deploy: Deploy) -> None:

@@ -59,10 +59,9 @@ def test_a_build_holds_what_its_manifest_says(original: Path, kind: str) -> None
         return
     for role in ("target", "drafter"):
         assert f"engines/{role}/engine.json" in found
-        listed = manifest["inputs"][role]
         for name in ("config.json", "model.safetensors"):
             digest = hashlib.sha256((original / role / name).read_bytes()).hexdigest()
-            assert listed[name]["sha256"] == digest
+            assert manifest["inputs"][role][name]["sha256"] == digest
     assert manifest["config"]["serving"]["max_seq_len"] == 512  # the target's own
 
 
@@ -187,10 +186,9 @@ dflash_trt.build.pipeline.build(config, Path(sys.argv[2]), lambda *_: None)
 
 def hanging_build(pair: Path, output: Path) -> "subprocess.Popen[str]":
     """Return a build in another process, stopped after both engines are written."""
-    package = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-c", BUILD_AND_HANG, str(pair), str(output)],
-        env=os.environ | {"PYTHONPATH": str(package)},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -45,6 +45,12 @@ def _tokenizer(directory: Path, template: str | None, **config: Any) -> Path:
     return directory
 
 
+def loaded(directory: Path) -> Any:
+    render = load_chat_template(directory)
+    assert render is not None
+    return render
+
+
 def target(directory: Path) -> Pair:
     return Pair(Model("target", directory, {"vocab_size": 9, "eos_token_id": 2}), NO_DRAFTER)
 
@@ -58,9 +64,7 @@ def test_rendered_as_transformers_does(
     template: str, prompt: bool, more: dict[str, Any], tmp_path: Path
 ) -> None:
     directory = _tokenizer(tmp_path, template)
-    render = load_chat_template(directory)
-    assert render is not None
-    ours = render(messages=MESSAGES, add_generation_prompt=prompt, **more)
+    ours = loaded(directory)(messages=MESSAGES, add_generation_prompt=prompt, **more)
     assert ours == AutoTokenizer.from_pretrained(directory).apply_chat_template(
         MESSAGES, tokenize=False, add_generation_prompt=prompt, **more
     )
@@ -69,9 +73,7 @@ def test_rendered_as_transformers_does(
 def test_a_template_file_of_older_models(tmp_path: Path) -> None:
     directory = _tokenizer(tmp_path, None, chat_template="inline")
     (directory / "chat_template.json").write_text('{"chat_template": "legacy"}')
-    render = load_chat_template(directory)
-    assert render is not None
-    assert render(messages=[]) == "legacy"
+    assert loaded(directory)(messages=[]) == "legacy"
 
 
 NAMED = {"default": "d", "tool_use": "t", "rag": "r"}
@@ -96,8 +98,7 @@ def test_the_template_that_transformers_takes(case: str, tools: Any, tmp_path: P
     for name, text in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(text)
-    render = load_chat_template(directory)
-    assert render is not None
+    render = loaded(directory)
     try:
         expected = AutoTokenizer.from_pretrained(directory).apply_chat_template(
             MESSAGES, tokenize=False, tools=tools
@@ -106,9 +107,8 @@ def test_the_template_that_transformers_takes(case: str, tools: Any, tmp_path: P
         expected = files.get("chat_template.jinja", "d" if isinstance(config, str) else "t")
     assert render(messages=MESSAGES, tools=tools) == expected
     copy_tokenizer(directory, tmp_path / "copy")
-    again = load_chat_template(tmp_path / "copy" / "tokenizer")
-    assert again is not None
-    assert again(messages=MESSAGES, tools=tools) == expected
+    copy = loaded(tmp_path / "copy" / "tokenizer")
+    assert copy(messages=MESSAGES, tools=tools) == expected
 
 
 TOKENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -131,11 +131,9 @@ def test_special_tokens_that_transformers_hands_to_a_template(case: str, tmp_pat
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": source}
     (directory / "tokenizer_config.json").write_text(json.dumps(kind | config))
     (directory / "special_tokens_map.json").write_text(json.dumps(tokens))
-    render = load_chat_template(directory)
-    assert render is not None
-    assert render(messages=MESSAGES) == AutoTokenizer.from_pretrained(
-        directory
-    ).apply_chat_template(MESSAGES, tokenize=False)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    expected = tokenizer.apply_chat_template(MESSAGES, tokenize=False)
+    assert loaded(directory)(messages=MESSAGES) == expected
 
 
 LOADING = {
@@ -179,8 +177,7 @@ def test_a_template_is_limited_in_what_it_makes(template: str, limit: str, tmp_p
     directory = _tokenizer(tmp_path, source)
     with pytest.raises(CheckpointError, match=rf"makes more than \d+ {limit}"):
         chat_template(target(directory))
-    render = load_chat_template(directory)
-    assert render is not None
+    render = loaded(directory)
     for _ in range(2):
         with pytest.raises(RequestError, match=rf"makes more than \d+ {limit}"):
             render(messages=[{"role": "user"}])
@@ -189,8 +186,7 @@ def test_a_template_is_limited_in_what_it_makes(template: str, limit: str, tmp_p
 
 def test_limits_leave_usual_products_alone(tmp_path: Path) -> None:
     source = "{{ '-' * 3 }}{{ 3 * 2.5 }}{{ 2 ** 10 }}{{ '%05d|%s' % (7, 'a') }}{{ 10 % 3 }}"
-    render = load_chat_template(_tokenizer(tmp_path, source))
-    assert render is not None
+    render = loaded(_tokenizer(tmp_path, source))
     assert render(messages=[]) == "---7.5102400007|a1"
 
 
@@ -208,9 +204,7 @@ def test_limits_leave_usual_products_alone(tmp_path: Path) -> None:
 )
 def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "\ud800"}]
-    directory = _tokenizer(tmp_path, None, chat_template=template)
-    render = load_chat_template(directory)
-    assert render is not None
+    render = loaded(_tokenizer(tmp_path, None, chat_template=template))
     with pytest.raises(RequestError, match="chat template refuses the messages"):
         render(messages=messages)
     assert messages == [{"role": "user", "content": "\ud800"}]

@@ -106,8 +106,7 @@ def test_a_shard_outside_the_folder_is_refused(pair: Path) -> None:
 
 def test_reading_keeps_one_tensor_in_memory(pair: Path) -> None:
     def rss_kb() -> int:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+        return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
     big = {f"t{i}": torch.ones(1 << 20) for i in range(32)}  # 4 MiB each
     save_file(big, pair / "model.safetensors")
@@ -244,8 +243,7 @@ def test_dynamic_rope_turns_slower_in_builds_for_longer_texts(pair: Path) -> Non
 def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     target = pair / "target"
     tokenizer = load_tokenizer(target)
-    ids = tokenizer.encode("def f():\n").ids
-    assert tokenizer.decode(ids) == "def f():\n"
+    assert tokenizer.decode(tokenizer.encode("def f():\n").ids) == "def f():\n"
     assert [file.name for file in tokenizer_files(target)] == [
         "generation_config.json",
         "tokenizer.json",

@@ -76,8 +76,7 @@ def test_schema_describes_every_field() -> None:
     assert set(schema["properties"]) == set(BuildConfig.model_fields)
     assert schema["required"] == ["name", "target"]
     assert schema["additionalProperties"] is False
-    sections = {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"}
-    assert sections < set(schema["$defs"])
+    assert {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"} < set(schema["$defs"])
     for section, fields in schema["$defs"].items():
         for name, field in fields["properties"].items():
             assert field["description"], f"{section}.{name}"

@@ -35,16 +35,14 @@ class Machine:
         assert (lengths == width).all()
         assert (forced == 1).all()
         assert (budgets > 0).all()
-        verify, draft = self.verify(n, width, int(places[0])), 0.0
-        if x.batch[1] > 0:
-            draft = self.draft(n, int(places[0]))
+        verify = self.verify(n, width, int(places[0]))
+        draft = self.draft(n, int(places[0])) if x.batch[1] > 0 else 0.0
         self.rounds += 1
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
         self.now += HOP * self.scale + slow * (verify + draft)
         none = np.zeros((n, 1, 1))
-        results = np.zeros((n, 3), np.int64)
         return RoundOutput(
-            results,
+            np.zeros((n, 3), np.int64),
             none.astype(np.float32),
             none.astype(np.int64),
             slow * verify,
@@ -71,8 +69,7 @@ def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
             wanted = [machine.verify(n, width, context) + HOP * scale for width in found.widths]
             assert found.verify_seconds[i][j] == pytest.approx(wanted)
             assert found.draft_seconds[i][j] == pytest.approx(machine.draft(n, context))
-    between = found.verify(3, 5, 512)
-    assert between == pytest.approx(machine.verify(3, 5, 512) + HOP * scale)
+    assert found.verify(3, 5, 512) == pytest.approx(machine.verify(3, 5, 512) + HOP * scale)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 200.0])
@@ -89,7 +86,6 @@ def test_it_ends_in_time(scale: float) -> None:
 def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:
     pair = built_pair()
     target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
-    run = in_process(target, drafter)
-    found = measure(run, target.info, 0.3)
+    found = measure(in_process(target, drafter), target.info, 0.3)
     assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
     assert np.min(found.verify_seconds) > 0 < np.min(found.draft_seconds)

@@ -36,10 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_file_is_the_same(built: Path) -> None:
     cpu, cuda = (contents(built / device / "engines") for device in ("cpu", "cuda"))
-    assert {name for name in cpu if cpu[name] != cuda[name]} == {
-        "target/engine.json",
-        "drafter/engine.json",
-    }
+    changed = {name for name in cpu if cpu[name] != cuda[name]}
+    assert changed == {"target/engine.json", "drafter/engine.json"}
     assert json.loads(cuda["target/engine.json"])["device"] == "cuda"
 
 
@@ -75,9 +73,8 @@ def test_a_node_without_a_kernel_is_named(built: Path, tmp_path: Path, change: s
 def test_a_build_with_such_a_node_writes_nothing(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "dflash_trt.engines.cuda.kernels._table", lambda: {"version": "1.31", "kernels": {}}
-    )
+    table = {"version": "1.31", "kernels": {}}
+    monkeypatch.setattr("dflash_trt.engines.cuda.kernels._table", lambda: table)
     with pytest.raises(EngineError, match=r"node_\w+ \(\w+ of \w+\) would run on the CPU"):
         build_pair(built, tmp_path / "built", device="cuda")
     assert not (tmp_path / "built").exists()

@@ -74,8 +74,7 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         versions = {"library": "tensorrt_rtx", "version": "1.7.1", "graph": ""}
         described = {"dtype": "bfloat16", "prefill_chunk": 64, "profiles": ()}
         tensors: dict[str, Any] = {"inputs": {}, "outputs": {}, "aliases": {}}
-        gpus = ("8.9", "12.0")
-        plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=gpus)
+        plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=("8.9", "12.0"))
         for role in ("target", "drafter"):
             info = read_info(directory / "engines" / role)
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
@@ -135,11 +134,8 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert (not names) == (case in OURS)
     text = (deploy / "Dockerfile").read_text()
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
-    if case in OURS:
-        assert users == ["10001:10001"]
-        return
-    assert users == ["10001"]
-    assert "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1\n" in text
+    assert users == (["10001:10001"] if case in OURS else ["10001"])
+    assert case in OURS or "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1\n" in text
 
 
 @pytest.mark.models
@@ -151,8 +147,7 @@ def test_the_image_has_all_that_is_imported() -> None:
     required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
     declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
     assert installed <= declared
-    modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
-    modules += ("bench",)
+    modules = ("cli", "bench", "doctor", "serving.front", "serving.client", "serving.server")
     code = f"""
 import importlib, importlib.metadata, sys
 class Finder:
@@ -187,8 +182,7 @@ def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
 def run_with_fake(script: Path, **env: str) -> list[str]:
     launch = script.parents[1] / "launch"
     launch.mkdir(exist_ok=True)
-    echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
-    (launch / "mpi.sh").write_text(echo)
+    (launch / "mpi.sh").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n")
     (launch / "mpi.sh").chmod(0o755)
     done = program(script, **env)
     assert done.returncode == 0, done.stderr
@@ -198,8 +192,7 @@ def run_with_fake(script: Path, **env: str) -> list[str]:
 def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
     write(tmp_path, made())
     start = tmp_path / "deploy" / "start.sh"
-    said = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
-    *_, http, grpc, verbose = said
+    *_, http, grpc, verbose = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
     rule = http.removeprefix("--http-restricted-api=")
     assert grpc == f"--grpc-restricted-protocol={rule}"
     assert verbose == "--log-verbose=1"

@@ -34,8 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(directory: Path, drafter: Path | None = None, **engine: Any) -> BuildConfig:
     section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
-    drafters = {"path": drafter or directory / "drafter"}
-    return config_of(directory, drafter=drafters, engine=section)
+    return config_of(directory, drafter={"path": drafter or directory / "drafter"}, engine=section)
 
 
 def written(config: BuildConfig, engine: str) -> str:
@@ -53,16 +52,13 @@ def with_method(directory: Path, method: Method) -> BuildConfig:
     )
 
 
-METHODS = ["dflash", "eagle3", "ngram", "none"]
-
-
 def option(words: list[str], name: str) -> str | None:
     return words[words.index(name) + 1] if name in words else None
 
 
 def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     drafts, lines = "--speculative-config", {}
-    for method in METHODS[1:]:
+    for method in ("eagle3", "ngram", "none"):
         config = with_method(pair, method)
         lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
     vllm = {method: json.loads(option(x, drafts) or "null") for method, (x, _) in lines.items()}
@@ -121,8 +117,7 @@ def test_prefixes_are_kept_where_the_bundle_keeps_them(
 
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its causal backends run the target, and drafts need one that is not causal."""
-    name = "Gemma4ForConditionalGeneration"
-    monkeypatch.setattr(Model, "architecture", name)
+    monkeypatch.setattr(Model, "architecture", "Gemma4ForConditionalGeneration")
     script = written(made(pair), "vllm")
     (words,) = commands(script)
     drafter = json.loads(words[words.index("--speculative-config") + 1])
@@ -148,8 +143,7 @@ def test_vllm_verifies_as_the_policy_does(
     speculation: dict[str, Any], engine: dict[str, Any], expected: dict[str, Any], pair: Path
 ) -> None:
     section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
-    config = config_of(pair, engine=section, speculation=speculation)
-    (words,) = commands(written(config, "vllm"))
+    (words,) = commands(written(config_of(pair, engine=section, speculation=speculation), "vllm"))
     drafter = json.loads(option(words, "--speculative-config") or "")
     names = ("enable_adaptive_verification", "num_speculative_tokens_per_batch_size")
     assert {name: drafter[name] for name in names if name in drafter} == expected
@@ -188,8 +182,7 @@ def test_sglang_counts_the_anchor(pair: Path) -> None:
 
 
 def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
-    script = written(made(pair), "trtllm-serve")
-    text = script.split("<<'EOF'\n")[1].split("EOF\n")[0]
+    text = written(made(pair), "trtllm-serve").split("<<'EOF'\n")[1].split("EOF\n")[0]
     args = yaml.safe_load(text)
     assert args["speculative_config"]["speculative_model"] == str(pair / "drafter")
     assert args["speculative_config"]["max_draft_len"] == 7
@@ -246,19 +239,16 @@ def test_several_nodes_are_refused(pair: Path, engine: str) -> None:
 
 
 def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
-    other = Path(__file__).parents[1] / "samples" / "speculators-full"
-    config = made(pair, other)
-    for engine in ("sglang", "trtllm-serve"):
-        with pytest.raises(PairError, match=f"{engine} does not read drafters in the speculators"):
-            written(config, engine)
-    assert str(other) in written(config, "vllm")
-    config = made(pair, other.with_name("deepspec-dflash"))
-    for engine in ("sglang", "trtllm-serve"):
-        with pytest.raises(PairError, match=f"{engine} does not read drafters in the DeepSpec"):
-            written(config, engine)
+    samples = Path(__file__).parents[1] / "samples"
+    for name, form in (("speculators-full", "speculators"), ("deepspec-dflash", "DeepSpec")):
+        for engine in ("sglang", "trtllm-serve"):
+            with pytest.raises(PairError, match=f"{engine} does not read drafters in the {form}"):
+                written(made(pair, samples / name), engine)
+    full = samples / "speculators-full"
+    assert str(full) in written(made(pair, full), "vllm")
     for name in ("deepspec-dflash", "speculators-reduced"):
         with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's row"):
-            written(made(pair, other.with_name(name)), "vllm")
+            written(made(pair, samples / name), "vllm")
 
 
 def test_the_command_prints_the_script(pair: Path, tmp_path: Path) -> None:

@@ -71,15 +71,7 @@ def test_whatever_a_file_is_the_answer_is_a_sentence(pair: Path, reader: str, ki
     assert name.rsplit("/", 1)[-1] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"slots": "4"},
-        {"slots": 0},
-        {"caches": [[1]]},
-        {"more": 1},
-    ],
-)
+@pytest.mark.parametrize("change", [{"slots": "4"}, {"slots": 0}, {"caches": [[1]]}, {"more": 1}])
 def test_types_in_engine_json_are_checked(pair: Path, change: dict[str, Any]) -> None:
     file = pair / "built" / "engines" / "target" / "engine.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,10 +39,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(pair: Path, **config: int) -> dict[str, str]:
-    found = pair_findings(
-        Pair(open_target(pair / "target"), open_drafter(pair / "drafter"), **config)
-    )
-    return {finding.name: finding.result for finding in found}
+    models = open_target(pair / "target"), open_drafter(pair / "drafter")
+    return {finding.name: finding.result for finding in pair_findings(Pair(*models, **config))}
 
 
 def bad(pair: Path, **config: int) -> dict[str, str]:
@@ -56,25 +53,15 @@ def dflash(drafter: Path, **changes: object) -> None:
     edit(drafter, dflash_config={k: v for k, v in config.items() if v is not None})
 
 
-def rename_token(directory: Path) -> None:
-    file = directory / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
+def swap_two_tokens(target: Path, drafter: Path) -> None:
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    file.write_text(json.dumps(tokenizer))
+    (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def tokenizer_of_another(target: Path, drafter: Path) -> None:
-    shutil.copy(target / "tokenizer.json", drafter)
-    rename_token(drafter)
-
-
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 2.0,
-    "original_max_position_embeddings": 256,
-}
+YARN: dict[str, object] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+YARN |= {"original_max_position_embeddings": 256}
 # the check, how a sound pair is spoiled, and which checks see the same fault too
 CASES: dict[str, tuple[Spoil, set[str]]] = {
     "hidden-size": (lambda t, d: edit(d, hidden_size=32), {"drafter-tensors"}),
@@ -90,7 +77,7 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
     "sampling-recommended": (
         lambda t, d: (t / "generation_config.json").write_text('{"temperature": "hot"}'), set()),
     "tokenizer": (lambda t, d: (t / "tokenizer.json").unlink(), set()),
-    "same-tokenizer": (tokenizer_of_another, set()),
+    "same-tokenizer": (swap_two_tokens, set()),
     "context-length": (lambda t, d: edit(t, max_position_embeddings=1024), set()),
     "no-own-vocabulary": (
         lambda t, d: edit_weights(d, lambda w: w.update({"lm_head.weight": torch.ones(320, 64)})),
@@ -144,14 +131,12 @@ def test_refused_models_are_checked_as_far_as_they_can_be_read(pair: Path) -> No
 
 
 def test_every_check_has_a_case() -> None:
-    names = [check.name for check in PAIR_CHECKS]
-    assert sorted(names) == sorted(CASES.keys() | {"draft-tokens"})
+    assert sorted([check.name for check in PAIR_CHECKS]) == sorted(CASES.keys() | {"draft-tokens"})
 
 
 def test_a_scaled_rope_ends_where_its_scaling_does(pair: Path) -> None:
-    long = YARN | {"factor": 1.5}
     edit(pair / "target", rope_parameters=YARN)
-    edit(pair / "drafter", rope_parameters=long)
+    edit(pair / "drafter", rope_parameters=YARN | {"factor": 1.5})
     assert bad(pair)["context-length"] == "warning"
 
 
@@ -187,9 +172,7 @@ def test_the_text_names_every_check_and_kind() -> None:
     assert "hidden-size" not in out
 
 
-def test_a_refused_model_is_described_with_the_reason(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_model_is_described_with_the_reason(pair: Path) -> None:
     directory = pair / "target"
     config = GptOssConfig(num_hidden_layers=4, hidden_size=64).to_dict()
     config |= {"architectures": ["Unknown\x1b[2J\ud800"], "layer_types": ["linear_attention"] * 4}
@@ -233,8 +216,7 @@ def test_the_kinds_say_why_not(pair: Path) -> None:
 def test_what_build_refuses_of_a_chat_template_fits_no_kind(pair: Path, template: str) -> None:
     (pair / "target" / "chat_template.jinja").write_text(template)
     code, out, _ = run("inspect", pair / "target", pair / "drafter", "--json")
-    kinds = json.loads(out)["engine_kinds"]
-    assert (code, [kind["fits"] for kind in kinds]) == (1, [False] * 3)
+    assert (code, [kind["fits"] for kind in json.loads(out)["engine_kinds"]]) == (1, [False] * 3)
     with pytest.raises(CheckpointError, match="chat template"):
         build(config_of(pair), pair / "built", lambda *_: None)
 

@@ -66,9 +66,8 @@ def test_what_asserts_nothing_is_left_out(part: dict[str, Any]) -> None:
     kind = {"type": "string"} if "format" in part else {}
     for schema in [part | kind, *around(part | kind)]:
         assert not problem(schema)
-    [tool] = parse_tools(
-        [{"type": "function", "function": {"name": "f", "parameters": around(part)[0]}}]
-    )
+    function = {"name": "f", "parameters": around(part)[0]}
+    [tool] = parse_tools([{"type": "function", "function": function}])
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(dict(tool.schema)))
 
 

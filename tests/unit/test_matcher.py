@@ -15,14 +15,14 @@ from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.errors import RequestError
 
 END = "<|end|>"
+MERGES = [("t", "h"), ("th", "e"), ("r", "e"), ("the", "re"), ('"', ":"), ("{", '"')]
 
 
 def byte_level() -> Tokenizer:
     """Return a tokenizer like those of GPT-2, Llama 3, Qwen, gpt-oss and SmolLM2."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("r", "e"), ("the", "re"), ('"', ":"), ("{", '"')]
-    tokens = [*letters, *("".join(pair) for pair in merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    tokens = [*letters, *("".join(pair) for pair in MERGES)]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END, "<|call|>"])
@@ -31,13 +31,11 @@ def byte_level() -> Tokenizer:
 
 def sentencepiece() -> Tokenizer:
     """Return one like those of Llama 2, Mistral and Gemma: spaces are ▁, unknown bytes <0x..>."""
-    merges = [("t", "h"), ("th", "e"), ("r", "e"), ("the", "re"), ('"', ":"), ("{", '"')]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
-    tokens += [chr(code) for code in range(33, 127)] + ["".join(pair) for pair in merges]
+    tokens += [chr(code) for code in range(33, 127)] + ["".join(pair) for pair in MERGES]
     vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
-    )
+    model = models.BPE(vocab=vocab, merges=MERGES, unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -76,8 +74,7 @@ def grammars(tokenizer: Tokenizer, padding: int = 0, ends: bool = True) -> Gramm
 
 def after(matcher: Matcher, tokens: list[int] | None = None) -> set[int] | None:
     """Return what may follow a chain of drafts; None: it does not matter."""
-    tokens = tokens or []
-    mask = matcher.masks(tokens)[-1]
+    mask = matcher.masks(tokens or [])[-1]
     if mask is None:
         return None
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
@@ -103,9 +100,8 @@ def may_go_on(text: bytes) -> bool:
 def test_masks_allow_what_the_text_may_go_on_with(kind: str, padding: int, ends: bool) -> None:
     """Against a search over the whole vocabulary. Padded ids are never allowed."""
     tokenizer = KINDS[kind]()
-    matcher = grammars(tokenizer, padding, ends).matcher(
-        Grammar("regex", 'the \\{"é there": [0-9]+\\}')
-    )
+    grammar = Grammar("regex", 'the \\{"é there": [0-9]+\\}')
+    matcher = grammars(tokenizer, padding, ends).matcher(grammar)
     pieces = {token: BYTES[kind](word) for word, token in tokenizer.get_vocab().items()}
     whole = ids_of(tokenizer, HEAD.decode() + "12")
     for end in range(len(whole) + 1):
@@ -235,9 +231,8 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
     schema = {"type": "array", "items": {"type": "null"}}
     for options, spaced in (({}, False), ({"x-guidance": {"whitespace_flexible": True}}, True)):
         text = json.dumps({**schema, **options})
-        allowed = after(
-            grammars(tokenizer).matcher(Grammar("json_schema", text)), ids_of(tokenizer, "[")
-        )
+        matcher = grammars(tokenizer).matcher(Grammar("json_schema", text))
+        allowed = after(matcher, ids_of(tokenizer, "["))
         assert allowed is not None
         assert (space in allowed) == spaced
     one_of = {"oneOf": [{"type": "integer"}, {"enum": [1]}], "x-guidance": {"coerce_one_of": True}}

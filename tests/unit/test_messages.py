@@ -98,8 +98,7 @@ def test_thoughts_have_the_name_that_the_template_reads(name: str, sent: str) ->
     message = {**CALL, sent: "thought-1"}
     if sent == "part":
         message = {**CALL, "content": [{"type": "thinking", "thinking": "thought-1"}]}
-    chat = [USER, message, result(1)]
-    assert "thought-1" in model.prompt(chat, [TOOL], template_values={}).text
+    assert "thought-1" in model.prompt([USER, message, result(1)], [TOOL], template_values={}).text
 
 
 def test_ids_are_in_the_form_that_the_template_wants() -> None:
@@ -143,8 +142,7 @@ def test_a_message_is_read_as_it_is_meant(case: str) -> None:
 
 
 def test_a_result_has_the_name_and_id_of_its_call() -> None:
-    chat = [USER, CALL, {"role": "tool", "content": "x"}]
-    assert read_messages(chat)[2] == says(
+    assert read_messages([USER, CALL, {"role": "tool", "content": "x"}])[2] == says(
         "tool", "x", tool_call_id=call(1)["id"], name="get_weather"
     )
 

@@ -42,13 +42,6 @@ DRAFTERS = {
 EIGHT = Layout(8)
 ONE = Layout()
 SPREAD = Layout(8, attention_dp=True, experts_parallel=True)
-LATENT = {
-    "num_hidden_layers": 4,
-    "n_routed_experts": 32,
-    "first_k_dense_replace": 1,
-    "hidden_size": 1024,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +113,9 @@ def places(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def test_fields_of_any_kind_are_read_or_refused() -> None:
-    kimi = LATENT | {
+    kimi = {
+        **{"num_hidden_layers": 4, "n_routed_experts": 32, "first_k_dense_replace": 1},
+        **{"hidden_size": 1024, "tie_word_embeddings": False},
         **{"num_attention_heads": 4, "vocab_size": 500, "num_experts_per_tok": 2},
         **{"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16},
         **{"qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64},
@@ -164,8 +159,7 @@ def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
 
 def test_the_constants_are_the_fitted_ones() -> None:
     known = Constants.fitted()
-    again = calibrate.fit(known, steps=3)
-    moved = calibrate.numbers(again) - calibrate.numbers(known)
+    moved = calibrate.numbers(calibrate.fit(known, steps=3)) - calibrate.numbers(known)
     assert abs(moved).max() < 0.02
     assert len(moved) == calibrate.FITTED
 
@@ -173,9 +167,8 @@ def test_the_constants_are_the_fitted_ones() -> None:
 def test_figures_that_were_not_fitted_are_met_as_said() -> None:
     written = yaml.safe_load((ROOT / "dflash_trt/planning/constants.yaml").read_text())["errors"]
     off = sorted(abs(math.log1p(error)) for error in calibrate.errors(Constants.fitted(), "check"))
-    assert (
-        written["checked"] == len(off) > 4 * len(calibrate.errors(Constants.fitted(), "calibrate"))
-    )
+    fitted = calibrate.errors(Constants.fitted(), "calibrate")
+    assert written["checked"] == len(off) > 4 * len(fitted)
     within = sum(each <= written["nine_of_ten"] * 1.01 for each in off)
     assert within / len(off) == pytest.approx(0.9, abs=0.02)
     assert off[len(off) // 2] == pytest.approx(written["median"], rel=0.05)
@@ -226,8 +219,7 @@ def test_a_published_pair_is_planned_without_a_network(
     assert code == 0, err
     assert err.count("taken as the package has it") == 2
     assert json.loads(out)["speed"]
-    unknown = file.read_text().replace("z-lab/", "nobody/")
-    (tmp_path / "config.yaml").write_text(unknown)
+    (tmp_path / "config.yaml").write_text(file.read_text().replace("z-lab/", "nobody/"))
     assert run("plan", tmp_path / "config.yaml")[0] == 1
 
 

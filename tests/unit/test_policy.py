@@ -147,8 +147,7 @@ class World:
         return tokens / time
 
     def _proposals(self) -> list[Proposal]:
-        chances = [self.right**k for k in range(1, MOST + 1)]
-        drafted = [chain(chances)] if self.drafting[-1] else []
+        drafted = [chain([self.right**k for k in range(1, MOST + 1)])] if self.drafting[-1] else []
         return [*drafted, *([] if self.copied is None else [looked_up(3)])]
 
 
@@ -169,8 +168,7 @@ def closed(costs: Costs) -> Adaptive:
     """Return a policy whose gate was closed by drafts that were never right."""
     policy = adaptive(costs)
     while policy.prefill(1, sampled=False):
-        plan = policy.choose(rows(chain([1e-3] * MOST)), 0)
-        for proposal in filter(None, plan.chosen):
+        for proposal in filter(None, policy.choose(rows(chain([1e-3] * MOST)), 0).chosen):
             policy.observe(proposal, 0)
     return policy
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from builds import quiet
 from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
 from published import PAIRS, write_pair
@@ -28,10 +29,6 @@ pytestmark = pytest.mark.models
 FOLDER = Path(__file__).parents[2] / "build_configs"
 CONFIGS = sorted(FOLDER.glob("*/*.yaml"))
 REFUSED = re.compile(r"# Refused by build: (.*)\n")
-
-
-def silent(*_: object) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +69,8 @@ def test_every_published_pair_has_a_config() -> None:
         assert config.engine.hardware == file.parent.name
 
 
-every_config = pytest.mark.parametrize(
-    "file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}"
-)
+NAMES = [f"{file.parent.name}/{file.stem}" for file in CONFIGS]
+every_config = pytest.mark.parametrize("file", CONFIGS, ids=NAMES)
 DECODING = {"dflash": "DFlash", "eagle3": "Eagle3", "ngram": "NGram"}
 
 
@@ -87,11 +83,11 @@ def test_each_method_builds_or_is_refused_as_it_says(
     assert {*made} == {"dflash", "ngram", "none"} | ({"eagle3"} if published.head else set())
     if refused is not None:
         with pytest.raises(ConfigError) as caught:
-            build(made.pop("dflash"), tmp_path / "built", silent)
+            build(made.pop("dflash"), tmp_path / "built", quiet)
         assert caught.value.problem == f"hidden-states-captured: {refused[1]}"
         assert not (tmp_path / "built").exists()
     for method, config in made.items():
-        result = build(config, tmp_path / method, silent)
+        result = build(config, tmp_path / method, quiet)
         engine = result.directory / "engines" / "tensorrt_llm"
         args = yaml.safe_load((engine / "llm_args.yaml").read_text())
         drafts = args.get("speculative_config", {})
@@ -126,8 +122,7 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     assert any(layout["sequences"][32768] for layout in found["memory"])
     # what the package has of the two config.json says the same
     config, bare = load_config(file), tmp_path
-    hubs = {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}
-    for role, hub in hubs.items():
+    for role, hub in {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}.items():
         (bare / role).mkdir()
         (bare / role / "config.json").write_text(json.dumps(published_config(str(hub))))
     packaged = make_plan(config, bare / "target", bare / "drafter")
@@ -140,12 +135,11 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
     refused, scripts = REFUSED.match(file.read_text()), dict[str, str]()
     for method, config in variants(load_config(file)).items():
         for engine in ENGINES:
-            of_llm = engine in ("trtllm-serve", "dynamo")
-            if refused is not None and method == "dflash" and of_llm:
+            if refused is not None and method == "dflash" and engine in ("trtllm-serve", "dynamo"):
                 with pytest.raises(PairError, match=re.escape(refused[1])):
-                    export(config, engine, silent)
+                    export(config, engine, quiet)
             else:
-                script = export(config, engine, silent)
+                script = export(config, engine, quiet)
                 assert_pinned(script, config)
                 if engine != "dynamo":
                     scripts[f"{method}-{engine}"] = script

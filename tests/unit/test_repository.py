@@ -60,9 +60,8 @@ def test_every_model_has_its_config_and_version(tmp_path: Path) -> None:
 
 
 def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
-    repository = _write(
-        tmp_path, serving={"slots": 3, "max_queue": 5}, speculation={"draft_tokens": 4}
-    )
+    serving = {"slots": 3, "max_queue": 5}
+    repository = _write(tmp_path, serving=serving, speculation={"draft_tokens": 4})
 
     def parameters(model: str) -> dict[str, str]:
         found = read_config(repository / model / "config.pbtxt").parameters
@@ -131,7 +130,6 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     assert set(_names(config("draft").output)) == _fields(DraftOutput)
     assert set(_names(config("draft_verify").input)) == {"key"} | _fields(VerifyInput)
     assert set(_names(config("draft_verify").output)) == _fields(RoundOutput)
-    assert _names(config("dflash").output) == [
-        field.name for field in dataclasses.fields(RequestOutput)
-    ]
+    names = [field.name for field in dataclasses.fields(RequestOutput)]
+    assert _names(config("dflash").output) == names
     assert config("dflash").model_transaction_policy.decoupled

@@ -50,8 +50,7 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
         cache.insert("", text, len(text))
     assert len(cache.find("", [*old, 9], drafted=True)) == 2  # used again
     cache.insert("", WORDS[1], BLOCK)
-    lengths = [len(cache.find("", [*text, 9], drafted=True)) for text in (old, new)]
-    assert lengths == [2, 1]
+    assert [len(cache.find("", [*text, 9], drafted=True)) for text in (old, new)] == [2, 1]
 
 
 def test_a_cache_smaller_than_a_block_stays_empty() -> None:

@@ -32,8 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "chat_template.jinja").write_text("{{ messages }}")
     (target / "original").mkdir()
     for name in (
-        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "notes.md"),
-        "README.md",
+        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "notes.md", "README.md"),
         *("consolidated.safetensors", "original/model.safetensors", "original/config.json"),
     ):
         (target / name).write_bytes(name.encode())
@@ -44,8 +43,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as hub:
         for role in ("target", "drafter"):
-            branches = {"main": NEW, "v1": OLD}
-            hub.repositories[f"org/{role}"] = Repository(original / role, branches)
+            hub.repositories[f"org/{role}"] = Repository(original / role, {"main": NEW, "v1": OLD})
         # what HF_ENDPOINT and HF_HUB_CACHE set when the library is imported
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -61,8 +59,7 @@ def hub(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def fetch(hub: str = "org/target", revision: str = "main") -> tuple[Path, str | None, Steps]:
     steps: Steps = []
     source = Source(hub=hub, revision=revision)
-    located = locate(source, "target", lambda *step: steps.append(step))
-    return *located, steps
+    return *locate(source, "target", lambda *step: steps.append(step)), steps
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -100,9 +97,8 @@ def test_a_branch_is_followed(hub: Hub) -> None:
 
 def test_a_gated_model_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["org/target"].gated = True
-    with pytest.raises(
-        CheckpointError, match=f"Accept the terms on {hub.url}/org/target.*HF_TOKEN"
-    ):
+    says = f"Accept the terms on {hub.url}/org/target.*HF_TOKEN"
+    with pytest.raises(CheckpointError, match=says):
         fetch()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch()[1] == NEW
@@ -110,10 +106,8 @@ def test_a_gated_model_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_not_there_is_named(hub: Hub) -> None:
     for name, revision in (("none", "main"), ("none", OLD), ("target", "v9"), ("target", "f" * 40)):
-        with pytest.raises(
-            CheckpointError,
-            match=rf"cannot fetch the target org/{name} at '{revision}'.*target\.hub",
-        ):
+        says = rf"cannot fetch the target org/{name} at '{revision}'.*target\.hub"
+        with pytest.raises(CheckpointError, match=says):
             fetch(f"org/{name}", revision)
 
 

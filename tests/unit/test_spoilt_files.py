@@ -147,17 +147,18 @@ def weights_read(home: Path, target: str) -> None:
             list(weights.blocks(name, 512))
 
 
+def prompts_read(home: Path) -> None:
+    read_prompts(home / "prompts.jsonl", lambda _: [1], vocab_size=320, longest=64)
+
+
 def refused(check: Callable[[], object]) -> None:
     with pytest.raises(DflashError):
         check()
 
 
-PAIR = tuple(
-    partial(each, target="target") for each in (inspected, prepared, encoded, weights_read)
-)
-GGUF = tuple(
-    partial(each, target="target.gguf") for each in (inspected, prepared, encoded, weights_read)
-)
+READERS = (inspected, prepared, encoded, weights_read)
+PAIR = tuple(partial(reader, target="target") for reader in READERS)
+GGUF = tuple(partial(reader, target="target.gguf") for reader in READERS)
 Spoil = Callable[[bytes, random.Random], bytes]
 KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "target/config.json": (spoil_json, PAIR),
@@ -171,14 +172,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "drafter/model.safetensors": (spoil, PAIR),
     "target.gguf": (spoil_gguf, GGUF),
     "pair.yaml": (spoil_text, (lambda home: load_config(home / "pair.yaml"),)),
-    "prompts.jsonl": (
-        spoil_lines,
-        (
-            lambda home: read_prompts(
-                home / "prompts.jsonl", lambda _: [1], vocab_size=320, longest=64
-            ),
-        ),
-    ),
+    "prompts.jsonl": (spoil_lines, (prompts_read,)),
     "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
     "built/model.sig": (
         spoil_json,
@@ -220,8 +214,7 @@ def test_a_spoilt_file_gives_an_answer_of_ours(home: Path, name: str) -> None:
 @pytest.mark.parametrize("how", ["file", "link", "link to a folder", "folder"])
 def test_what_no_manifest_names_is_refused(home: Path, how: str) -> None:
     built = home / "built"
-    folders = [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]
-    for folder in folders:
+    for folder in [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]:
         for name in ("extra", ".extra", "model.py", "__pycache__"):
             extra = folder / name
             if extra.exists():

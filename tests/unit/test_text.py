@@ -35,8 +35,7 @@ def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[s
     detokenizer, pieces, at = Detokenizer(tokenizer, special), [], 0
     while at < len(ids):
         step = draw.randint(1, 5)
-        last = at + step >= len(ids)
-        pieces.append(detokenizer.push(ids[at : at + step], last=last))
+        pieces.append(detokenizer.push(ids[at : at + step], last=at + step >= len(ids)))
         at += step
     return pieces
 
@@ -70,8 +69,7 @@ def test_hidden_tokens_are_no_text() -> None:
     tokenizer = byte_level()
     end = tokenizer.token_to_id("<|end|>")
     ids = [*tokenizer.encode("é").ids, end]
-    detokenizer = Detokenizer(tokenizer, frozenset({end}))
-    assert detokenizer.push(ids, last=True) == "é"
+    assert Detokenizer(tokenizer, frozenset({end})).push(ids, last=True) == "é"
 
 
 def test_markers_of_channels_are_text_and_the_end_is_not() -> None:

@@ -167,8 +167,7 @@ def test_calls_are_read_as_templates_write_them(format: Format, write: Callable[
     for text, calls, content in random_outputs(format, write):
         thought, said, found = read_any_way(format, text)
         assert (thought, said) == ("", content), text
-        read_calls = [(name, json.loads(arguments)) for name, arguments in found]
-        assert read_calls == calls, text
+        assert [(name, json.loads(arguments)) for name, arguments in found] == calls, text
         if format.name not in ("qwen3_coder", "gemma4"):  # as it stands there
             assert all(arguments in text for _, arguments in found)
 
@@ -251,11 +250,7 @@ def test_arguments_come_as_they_are_written() -> None:
 
 def test_values_as_python_writes_them() -> None:
     [format] = [each for each in FORMATS if each.name == "qwen3_coder"]
-    for written, value in (
-        ("True", "true"),
-        ("None", "null"),
-        ("NaN", '"NaN"'),
-    ):
+    for written, value in (("True", "true"), ("None", "null"), ("NaN", '"NaN"')):
         text = f"<tool_call>\n<function=f>\n<parameter=tags>\n{written}\n</parameter>\n</function>"
         tools = [Tool("f", {"properties": {"tags": {"type": "array"}}})]
         assert read_any_way(format, text, tools=tools)[2] == [("f", f'{{"tags": {value}}}')]
@@ -382,9 +377,8 @@ class Grammar:
         """Walk along what it admits, mostly straight on; None if it does not end."""
         matcher, ids = LLMatcher(self.tokens, self.text), list[int]()
         for _ in range(most):
-            mask = np.unpackbits(
-                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
-            )
+            packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(packed, bitorder="little")
             allowed = np.flatnonzero(mask[: self.tokenizer.get_vocab_size()]).tolist()
             ends = [token for token in allowed if self.tokenizer.id_to_token(token) in ENDS]
             token = rng.choice(ends if ends and rng.random() < 0.3 else allowed)
@@ -515,9 +509,8 @@ def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
         ({"a": 3}, "not valid|cannot be enforced"),
         ([3], "not valid"),
     ):
-        tools = parse_tools(
-            [{"type": "function", "function": {"name": "f", "parameters": {"properties": schema}}}]
-        )
+        function = {"name": "f", "parameters": {"properties": schema}}
+        tools = parse_tools([{"type": "function", "function": function}])
         with pytest.raises(RequestError, match=said):
             grammar(format, tools, None, {}, parallel=True, thinking=False)
 

@@ -76,8 +76,7 @@ def test_arguments_are_text_where_the_template_wants_text() -> None:
 
 
 def test_a_template_without_tools_is_told_in_words() -> None:
-    text = rendered(CHATML)
-    system, _, rest = text.partition("<|im_end|>")
+    system, _, rest = rendered(CHATML).partition("<|im_end|>")
     assert "Be kind.\n\n# Tools" in system
     assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in system
     assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city":' in rest
