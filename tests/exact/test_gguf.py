@@ -325,8 +325,7 @@ def test_a_file_in_a_package(
     source = TargetSource(package="packed_model", gguf=Path("tiny.gguf"))
     expected = load_target(as_directory(file)).spec
     assert load_target(locate(source, "target", quiet).directory).spec == expected
-    at = locate_argument("packed_model:tiny.gguf", "target", quiet)
-    report = inspect(at)["target"]
+    report = inspect(locate_argument("packed_model:tiny.gguf", "target", quiet))["target"]
     assert report["directory"] == str(file)
     assert report["weights"]["tensors"] == {"Q8_0": 22, "F32": 16}
     for name in ("packed_model:x.gguf", "no_such:x"):

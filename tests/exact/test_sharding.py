@@ -93,8 +93,7 @@ def assert_ranks_agree(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, tmp_path: Path) -> None:
-    config = FAMILIES[family]()
-    pair = write_pair(tmp_path, config, DRAFTER | SLIDING)
+    pair = write_pair(tmp_path, FAMILIES[family](), DRAFTER | SLIDING)
     assert_ranks_agree(pair, tmp_path)
 
 

@@ -153,8 +153,7 @@ def test_chat(api: openai.OpenAI, triton: Ports) -> None:
             "max_completion_tokens": 30,
             "extra_body": extra,
         }
-        whole = api.chat.completions.create(**fields)
-        assert whole.choices[0].message.content == expected != ""
+        assert api.chat.completions.create(**fields).choices[0].message.content == expected != ""
         chunks = list(api.chat.completions.create(**fields, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
         assert chunks[0].choices[0].delta.role == "assistant"
@@ -207,9 +206,8 @@ def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
         assert whole.usage.prompt_tokens == sum(map(len, ids))
         assert whole.usage.completion_tokens == 2 * 3 * 12
         got = [""] * 6
-        ends = {"include_usage": True}
         for chunk in api.completions.create(
-            prompt=prompt, n=2, stream=True, stream_options=ends, **fields
+            prompt=prompt, n=2, stream=True, stream_options={"include_usage": True}, **fields
         ):
             for choice in chunk.choices:
                 got[choice.index] += choice.text
@@ -225,8 +223,7 @@ def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
     fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
     text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
     for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
-        whole = api.completions.create(prompt=prompt, echo=True, **fields)
-        assert whole.choices[0].text == text
+        assert api.completions.create(prompt=prompt, echo=True, **fields).choices[0].text == text
         chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
 
@@ -374,8 +371,7 @@ def test_a_tool_loop(api: openai.OpenAI) -> None:
         ).choices[0]
         [call] = whole.message.tool_calls or []
         assert call.function.name in called
-        arguments = json.loads(call.function.arguments)
-        jsonschema.validate(arguments, schema)
+        jsonschema.validate(json.loads(call.function.arguments), schema)
         assert (whole.message.content, whole.finish_reason) == (None, "tool_calls")
         with api.chat.completions.stream(
             messages=messages, tool_choice=choice, temperature=0, **fields

@@ -54,8 +54,7 @@ def scripted(chat_built: Path) -> Iterator[Scripted]:
 
 
 def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
-    answer = part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])
-    api, server = scripted(parts(answer))
+    api, server = scripted(parts(part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])))
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages: list[Any] = [
@@ -299,8 +298,7 @@ def test_a_client_that_goes_away_cancels_the_request(
     address = ("127.0.0.1", api.base_url.port or 0)
     with socket.create_connection(address, timeout=WAIT) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        kind = "Content-Type: application/json\r\n\r\n"
-        connection.sendall(head.encode() + kind.encode() + body)
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         if begun:
             assert connection.recv(12) == b"HTTP/1.1 200"
         else:

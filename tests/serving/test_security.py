@@ -51,9 +51,8 @@ def keyed(built: Path) -> Iterator[Ports]:
 
 
 def _http(ports: Ports, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-    method = "GET" if body is None else "POST"
     answer = httpx.request(
-        method,
+        "GET" if body is None else "POST",
         f"http://127.0.0.1:{ports.http}/v2/{path}",
         json=body,
         headers={k.replace("_", "-"): v for k, v in headers.items()},
@@ -151,8 +150,7 @@ def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
 
 
 def test_with_tls_http_stays_on_this_machine() -> None:
-    tls = Tls(Path("cert"), Path("key"))
-    assert Security("10.0.0.1", tls).http_host == "127.0.0.1"
+    assert Security("10.0.0.1", Tls(Path("cert"), Path("key"))).http_host == "127.0.0.1"
     assert Security("10.0.0.1").http_host == "10.0.0.1"
 
 
@@ -247,8 +245,7 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
         for body in bodies:
             for model in ("dflash", "dflash_infer", "none"):
                 for how in ("generate", "generate_stream"):
-                    path = f"models/{model}/{how}"
-                    _, answer = _http(ports, path, body, inference_key=KEY)
+                    _, answer = _http(ports, f"models/{model}/{how}", body, inference_key=KEY)
                     assert "Traceback" not in answer
                     assert "/" + built.name not in answer
         log = server.log.path.read_text()
