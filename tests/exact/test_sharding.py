@@ -103,14 +103,10 @@ def own_vocabulary(directory: Path) -> Pair:
     return Pair(pair.target_dir, directory / "speculators")
 
 
-def biased(directory: Path) -> Pair:
-    return write_pair(directory, LLAMA, DRAFTER | BIASED)
-
-
 FORMATS: dict[str, Callable[[Path], Pair]] = {
     "dflash2": lambda directory: pair_of("llama", "dflash2", directory),
     "speculators-own-vocabulary": own_vocabulary,
-    "biases": biased,
+    "biases": lambda directory: write_pair(directory, LLAMA, DRAFTER | BIASED),
 }
 
 

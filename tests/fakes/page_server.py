@@ -242,12 +242,7 @@ def _round(number: int, tokens: Sequence[tuple[str, str]], proposal: list[Json])
 
 
 def _draft(text: str, source: str, accepted: bool, probability: float | None) -> Json:
-    return {
-        "text": text,
-        "source": source,
-        "accepted": accepted,
-        "probability": probability,
-    }
+    return {"text": text, "source": source, "accepted": accepted, "probability": probability}
 
 
 def _event(data: Json) -> bytes:

@@ -27,12 +27,7 @@ from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.server import run, supervisor
 from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.process import (
-    SHARED_MEMORY,
-    Server,
-    command_line,
-    processes_naming,
-)
+from dflash_trt.serving.server.process import SHARED_MEMORY, Server, command_line, processes_naming
 
 pytestmark = pytest.mark.soak
 
@@ -257,10 +252,6 @@ def _words(pid: int, text: str) -> str:
     return next((word for word in command_line(pid) if text in word), "")
 
 
-def _traces(prefix: str) -> list[object]:
-    return [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")]
-
-
 def test_no_process_stays_when_serve_is_killed(built: Path) -> None:
     with _serve(built) as (process, _, log):
         prefix = _prefix(log)
@@ -287,7 +278,7 @@ def test_stopping_is_bounded(built: Path, signals: int) -> None:
         assert time.monotonic() - start < (STOP if signals == 1 else 5)
         with pytest.raises(ServerError):
             list(chunks)
-        assert _traces(prefix) == []
+        assert [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")] == []
         assert log.exists()
 
 
