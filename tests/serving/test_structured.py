@@ -110,8 +110,6 @@ def test_openais_response_format(api: openai.OpenAI) -> None:
                 text = answer.choices[0].message.content
                 assert answer.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(text), SCHEMA)
-    format_ = {"structured_outputs": {"choice": ["yes", "no"]}}
-    answer = api.completions.create(
-        model="pycode", prompt=PROMPT, max_tokens=80, extra_body=format_
-    )
+    more = {"structured_outputs": {"choice": ["yes", "no"]}}
+    answer = api.completions.create(model="pycode", prompt=PROMPT, max_tokens=80, extra_body=more)
     assert answer.choices[0].text in ("yes", "no")
