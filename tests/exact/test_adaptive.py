@@ -72,8 +72,7 @@ def case_for(built: BuiltPair) -> Case:
         for prompt, count, drawn in zip(prompts, counts, itertools.cycle(DRAWN), strict=False)
         for sampling in (SamplingParams(), drawn)
     ]
-    plain = scheduler_of(in_process(target, None), Fixed(0))
-    texts = [s.tokens for s in run_all(plain, requests)]
+    texts = [s.tokens for s in run_all(scheduler_of(in_process(target, None), Fixed(0)), requests)]
     of_transformers = reference.greedy(built.pair.target_dir, prompts, NEW_TOKENS)
     assert texts[::2] == [t[:count] for t, count in zip(of_transformers, counts, strict=True)]
     return Case(built, in_process(target, drafter), requests, texts)

@@ -58,12 +58,11 @@ def test_pair_scores(case: Case) -> None:
     pair = case.built.pair
     for anchor, states, ids, scores in blocks(case):
         places, k = ids.shape
-        before = np.concatenate([np.full((1, k), anchor), ids[:-1]])
         expected = reference.selector_probs(
             pair.target_dir,
             pair.drafter_dir,
             states.repeat_interleave(k, 0),
-            before.ravel().tolist(),
+            np.concatenate([np.full((1, k), anchor), ids[:-1]]).ravel().tolist(),
         )
         expected = expected.reshape(places, k, -1)
         expected = np.take_along_axis(expected, np.repeat(ids[:, None], k, 1), -1)
@@ -79,11 +78,10 @@ def test_other_kernels_groups_and_candidates(tmp_path: Path) -> None:
         "selector_rank": 12,
         "selector_top_k": 6,
     }
-    drafter = DFLASH2 | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
     pair = write_pair(
         tmp_path,
         LlamaConfig(**DFLASH2_TARGET),
-        drafter,
+        DFLASH2 | {"layer_types": ["full_attention"] * 3, "dflash_config": own},
         drafter_class=DFlash2DraftModel,
         dtype="bfloat16",
     )

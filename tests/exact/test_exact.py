@@ -96,11 +96,9 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 def test_rounds_do_not_depend_on_neighbors(name: str, case_of: CaseOf) -> None:
     """Near its end a text is drafted with fewer masks, and none of a longer neighbor's."""
     case = case_of(name)
-    block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(case.built.drafter.spec.block_size - 1))
     requests = [Request(prompt, count) for count in range(2, 40, 7) for prompt in case.prompts]
-    together = run_all(scheduler, requests)
-    for sequence, request in zip(together, requests, strict=True):
+    for sequence, request in zip(run_all(scheduler, requests), requests, strict=True):
         (alone,) = run_all(scheduler, [request])
         assert sequence.committed_per_round == alone.committed_per_round
 

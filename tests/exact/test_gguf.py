@@ -325,8 +325,7 @@ def test_a_file_in_a_package(
     source = TargetSource(package="packed_model", gguf=Path("tiny.gguf"))
     expected = load_target(as_directory(file)).spec
     assert load_target(locate(source, "target", quiet).directory).spec == expected
-    at = locate_argument("packed_model:tiny.gguf", "target", quiet)
-    report = inspect(at)["target"]
+    report = inspect(locate_argument("packed_model:tiny.gguf", "target", quiet))["target"]
     assert report["directory"] == str(file)
     assert report["weights"]["tensors"] == {"Q8_0": 22, "F32": 16}
     for name in ("packed_model:x.gguf", "no_such:x"):
@@ -362,8 +361,8 @@ def test_what_is_not_handled_is_refused_by_name(
 
 
 def test_a_part_of_a_model(pairs: dict[str, Pair], tmp_path: Path) -> None:
-    target = pairs["llama"].target_dir
-    file = ggufs.write(tmp_path / "tiny.gguf", target, more={"split.count": 3})
+    more = {"split.count": 3}
+    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, more=more)
     with pytest.raises(CheckpointError, match="one of the 3 parts"):
         as_directory(file)
 
@@ -375,10 +374,8 @@ def test_a_tensor_does_not_reach_over_the_next_one(pairs: dict[str, Pair], tmp_p
     at = [spoilt.index(len(name).to_bytes(8, "little") + name) for name in norms]
     # after a name: how many dimensions, they, a type, and where the numbers are
     one, other = (place + 8 + len(name) + 4 + 8 + 4 for place, name in zip(at, norms, strict=True))
-    spoilt[one : one + 8], spoilt[other : other + 8] = (
-        spoilt[other : other + 8],
-        spoilt[one : one + 8],
-    )
+    first, second = slice(one, one + 8), slice(other, other + 8)
+    spoilt[first], spoilt[second] = spoilt[second], spoilt[first]
     file.write_bytes(spoilt)
     with pytest.raises(CheckpointError, match="behind the next one"):
         as_directory(file)

@@ -104,8 +104,7 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
 
     def pass_on(place: int, wanted: int, *copies: int) -> list[int]:
         batch, row = [0, wanted, 1, *copies], [BLOCK, BLOCK, place, 9]
-        x = verify_input(batch, [row], [[1] * BLOCK])
-        return buffer.pass_on(x, [0], features)[1]
+        return buffer.pass_on(verify_input(batch, [row], [[1] * BLOCK]), [0], features)[1]
 
     pass_on(0, 0)
     pass_on(BLOCK, 0, 0, FIRST_BLOCK, BLOCK, 0)

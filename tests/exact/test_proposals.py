@@ -29,9 +29,8 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
             return rows
 
     rounds = in_process(Engine(built.target_engine), None)
-    scheduler = scheduler_of(rounds, Fixed(5), Compared(5, lookup=True), slots=3, prefill_chunk=5)
     run_all(
-        scheduler,
+        scheduler_of(rounds, Fixed(5), Compared(5, lookup=True), slots=3, prefill_chunk=5),
         [Request(x[: 9 + 4 * i], NEW_TOKENS - 4 * i) for i, x in enumerate(built.texts[:8])],
     )
     assert compared > 30

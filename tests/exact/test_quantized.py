@@ -85,8 +85,7 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     assert set(weights.names) == set(state)
     for name in weights.names:
         assert weights.shape(name) == tuple(state[name].shape)
-        read = weights.read(name)
-        assert np.array_equal(read.astype(np.float32), floats(state[name])), name
+        assert np.array_equal(weights.read(name).astype(np.float32), floats(state[name])), name
     assert weights.dtype(f"{experts}.down_proj") == "F32"
     assert weights.dtype(f"{experts}.down_proj_bias") == "BF16"
 

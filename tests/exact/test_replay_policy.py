@@ -24,8 +24,7 @@ def test_replays_and_oracle(
 ) -> None:
     built = built_pair(family="qwen3", heads=4, kv_heads=2, tied=True, taps=(0, 2))
     info, rounds, table = Engine(built.target_engine).info, rounds_of(built), given(costs)
-    prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
-    texts = record(rounds, info, prompts, 50)
+    texts = record(rounds, info, [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])], 50)
     assert [text.tokens[:80] for text in texts] == [
         built.texts[i][: 12 + 3 * i + 50] for i in range(4)
     ]
@@ -38,8 +37,7 @@ def test_replays_and_oracle(
         policy, proposer = strategy(Speculation(), info, table)
         assert isinstance(policy, Adaptive)
         monkeypatch.setattr(policy, "timed", by_costs(policy, table))
-        requests = [text.request for text in texts]
-        live = decode(requests, rounds, info, policy, proposer, streams)
+        live = decode([text.request for text in texts], rounds, info, policy, proposer, streams)
         assert [x.tokens for x in live] == [x.tokens for x in replayed]
         assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
         assert [x.drafted for x in live] == [x.drafted for x in replayed]

@@ -92,8 +92,7 @@ class Case:
         speculation = POLICIES.get(name, POLICIES["none"])
         policy, proposer = strategy(speculation, self.target.info, costs)
         if name == RIGHT:
-            told = dict(zip(map(id, requests), texts, strict=True))
-            policy, proposer = Fixed(7), Right(told)
+            policy, proposer = Fixed(7), Right(dict(zip(map(id, requests), texts, strict=True)))
         drafter = self.drafter if speculation.method == "dflash" else None
         rounds = watch(in_process(self.target, drafter))
         return exact.scheduler_of(rounds, policy, **{"proposer": proposer, **options})
@@ -118,8 +117,7 @@ def case_of(built: BuiltPair) -> Case:
 
 @pytest.fixture(scope="module")
 def case(built_pair: BuildPair) -> Case:
-    built = built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
-    return case_of(built)
+    return case_of(built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2))
 
 
 @pytest.fixture(scope="module")
@@ -459,8 +457,7 @@ def test_a_useless_drafter_is_left_alone(built_pair: BuildPair) -> None:
     costs = MadeUp((0.1,), (0.5,))
     requests = [Request(text[:14], 140, SamplingParams(1.0, seed=9)) for text in built.texts]
     plain, bill = case.plain(requests), Bill(costs)
-    scheduler = case.scheduler("drafter", costs=costs, watch=bill.around)
-    found = run_all(scheduler, requests)
+    found = run_all(case.scheduler("drafter", costs=costs, watch=bill.around), requests)
     assert [x.tokens for x in found] == [x.tokens for x in plain]
     assert np.mean([x.acceptance_length for x in found]) < 1.2
     assert bill.drafter < bill.rounds / 10
@@ -495,10 +492,8 @@ def test_adaptive_is_no_worse_than_any_fixed_width(streams: int, more: float, ca
 def test_a_sampled_text_of_11_000_tokens(built_pair: BuildPair) -> None:
     """vllm 55279: an index was out of range after about as many sampled steps."""
     most = 11_500
-    built = built_pair(max_seq_len=most, longest=12_000, family="llama", taps=(0, 2))
-    case = case_of(built)
-    sampling = SamplingParams(0.8, top_k=40, seed=5)
-    request = Request(case.prompt, most - 20, sampling)
+    case = case_of(built_pair(max_seq_len=most, longest=12_000, family="llama", taps=(0, 2)))
+    request = Request(case.prompt, most - 20, SamplingParams(0.8, top_k=40, seed=5))
     plain = case.plain([request], max_seq_len=most, slots=1)
     found = case.run("adaptive", [request], plain, max_seq_len=most, slots=1)
     assert found[0].tokens == plain[0].tokens

@@ -93,8 +93,7 @@ def assert_ranks_agree(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, tmp_path: Path) -> None:
-    config = FAMILIES[family]()
-    pair = write_pair(tmp_path, config, DRAFTER | SLIDING)
+    pair = write_pair(tmp_path, FAMILIES[family](), DRAFTER | SLIDING)
     assert_ranks_agree(pair, tmp_path)
 
 
@@ -104,14 +103,10 @@ def own_vocabulary(directory: Path) -> Pair:
     return Pair(pair.target_dir, directory / "speculators")
 
 
-def biased(directory: Path) -> Pair:
-    return write_pair(directory, LLAMA, DRAFTER | BIASED)
-
-
 FORMATS: dict[str, Callable[[Path], Pair]] = {
     "dflash2": lambda directory: pair_of("llama", "dflash2", directory),
     "speculators-own-vocabulary": own_vocabulary,
-    "biases": biased,
+    "biases": lambda directory: write_pair(directory, LLAMA, DRAFTER | BIASED),
 }
 
 

@@ -69,11 +69,9 @@ def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = ["--sampled", "8", "--first", "4", "--turn", "8", "--rows", "2", "--every", "16"]
     command = [sys.executable, EXAMPLE / "train.py", "--target", target, "--output", output]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # the shapes are tiny
-    words = [*command, "--minutes", "2", *small]
-    subprocess.run(words, check=True, timeout=300, env=environment)
+    subprocess.run([*command, "--minutes", "2", *small], check=True, timeout=300, env=environment)
     parts = sorted(output.glob("part-*"))
-    joined = b"".join(part.read_bytes() for part in parts)
-    (output / "model.safetensors").write_bytes(joined)
+    (output / "model.safetensors").write_bytes(b"".join(part.read_bytes() for part in parts))
     return output
 
 
@@ -129,7 +127,6 @@ def test_drafts_are_those_of_zlabs_decoder(target: Path, trained: Path) -> None:
 def test_blocks_are_dequantized_as_ggml_does(width: int) -> None:
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType.Q4_1 if width == 20 else gguf.GGMLQuantizationType.Q8_0
-    values = torch.randn(3, 96).numpy()
-    stored = gguf.quants.quantize(values, kind)
+    stored = gguf.quants.quantize(torch.randn(3, 96).numpy(), kind)
     expected = torch.from_numpy(gguf.quants.dequantize(stored, kind))
     torch.testing.assert_close(llama.dequantized(torch.from_numpy(stored)), expected)

@@ -94,8 +94,7 @@ def test_a_drafters_integers_are_near_its_numbers_and_each_row_stands_alone(
     # of a layer: query, key and value, output, two of the MLP; and the head
     assert products == 5 * len(integer.info.caches) + 1
     expected, alone = drafted(exact, 1), drafted(integer, 1)
-    error = np.sqrt(np.mean((alone - expected) ** 2) / np.mean(expected**2))
-    assert 0 < error < 0.05
+    assert 0 < np.sqrt(np.mean((alone - expected) ** 2) / np.mean(expected**2)) < 0.05
     assert np.array_equal(drafted(integer, 3)[: len(alone)], alone)
 
 
@@ -106,8 +105,7 @@ def drafted(engine: Engine, n: int) -> Any:
         array[...] = 0
         if name == "features":
             array[...] = rng.standard_normal(array.shape, np.float32)
-    tokens = np.arange(n * width).reshape(n, width)
-    step.inputs["block"][...] = tokens + 5
+    step.inputs["block"][...] = np.arange(n * width).reshape(n, width) + 5
     step.inputs["positions"][...] = np.arange(step.inputs["positions"].shape[-1])
     step.inputs["mask"][..., : 4 + width] = True
     step.inputs["head_rows"][...] = np.arange(n * width)
@@ -118,8 +116,7 @@ def drafted(engine: Engine, n: int) -> Any:
 @pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])
 def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
     """With 4 bits the farthest may be cut off, so that the others are nearer."""
-    rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((24, 96), dtype=np.float32)
+    matrix = np.random.default_rng(0).standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
     pieces = (quantize_rows(rows, bits) for rows in (matrix[:10], matrix[10:]))
     found = join_transposed(pieces, (96, 24), 3)

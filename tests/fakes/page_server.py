@@ -209,8 +209,7 @@ def drafted_rounds(text: str) -> list[Json]:
         likelihoods = [round(0.97 - 0.11 * i, 3) for i in range(len(kept))]
         proposal = [_draft(x, source, True, y) for x, y in zip(kept, likelihoods, strict=True)]
         for i, each in enumerate(refused, len(kept)):
-            likely = 0.08 if i == len(kept) else None
-            proposal.append(_draft(each, source, False, likely))
+            proposal.append(_draft(each, source, False, 0.08 if i == len(kept) else None))
         committed = [(each, source) for each in kept] + [(each, "target") for each in own]
         rounds.append(_round(number, committed, proposal))
     return rounds
@@ -243,12 +242,7 @@ def _round(number: int, tokens: Sequence[tuple[str, str]], proposal: list[Json])
 
 
 def _draft(text: str, source: str, accepted: bool, probability: float | None) -> Json:
-    return {
-        "text": text,
-        "source": source,
-        "accepted": accepted,
-        "probability": probability,
-    }
+    return {"text": text, "source": source, "accepted": accepted, "probability": probability}
 
 
 def _event(data: Json) -> bytes:

@@ -86,8 +86,7 @@ class Browser:
             "  (e) => e.textContent.includes(arguments[1]) && e.offsetParent).at(-1);"
             "found?.scrollIntoView({block: 'center'}); return found"
         )
-        element = self.until(lambda: self.js(script, selector, words), f"{selector} {words}")
-        element.click()
+        self.until(lambda: self.js(script, selector, words), f"{selector} {words}").click()
 
     def press(self, key: str) -> None:
         """Press a key by name, `ENTER`, or character where the focus is."""

@@ -125,8 +125,7 @@ def assert_target_logits_and_taps(case: Case) -> None:
     logits, features = reference.target_logits_and_taps(case.built.pair.target_dir, text, taps)
     engine = Engine(case.built.target_engine)
     # whole, then again in another row in uneven chunks over the same cache
-    chunks = [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]
-    for row, start, end in chunks:
+    for row, start, end in [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]:
         output = target_step(engine, text[start:end], start, row)
         # gpt-oss's logits of up to 20: ours and transformers' are each 7e-5 off those in float64
         np.testing.assert_allclose(output["logits"], logits[start:end], atol=TOLERANCE, rtol=1e-5)

@@ -87,8 +87,7 @@ class CountingModel:
 def open_front(
     model: CountingModel, triton: Triton | None = None, **values: object
 ) -> Iterator[RequestHandler]:
-    words = {f"w{i}": i for i in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     settings = Settings(
         tokenizer="",

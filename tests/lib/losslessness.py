@@ -202,8 +202,7 @@ def _against_transformers(
             counts["transformers"] += 1
             shares += (lost / logits.std(-1)).tolist()
             if lost.max() > NEAR and not subject.target.info.quantized:
-                words = f"not transformers' by {lost.max():.4f}: {each.tokens}; {request}"
-                wrong.append(words)
+                wrong.append(f"not transformers' by {lost.max():.4f}: {each.tokens}; {request}")
     if subject.target.info.quantized and np.mean(shares) > LOST:
         wrong.append(f"{subject.what}: {np.mean(shares):.2f} from transformers on average")
     return wrong
@@ -303,8 +302,7 @@ def one_seed(seed: int) -> tuple[int, list[str], Counter[str]]:
 def main(count: int) -> int:
     done, wrong, counts = 0, list[str](), Counter[str]()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), max_tasks_per_child=1) as pool:
-        seeds = [pool.submit(one_seed, seed) for seed in range(-(-count // 512))]
-        for each in as_completed(seeds):
+        for each in as_completed([pool.submit(one_seed, seed) for seed in range(-(-count // 512))]):
             cases, different, met = each.result()
             done, wrong = done + cases, wrong + different
             counts.update(met)

@@ -60,12 +60,11 @@ class Pair:
 def _pair(
     target: dict[str, Any], drafter: dict[str, Any], head: dict[str, Any] | None = None
 ) -> Pair:
-    config = getattr(transformers, target["config"])(**target["fields"])
     return Pair(
         Target(
             hub=target["hub"],
             cls=target["class"],
-            config=config,
+            config=getattr(transformers, target["config"])(**target["fields"]),
             mask=tuple(target["mask"]),
             architecture=target.get("architecture", target["class"]),
             quantized=target.get("quantized"),
@@ -107,8 +106,7 @@ def write_pair(cache: Path, pair: Pair, revisions: Mapping[str, str]) -> None:
 
 def _write_target(directory: Path, pair: Pair) -> None:
     target = pair.target
-    cls = getattr(transformers, target.cls)
-    tensors = _tensors(cls, target.config)
+    tensors = _tensors(getattr(transformers, target.cls), target.config)
     if target.quantized is not None:
         tensors = dict(each for item in tensors.items() for each in _quantized(target, *item))
     _write_config(directory, target)

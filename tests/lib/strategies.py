@@ -68,8 +68,7 @@ def mutate(value: Json, dice: random.Random) -> Json:
         other, there = dice.choice(places)
         node[key], other[there] = other[there], node[key]
     elif how == "wrap":
-        listed = isinstance(node[key], dict)
-        node[key] = list(node[key].values()) if listed else [node[key]]
+        node[key] = list(node[key].values()) if isinstance(node[key], dict) else [node[key]]
     elif how == "add" and isinstance(node, dict):
         node[dice.choice(NAMES)] = dice.choice(JUNK)
     elif how == "add":

@@ -111,8 +111,7 @@ def test_logprobs_and_rounds_come_with_the_last_news_and_once() -> None:
 
 
 def test_a_text_ends_in_a_piece_of_its_own() -> None:
-    writer = ChoiceWriter(lambda _: b"", False, True)
-    first, last = writer.write(chunk("a", "length"))
+    first, last = ChoiceWriter(lambda _: b"", False, True).write(chunk("a", "length"))
     assert (first["text"], first["finish_reason"]) == ("a", None)
     assert (last["text"], last["finish_reason"]) == ("", "length")
 
@@ -120,8 +119,7 @@ def test_a_text_ends_in_a_piece_of_its_own() -> None:
 @pytest.mark.parametrize("cut", range(1, len(CALL)))
 def test_an_enforced_call_that_is_cut_is_no_content(cut: int) -> None:
     for stream in (False, True):
-        writer = chat_writer(stream=stream, only_calls=True)
-        for piece in writer.write(chunk(CALL[:cut], "length")):
+        for piece in chat_writer(stream=stream, only_calls=True).write(chunk(CALL[:cut], "length")):
             assert not piece["delta" if stream else "message"].get("content")
     [choice] = chat_writer(stream=False).write(chunk(CALL[:9], "length"))
     assert choice["message"]["content"] == CALL[:9], "what nobody asked to be a call is text"

@@ -74,11 +74,6 @@ def door(shared: Door) -> Door:
     return shared
 
 
-def post_bytes(path: str, body: bytes) -> bytes:
-    head = f"POST /v2/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
 BAD: dict[str, Any] = {
     "nothing": b"",
     "no JSON": b"{",
@@ -157,8 +152,7 @@ def test_a_request_keeps_its_id(door: Door) -> None:
 
 def test_a_chunked_body_gets_a_length(door: Door) -> None:
     pieces = iter([b'{"text_input"', b': "a"}'])
-    answer = httpx.post(f"{door.url}/{GENERATE}", content=pieces, timeout=WAIT)
-    assert answer.status_code == 200
+    assert httpx.post(f"{door.url}/{GENERATE}", content=pieces, timeout=WAIT).status_code == 200
     _, headers, body = door.triton.seen[0]
     assert json.loads(body)["text_input"] == "a"
     assert "transfer-encoding" not in headers
@@ -191,20 +185,16 @@ def test_the_key(built: Path) -> None:
     with ExitStack() as stack:
         door = start(stack, built, security)
         door.triton.go.set()
-        good = (
-            {KEY_HEADER: KEY},
-            {"authorization": f"Bearer {KEY}"},
-            {"authorization": f"bearer {KEY}"},
-        )
+        bearers = ({"authorization": f"{word} {KEY}"} for word in ("Bearer", "bearer"))
+        good = ({KEY_HEADER: KEY}, *bearers)
         bad = ({}, {KEY_HEADER: "guess"}, {"authorization": f"Basic {KEY}"}, {"authorization": KEY})
         for headers, status in (*((each, 200) for each in good), *((each, 401) for each in bad)):
             given = {name.replace("-", "_"): value for name, value in headers.items()}
             for path, body in ((INFER, {"inputs": [OK]}), (GENERATE, {"text_input": "a"})):
                 answer = door.post(path, body, **given)
                 assert answer.status_code == status
-                assert answer.headers.get("www-authenticate") == (
-                    None if status == 200 else "Bearer"
-                )
+                challenge = None if status == 200 else "Bearer"
+                assert answer.headers.get("www-authenticate") == challenge
             for path, found in (("v1/models", 200), ("v1/nothing", 404), ("nothing", 404)):
                 answer = httpx.get(f"{door.address}/{path}", headers=headers)
                 assert answer.status_code == (found if status == 200 else status), path
@@ -236,7 +226,8 @@ def test_large_bodies(door: Door) -> None:
 
 @pytest.mark.models
 def test_half_a_body_is_closed(door: Door) -> None:
-    with door.connect(post_bytes(GENERATE, b"{ }")[:-2]) as connection:
+    head = f"POST /v2/{GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    with door.connect(head.encode() + b"{") as connection:
         begun = time.monotonic()
         answer = connection.recv(9999)
         while connection.recv(9999):
@@ -253,10 +244,8 @@ def test_a_leading_one_of_a_shape_goes(door: Door, shape: list[int], expected: l
     """tensorrtllm_backend's models have batches, so its clients send one."""
     values = [{**OK, "shape": shape}, {"name": "stop_words", "shape": [1, 1]}]
     head = json.dumps({"inputs": values, "id": "é"}).encode()
-    for rest, headers in (
-        (b"", {}),
-        (b"\1\0\0\0a", {"inference_header_content_length": str(len(head))}),
-    ):
+    length = {"inference_header_content_length": str(len(head))}
+    for rest, headers in ((b"", {}), (b"\1\0\0\0a", length)):
         door.triton.seen.clear()
         assert door.post(INFER, head + rest, **headers).status_code == 200
         [(_, sent, body)] = door.triton.seen

@@ -36,15 +36,10 @@ def server(
 ) -> Iterator[Ports]:
     directory = built
     if request.param == "tensorrt_llm":
-        directory = write_llm_build(
-            tmp_path_factory.mktemp("llm"),
-            ROOT / "examples" / "pycode",
-            {
-                "max_batch_size": 4,
-                "max_seq_len": 1024,
-                "speculative_config": {"max_draft_len": 7, "enable_penalty": True},
-            },
-        )
+        args = {"max_batch_size": 4, "max_seq_len": 1024}
+        args |= {"speculative_config": {"max_draft_len": 7, "enable_penalty": True}}
+        pair = ROOT / "examples" / "pycode"
+        directory = write_llm_build(tmp_path_factory.mktemp("llm"), pair, args)
     with standins(), running_server(directory) as ports:
         yield ports
 

@@ -167,8 +167,7 @@ def test_calls_are_told_as_they_were_written(front: httpx.Client) -> None:
 def test_characters_of_several_tokens(front: httpx.Client) -> None:
     wanted = "žluťoučký 🐎 日本"
     chunks = stream(front, guided_choice=[wanted])
-    told = rounds(chunks)
-    texts = [token["text"] for token in tokens(told)]
+    texts = [token["text"] for token in tokens(rounds(chunks))]
     assert "".join(texts) == content(chunks) == wanted
     assert "" in texts  # a token that is no character yet
 

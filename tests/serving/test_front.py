@@ -48,8 +48,7 @@ def test_end_of_text_ends_it_unless_ignored(front: RequestHandler) -> None:
 
 def test_max_tokens_defaults_to_128_or_what_fits(front: RequestHandler) -> None:
     assert ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
-    long = " ".join(["w1"] * 390)
-    assert ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
+    assert ask(front, " ".join(["w1"] * 390), ignore_eos=True).next()[0].completion_tokens == [10]
 
 
 @pytest.mark.parametrize("scored", [{}, {"logprobs": 2}])  # Triton was reported to crash
@@ -160,8 +159,7 @@ def test_stop_words(
     parts = _stream(ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
     assert "".join(part.text_output[0] for part in parts) == text
     assert [t for part in parts for t in part.token_ids] == list(range(2, 2 + tokens))
-    ran_out = tokens == values.get("max_tokens")
-    assert parts[-1].finish_reason == ["length" if ran_out else "stop"]
+    assert parts[-1].finish_reason == ["length" if tokens == values.get("max_tokens") else "stop"]
     assert sum(t for part in parts for t in part.round_tokens) == tokens - 1
     assert parts[-1].accepted[0] <= tokens - 1
 
@@ -218,8 +216,7 @@ def test_messages_go_through_the_template(front: RequestHandler) -> None:
     assert ids(add_generation_prompt=False) == (4, [9, 10])
     assert ids(chat_template_kwargs='{"word": "w20 w21"}') == (5, [22, 23])
     # the messages are not to be replaced
-    kwargs = '{"messages": []}'
-    reply = ask(front, None, messages=messages, chat_template_kwargs=kwargs)
+    reply = ask(front, None, messages=messages, chat_template_kwargs='{"messages": []}')
     assert "must not hold messages" in reply.next()[1]
 
 

@@ -89,8 +89,7 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
         serve_command(built, free_ports()), stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    first = process.stdout.readline()
-    file = Path(first.partition("(log: ")[2].partition(")")[0])
+    file = Path(process.stdout.readline().partition("(log: ")[2].partition(")")[0])
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=WAIT)
     assert [each.name for each in file.parent.iterdir()] == ["server.log"]

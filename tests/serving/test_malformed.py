@@ -43,9 +43,8 @@ FP32 = {"name": "top_p", "shape": [1 << 40], "datatype": "FP32", "data": [1]}
 
 
 def post(ports: Ports, path: str, body: Any) -> int:
-    return httpx.post(
-        f"http://127.0.0.1:{ports.http}/v2/{path}", json=body, timeout=WAIT
-    ).status_code
+    url = f"http://127.0.0.1:{ports.http}/v2/{path}"
+    return httpx.post(url, json=body, timeout=WAIT).status_code
 
 
 def infer(ports: Ports, *inputs: dict[str, Any]) -> int:

@@ -64,9 +64,7 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     # tau: 8, 1, 3 and 1 tokens
     assert triton.value("dflash_acceptance_length_count") == 8
     assert triton.value("dflash_acceptance_length_sum") == 26
-    lengths = {
-        le: triton.value("dflash_acceptance_length_bucket", le=f"{le}.0") for le in "12345678"
-    }
+    lengths = {n: triton.value("dflash_acceptance_length_bucket", le=f"{n}.0") for n in "12345678"}
     assert lengths == {"1": 4, "2": 4, "3": 6, "4": 6, "5": 6, "6": 6, "7": 6, "8": 8}
     assert triton.value("dflash_acceptance_length_bucket", le="+Inf") == 8
     for phase, seconds in PHASES.items():
@@ -95,9 +93,7 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     assert triton.value("trtllm_generation_tokens_total") == 4
     assert triton.value("dflash_inter_token_latency_seconds_count") == 3
     assert triton.value("dflash_inter_token_latency_seconds_sum") == pytest.approx(0.006)
-    ended = {
-        reason: triton.value("dflash_requests_total", finished_reason=reason) for reason in REASONS
-    }
+    ended = {end: triton.value("dflash_requests_total", finished_reason=end) for end in REASONS}
     assert ended == {"stop": 1, "length": 0, "cancelled": 0, "error": 0, "refused": 1}
     assert triton.value("trtllm_num_requests_running") == 2
     assert triton.value("trtllm_num_requests_waiting") == 0
@@ -183,11 +179,11 @@ def test_triton_shows_them_all(plain: Ports) -> None:
         return {name: found[name] - before[name] for name in expected}
 
     wait_until(lambda: grown() == expected)
-    made = families(registry, MOST_SERVED)
+    served = families(registry, MOST_SERVED)
     assert before.keys() == {_label(s) for f in registry.collect() for s in _kept(f.samples)}
     for name in exported():
-        gauge = isinstance(made.get(name), Gauge)
-        assert types[name.removesuffix("_total")] == ("gauge" if gauge else "counter")
+        kind = "gauge" if isinstance(served.get(name), Gauge) else "counter"
+        assert types[name.removesuffix("_total")] == kind
 
 
 def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -284,9 +280,8 @@ def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
 
 
 def test_the_alerts_query_what_is_exported() -> None:
-    rules = [
-        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
-    ]
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
     documented = re.findall(r"^\| `(Dflash\w+)` \|", (ROOT / "docs/serving.md").read_text(), re.M)
     assert [rule["alert"] for rule in rules] == documented
     for rule in rules:

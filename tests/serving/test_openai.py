@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"
 MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
+GREEDY: dict[str, Any] = {"model": "pycode", "temperature": 0}
+USAGE: Any = {"include_usage": True}
+HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +48,7 @@ def test_completions(api: openai.OpenAI, expected: str) -> None:
 def test_completions_stream(api: openai.OpenAI, expected: str) -> None:
     chunks = list(
         api.completions.create(
-            model="pycode",
-            prompt=[PROMPT],
-            max_tokens=40,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
+            prompt=[PROMPT], max_tokens=40, stream=True, stream_options=USAGE, **GREEDY
         )
     )
     *pieces, last = chunks
@@ -65,14 +63,10 @@ def test_completions_stream(api: openai.OpenAI, expected: str) -> None:
 
 
 def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
+    options = USAGE | {"continuous_usage_stats": True}
     chunks = list(
         api.completions.create(
-            model="pycode",
-            prompt=PROMPT,
-            max_tokens=40,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+            prompt=PROMPT, max_tokens=40, stream=True, stream_options=options, **GREEDY
         )
     )
     usages = [chunk.usage for chunk in chunks if chunk.usage]
@@ -89,11 +83,7 @@ def test_a_prompt_is_reused_by_its_salt(api: openai.OpenAI, triton: Ports) -> No
     before = sum(metric(triton.metrics, "dflash_cached_prompt_tokens_total").values())
     for salt in ("a", "a", "b", None, None):
         answer = api.completions.create(
-            model="pycode",
-            prompt=prompt,
-            max_tokens=20,
-            temperature=0,
-            extra_body={"cache_salt": salt},
+            prompt=prompt, max_tokens=20, extra_body={"cache_salt": salt}, **GREEDY
         )
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
@@ -145,16 +135,9 @@ def test_chat(api: openai.OpenAI, triton: Ports) -> None:
     for extra, start in (({}, "def "), ({"chat_template_kwargs": {"opening": "class "}}, "class ")):
         with Client(f"127.0.0.1:{triton.grpc}") as client:
             expected = client.generate(f"# f\nimport os\nx = 'é'\n{start}", max_tokens=30).text
-        fields: dict[str, Any] = {
-            "model": "pycode",
-            "messages": messages,
-            "tools": [tool],
-            "temperature": 0,
-            "max_completion_tokens": 30,
-            "extra_body": extra,
-        }
-        whole = api.chat.completions.create(**fields)
-        assert whole.choices[0].message.content == expected != ""
+        fields = GREEDY | {"messages": messages, "tools": [tool], "extra_body": extra}
+        fields |= {"max_completion_tokens": 30}
+        assert api.chat.completions.create(**fields).choices[0].message.content == expected != ""
         chunks = list(api.chat.completions.create(**fields, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
         assert chunks[0].choices[0].delta.role == "assistant"
@@ -181,11 +164,7 @@ def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) ->
             api.completions.create(model="pycode", prompt=prompt, max_tokens=more)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
     with pytest.raises(openai.BadRequestError) as caught:
-        api.chat.completions.create(
-            model="pycode",
-            messages=[{"role": "user", "content": "hi"}],
-            max_completion_tokens=10**6,
-        )
+        api.chat.completions.create(model="pycode", messages=HI, max_completion_tokens=10**6)
     param = "max_completion_tokens"
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
     assert "lower max_completion_tokens" in caught.value.message
@@ -194,7 +173,7 @@ def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) ->
 def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = [PROMPT, "import os\n", "class "]
-    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    fields = GREEDY | {"max_tokens": 12}
     alone = [api.completions.create(prompt=text, **fields) for text in texts]
     expected = [answer.choices[0].text for answer in alone]
     ids = [tokenizer.encode(text).ids for text in texts]
@@ -207,9 +186,8 @@ def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
         assert whole.usage.prompt_tokens == sum(map(len, ids))
         assert whole.usage.completion_tokens == 2 * 3 * 12
         got = [""] * 6
-        ends = {"include_usage": True}
         for chunk in api.completions.create(
-            prompt=prompt, n=2, stream=True, stream_options=ends, **fields
+            prompt=prompt, n=2, stream=True, stream_options=USAGE, **fields
         ):
             for choice in chunk.choices:
                 got[choice.index] += choice.text
@@ -222,11 +200,10 @@ def test_several_prompts(api: openai.OpenAI, chat_built: Path) -> None:
 
 def test_echo(api: openai.OpenAI, chat_built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
-    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    fields = GREEDY | {"max_tokens": 12}
     text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
     for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
-        whole = api.completions.create(prompt=prompt, echo=True, **fields)
-        assert whole.choices[0].text == text
+        assert api.completions.create(prompt=prompt, echo=True, **fields).choices[0].text == text
         chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
 
@@ -247,7 +224,7 @@ def test_echo_with_logprobs(api: openai.OpenAI, chat_built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(chat_built / "tokenizer" / "tokenizer.json"))
     texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
     ids = [tokenizer.encode(text).ids for text in texts]
-    fields: dict[str, Any] = {"model": "pycode", "temperature": 0, "echo": True, "logprobs": 1}
+    fields = GREEDY | {"echo": True, "logprobs": 1}
     for most in (0, 1):
         for prompt in (texts, ids):
             whole = api.completions.create(prompt=prompt, max_tokens=most, seed=1234, **fields)
@@ -298,13 +275,8 @@ def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
         token = whole.token_ids[6]
         count = whole.token_ids.index(token) + 1
         expected = client.generate(PROMPT, max_tokens=count - 1).text if count > 1 else ""
-    answer = api.completions.create(
-        model="pycode",
-        prompt=PROMPT,
-        max_tokens=24,
-        temperature=0,
-        extra_body={"stop_token_ids": [token], "ignore_eos": True},
-    )
+    more = {"stop_token_ids": [token], "ignore_eos": True}
+    answer = api.completions.create(prompt=PROMPT, max_tokens=24, extra_body=more, **GREEDY)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
     assert answer.choices[0].stop_reason == token  # type: ignore[attr-defined]
     assert answer.usage is not None
@@ -340,16 +312,13 @@ def test_spelling_of_every_kind_of_vocabulary(chat_built: Path) -> None:
     alphabet = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     plain = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     plain.decoder = decoders.ByteLevel()
-    assert {spell_(number) for spell_ in [speller(plain)] for number in range(256)} == {
-        bytes([byte]) for byte in range(256)
-    }
+    assert {*map(speller(plain), range(256))} == {bytes([byte]) for byte in range(256)}
     vocabulary = {"\u2581def": 0, "<0xE2>": 1, "é": 2}
     fallback = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     fallback.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    spell = speller(fallback)
-    assert [spell(n) for n in range(4)] == [b" def", b"\xe2", "é".encode(), b""]
+    assert [*map(speller(fallback), range(4))] == [b" def", b"\xe2", "é".encode(), b""]
 
 
 def test_a_tool_loop(api: openai.OpenAI) -> None:
@@ -369,26 +338,19 @@ def test_a_tool_loop(api: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": "pycode", "tools": tools, "parallel_tool_calls": False}
     named = {"type": "function", "function": {"name": "get_time"}}
     for choice, called in (("required", set(names)), (named, {"get_time"})):
-        whole = api.chat.completions.create(
-            messages=messages, tool_choice=choice, temperature=0, **fields
-        ).choices[0]
+        asked = fields | {"messages": messages, "tool_choice": choice}
+        whole = api.chat.completions.create(**asked, temperature=0).choices[0]
         [call] = whole.message.tool_calls or []
         assert call.function.name in called
-        arguments = json.loads(call.function.arguments)
-        jsonschema.validate(arguments, schema)
+        jsonschema.validate(json.loads(call.function.arguments), schema)
         assert (whole.message.content, whole.finish_reason) == (None, "tool_calls")
-        with api.chat.completions.stream(
-            messages=messages, tool_choice=choice, temperature=0, **fields
-        ) as stream:
+        with api.chat.completions.stream(**asked, temperature=0) as stream:
             stream.until_done()
             [streamed] = stream.current_completion_snapshot.choices
         [same] = streamed.message.tool_calls or []
         assert same.function.arguments == call.function.arguments
         assert streamed.finish_reason == "tool_calls"
-        drawn = api.chat.completions.create(
-            messages=messages, tool_choice=choice, seed=3, n=3, **fields
-        )
-        for each in drawn.choices:
+        for each in api.chat.completions.create(**asked, seed=3, n=3).choices:
             [one] = each.message.tool_calls or []
             jsonschema.validate(json.loads(one.function.arguments), schema)
         result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}

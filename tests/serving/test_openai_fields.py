@@ -16,6 +16,7 @@ from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
 
 PROMPT, WAIT = "def main():", 60.0
 HI = [{"role": "user", "content": "hi"}]
+JSON_TYPE = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,8 @@ def test_a_bad_request(
     path = "chat/completions" if "messages" in fields else "completions"
     body = {"model": "pycode", **({} if "messages" in fields else {"prompt": PROMPT}), **fields}
     for stream in (False, True):
-        answer = httpx.post(
-            f"{url}/v1/{path}",
-            content=json.dumps({**body, "stream": stream}),
-            headers={"Content-Type": "application/json"},
-            timeout=WAIT,
-        )
+        sent = json.dumps({**body, "stream": stream})
+        answer = httpx.post(f"{url}/v1/{path}", content=sent, headers=JSON_TYPE, timeout=WAIT)
         error = answer.json()["error"]
         assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
         assert error["param"] == param
@@ -227,12 +224,10 @@ def test_each_field_of_openai_is_known() -> None:
 def test_each_field_that_clients_send(
     url: str, path: str, table: list[tuple[str, list[Any], list[Any]]]
 ) -> None:
-    prompt = {"prompt": PROMPT, "messages": HI}
-    body = {"model": "pycode", "max_tokens": 2}
-    name = "messages" if path.startswith("chat") else "prompt"
+    prompt = {"messages": HI} if path.startswith("chat") else {"prompt": PROMPT}
     for param, good, bad in table:
         for value in (None, *good, *bad):
-            sent = {**body, name: prompt[name], param: value}
+            sent = {"model": "pycode", "max_tokens": 2, **prompt, param: value}
             sent |= {"stream": True} if param == "stream_options" else {}
             sent |= {"logprobs": True} if param == "top_logprobs" else {}
             sent |= {"tools": []} if param == "tool_choice" else {}
@@ -247,10 +242,9 @@ def test_each_field_that_clients_send(
 
 
 def test_bodies_that_are_no_request(url: str) -> None:
-    json_type = {"Content-Type": "application/json"}
     for content in (b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 100_000, b'{"model": "pycode"}'):
         for path in ("completions", "chat/completions", "responses"):
-            answer = httpx.post(f"{url}/v1/{path}", content=content, headers=json_type)
+            answer = httpx.post(f"{url}/v1/{path}", content=content, headers=JSON_TYPE)
             assert answer.status_code == 400
             assert answer.json()["error"]["type"] == "invalid_request_error"
     assert httpx.get(f"{url}/v1/none").json()["error"]["message"] == "Not Found"

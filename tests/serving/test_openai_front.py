@@ -28,6 +28,7 @@ from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0
+FULL = "The request queue is full. Try again later."
 
 
 Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
@@ -54,8 +55,7 @@ def scripted(chat_built: Path) -> Iterator[Scripted]:
 
 
 def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
-    answer = part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])
-    api, server = scripted(parts(answer))
+    api, server = scripted(parts(part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])))
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages: list[Any] = [
@@ -80,12 +80,7 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         model="pycode", messages=messages, tools=[tool], extra_body=same | other
     )
     api.chat.completions.create(
-        model="pycode",
-        messages=[{"role": "user", "content": "hi"}],
-        stop=["a", "b"],
-        tools=[tool],
-        tool_choice="none",
-        extra_body={"top_k": -1},
+        **ASKED, stop=["a", "b"], tools=[tool], tool_choice="none", extra_body={"top_k": -1}
     )
     first, second = server.requests
     sent = json.loads(first.pop("messages"))
@@ -128,17 +123,9 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, chat_built
         part(index=[1], text_output=["!"], finish_reason=["length"], completion_tokens=[3]),
     )
     api, server = scripted(parts(*pieces))
-    chunks = list(
-        api.chat.completions.create(
-            model="pycode",
-            messages=[{"role": "user", "content": "hi"}],
-            n=2,
-            logprobs=True,
-            top_logprobs=2,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    fields = ASKED | {"n": 2, "logprobs": True, "top_logprobs": 2}
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(api.chat.completions.create(**fields))
     assert (server.requests[0]["n"], server.requests[0]["logprobs"]) == (2, 2)
     *pieces_got, last = chunks
     choices = [chunk.choices[0] for chunk in pieces_got]
@@ -211,11 +198,7 @@ def test_a_model_whose_calls_cannot_be_read_has_no_tools(
 @pytest.mark.parametrize(
     ("answer", "status", "kind"),
     [
-        (
-            failure("UNAVAILABLE", "The request queue is full. Try again later."),
-            503,
-            "server_error",
-        ),
+        (failure("UNAVAILABLE", FULL), 503, "server_error"),
         (failure("INTERNAL", "A round failed at /srv/x.py. Look."), 500, "server_error"),
         (failure("INVALID_ARG", "top_k is -5. Give 0 or more."), 400, "invalid_request_error"),
         (parts(part(finish_reason=["cancelled"])), 504, "timeout_error"),
@@ -299,8 +282,7 @@ def test_a_client_that_goes_away_cancels_the_request(
     address = ("127.0.0.1", api.base_url.port or 0)
     with socket.create_connection(address, timeout=WAIT) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        kind = "Content-Type: application/json\r\n\r\n"
-        connection.sendall(head.encode() + kind.encode() + body)
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         if begun:
             assert connection.recv(12) == b"HTTP/1.1 200"
         else:

@@ -57,8 +57,7 @@ def test_what_the_page_asks_for_needs_the_key(front: httpx.Client, triton: Ports
 
 
 def test_the_server_at_a_glance(front: httpx.Client) -> None:
-    said = front.get("/page/server", headers=WITH_KEY).json()
-    assert said == {
+    assert front.get("/page/server", headers=WITH_KEY).json() == {
         "model": "pycode",
         "engine": "onnxruntime",
         "slots": 4,

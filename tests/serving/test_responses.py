@@ -245,8 +245,7 @@ def test_an_answer_in_events(
         own = [each for each in told if each.get("output_index") == number]
         deltas = "".join(each["delta"] for each in own if each["type"].endswith(".delta"))
         whole = [each for each in own if each["type"].endswith((".done",))]
-        said = whole[0].get("text", whole[0].get("arguments"))
-        assert deltas == said
+        assert deltas == whole[0].get("text", whole[0].get("arguments"))
         assert whole[-1]["item"] == writer.response["output"][number]
         assert own[0]["type"] == "response.output_item.added"
         assert {each.get("item_id", item.id) for each in own} == {item.id}
@@ -256,8 +255,7 @@ def test_a_failure_ends_the_stream_with_its_reason() -> None:
     writer = ResponseWriter(fields())
     [*_] = writer.begin()
     [*_] = writer.push(chat_writer(stream=True).write(chunk("a")), None)
-    sent = [*writer.fail(Failure(504, "Too late.", "timeout"))]
-    last = json.loads(sent[-1].split(b"data: ")[1])
+    last = json.loads([*writer.fail(Failure(504, "Too late.", "timeout"))][-1].split(b"data: ")[1])
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["message"] == "Too late."
     assert last["response"]["output"][0]["status"] == "incomplete"

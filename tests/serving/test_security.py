@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,8 @@ def keyed(built: Path) -> Iterator[Ports]:
 
 
 def _http(ports: Ports, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-    method = "GET" if body is None else "POST"
     answer = httpx.request(
-        method,
+        "GET" if body is None else "POST",
         f"http://127.0.0.1:{ports.http}/v2/{path}",
         json=body,
         headers={k.replace("_", "-"): v for k, v in headers.items()},
@@ -104,13 +103,12 @@ def test_requests_need_the_key(keyed: Ports) -> None:
         with pytest.raises(InferenceServerException, match="restricted") as caught:
             _infer(client)
         assert KEY not in str(caught.value)
+        assert _infer(client, {"triton-grpc-protocol-inference-key": KEY}) == 4
     with (
         Client(f"127.0.0.1:{keyed.grpc}") as plain,
         pytest.raises(ServerError, match=r"restricted.*inference-key"),
     ):
         plain.generate(PROMPT)
-    with InferenceServerClient(f"127.0.0.1:{keyed.grpc}") as client:
-        assert _infer(client, {"triton-grpc-protocol-inference-key": KEY}) == 4
 
 
 def test_tls(built: Path, tmp_path: Path) -> None:
@@ -151,8 +149,7 @@ def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
 
 
 def test_with_tls_http_stays_on_this_machine() -> None:
-    tls = Tls(Path("cert"), Path("key"))
-    assert Security("10.0.0.1", tls).http_host == "127.0.0.1"
+    assert Security("10.0.0.1", Tls(Path("cert"), Path("key"))).http_host == "127.0.0.1"
     assert Security("10.0.0.1").http_host == "10.0.0.1"
 
 
@@ -188,12 +185,9 @@ def test_a_new_server_may_be_exposed(tmp_path: Path, version: str | None, refuse
     row = f"| server_version                   | {version}   |" if version else "error"
     binary.write_text(f"#!/bin/sh\necho '{row}' >&2\nexit 1\n")
     binary.chmod(0o755)
-    exposed = read_security("10.0.0.1")
-    if refused:
-        with pytest.raises(ServerError, match="--insecure-old-server"):
-            refuse_exposed_old_server(exposed, binary)
-    else:
-        refuse_exposed_old_server(exposed, binary)
+    refusal = pytest.raises(ServerError, match="--insecure-old-server")
+    with refusal if refused else nullcontext():
+        refuse_exposed_old_server(read_security("10.0.0.1"), binary)
     refuse_exposed_old_server(read_security("127.0.0.1"), binary)
     refuse_exposed_old_server(read_security("10.0.0.1", old_server_exposed=True), binary)
 
@@ -247,8 +241,7 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
         for body in bodies:
             for model in ("dflash", "dflash_infer", "none"):
                 for how in ("generate", "generate_stream"):
-                    path = f"models/{model}/{how}"
-                    _, answer = _http(ports, path, body, inference_key=KEY)
+                    _, answer = _http(ports, f"models/{model}/{how}", body, inference_key=KEY)
                     assert "Traceback" not in answer
                     assert "/" + built.name not in answer
         log = server.log.path.read_text()

@@ -48,17 +48,13 @@ class Expected:
 @pytest.fixture(scope="module")
 def built(endless: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("serving")
+    sizes = {"slots": SLOTS, "max_queue": MAX_QUEUE, "max_seq_len": MAX_SEQ_LEN}
     config = BuildConfig(
         name="tiny",
         target={"path": endless.target_dir},
         drafter={"path": endless.drafter_dir},
         engine={"threads": 1},
-        serving={
-            "slots": SLOTS,
-            "max_queue": MAX_QUEUE,
-            "max_seq_len": MAX_SEQ_LEN,
-            "prefill_chunk": 16,
-        },
+        serving=sizes | {"prefill_chunk": 16},
     )
     build(config, directory / "built", lambda step, done, total: None)
     return directory / "built"
@@ -98,16 +94,10 @@ def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int]
     return text, ids, final
 
 
-def _serves(server: Ports, expected: list[Expected]) -> None:
-    each = expected[0]
-    assert _stream(server, each.prompt, NEW_TOKENS)[:2] == (each.text, each.token_ids)
-
-
 def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected]) -> None:
     for each in expected:
         text, ids, final = _stream(server, each.prompt, NEW_TOKENS)
-        assert ids == each.token_ids
-        assert text == each.text
+        assert (text, ids) == (each.text, each.token_ids)
         assert final.finish_reason == "length"
         assert final.prompt_tokens == len(each.prompt_ids)
         assert final.completion_tokens == NEW_TOKENS
@@ -143,7 +133,8 @@ def test_an_http_client_that_goes_away_frees_its_slot(
             assert connection.recv(20).startswith(b"HTTP/1.1 200")
     assert_goes_idle(server)
     assert_cancelled(server, before + SLOTS)
-    _serves(server, expected)
+    first = expected[0]
+    assert _stream(server, first.prompt, NEW_TOKENS)[:2] == (first.text, first.token_ids)
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

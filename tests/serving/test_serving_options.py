@@ -115,8 +115,7 @@ def test_rules_give_transformers_text(
             or None,
             pad_token_id=0,
         )[0, len(ids) :].tolist()
-    got = ask(server, repetition_penalty=1.4, bad_words=words)["token_ids"]
-    assert got == expected
+    assert ask(server, repetition_penalty=1.4, bad_words=words)["token_ids"] == expected
 
 
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])

@@ -52,9 +52,8 @@ def test_texts_follow_what_was_asked_with_drafts_and_without(triton: Ports) -> N
     forced = 0
     for (asked, matches, _), fast, alone in zip(cases, answers[::2], answers[1::2], strict=True):
         assert fast.text == alone.text
-        assert (
-            fast.final.finish_reason == alone.final.finish_reason == ("stop" if asked else "length")
-        )
+        reason = "stop" if asked else "length"
+        assert fast.final.finish_reason == alone.final.finish_reason == reason
         assert re.fullmatch(matches, fast.text), (asked, fast.text)
         if "{" in matches[:3]:
             jsonschema.validate(json.loads(fast.text), SCHEMA)
@@ -95,6 +94,8 @@ def test_logit_bias(triton: Ports, chat_built: Path) -> None:
 
 
 def test_openais_response_format(api: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": PROMPT}]
+    asked: dict[str, Any] = {"model": "pycode", "messages": messages, "temperature": 0}
     for fields in (
         {"response_format": JSON_SCHEMA},
         {"extra_body": {"guided_json": SCHEMA}},
@@ -102,23 +103,13 @@ def test_openais_response_format(api: openai.OpenAI) -> None:
         {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
     ):
         for stream in (False, True):
-            answer = api.chat.completions.create(
-                model="pycode",
-                messages=[{"role": "user", "content": PROMPT}],
-                temperature=0,
-                stream=stream,
-                **fields,
-            )
+            answer = api.chat.completions.create(**asked, **fields, stream=stream)
             if stream:
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
             else:
                 text = answer.choices[0].message.content
                 assert answer.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(text), SCHEMA)
-    answer = api.completions.create(
-        model="pycode",
-        prompt=PROMPT,
-        max_tokens=80,
-        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
-    )
+    more = {"structured_outputs": {"choice": ["yes", "no"]}}
+    answer = api.completions.create(model="pycode", prompt=PROMPT, max_tokens=80, extra_body=more)
     assert answer.choices[0].text in ("yes", "no")

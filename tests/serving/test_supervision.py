@@ -27,12 +27,7 @@ from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.server import run, supervisor
 from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.process import (
-    SHARED_MEMORY,
-    Server,
-    command_line,
-    processes_naming,
-)
+from dflash_trt.serving.server.process import SHARED_MEMORY, Server, command_line, processes_naming
 
 pytestmark = pytest.mark.soak
 
@@ -70,8 +65,7 @@ class Supervised:
 def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
     url = f"127.0.0.1:{server.ports.grpc}"
     options = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
-    chunks = stream(url, "def main():", **options)
-    return [token for chunk in chunks for token in chunk.token_ids]
+    return [token for chunk in stream(url, "def main():", **options) for token in chunk.token_ids]
 
 
 def _post(url: str, path: str, body: object) -> int | None:
@@ -175,8 +169,7 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
     with _supervised(built) as each, ThreadPoolExecutor(clients) as pool:
         answers = [pool.submit(_post, each.url, "dflash/generate", body) for _ in range(clients)]
         time.sleep(5)
-        refused = [answer for answer in answers if answer.done() and answer.result() == 400]
-        assert refused
+        assert [answer for answer in answers if answer.done() and answer.result() == 400]
         assert each.said == []
         each.server.process.kill()  # releases the clients
 
@@ -259,10 +252,6 @@ def _words(pid: int, text: str) -> str:
     return next((word for word in command_line(pid) if text in word), "")
 
 
-def _traces(prefix: str) -> list[object]:
-    return [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")]
-
-
 def test_no_process_stays_when_serve_is_killed(built: Path) -> None:
     with _serve(built) as (process, _, log):
         prefix = _prefix(log)
@@ -289,7 +278,7 @@ def test_stopping_is_bounded(built: Path, signals: int) -> None:
         assert time.monotonic() - start < (STOP if signals == 1 else 5)
         with pytest.raises(ServerError):
             list(chunks)
-        assert _traces(prefix) == []
+        assert [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")] == []
         assert log.exists()
 
 

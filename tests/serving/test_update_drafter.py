@@ -144,8 +144,7 @@ def test_memory_is_looked_at_before_anything_is_loaded(
     server: Any = Mock(repository=built / "model_repository", load_drafter=never)
     ports = serve_ports()
     with ExitStack() as stack:
-        updates = MODULE.Updates(server, ports.http, lambda line: None, "none", None)
-        stack.callback(updates.close)
+        stack.callback(MODULE.Updates(server, ports.http, lambda line: None, "none", None).close)
         with pytest.raises(ServerError, match="GB of memory"):
             update_drafter(ports.http, built, 0.0)
     assert not server.health.method_calls

@@ -70,8 +70,7 @@ def valid(value: Any) -> bool:
 
 def logprobs_of_chat(answer: Any) -> bool:
     found = answer["choices"][0]["logprobs"]["content"]
-    joined = b"".join(bytes(each["bytes"]) for each in found)
-    assert joined.decode().startswith(content(answer))
+    assert b"".join(bytes(each["bytes"]) for each in found).decode().startswith(content(answer))
     return len(found) == 5 and all(len(each["top_logprobs"]) == 3 for each in found)
 
 

@@ -66,8 +66,7 @@ async def main(model):
         assert choice in ("required", names[0])
         assert (asked[0] is None) == (names[0] == "get_time")
         stream = Runner.run_streamed(agent(choice, model), "Weather?", max_turns=4)
-        events = [event.type async for event in stream.stream_events()]
-        assert "raw_response_event" in events
+        assert "raw_response_event" in [event.type async for event in stream.stream_events()]
         assert stream.final_output == whole.final_output
         assert asked == asked[:1] * 2
         asked.clear()

@@ -61,8 +61,7 @@ assert bound("auto").invoke("Weather?").content is not None
 
 
 async def main():
-    answers = await bound("any").abatch(["Weather?"] * 4)
-    assert [loop(each) for each in answers] == [whole] * 4
+    assert [loop(each) for each in await bound("any").abatch(["Weather?"] * 4)] == [whole] * 4
     pieces = [chunk async for chunk in bound("any").astream("Weather?")]
     assert loop(sum(pieces[1:], pieces[0])) == whole
 

@@ -107,8 +107,7 @@ class Engine:
                 else:
                     self._begin(*message)
             for sequence in self._scheduler.step():
-                number = next(n for n, (each, _) in self._live.items() if each is sequence)
-                self._tell(number)
+                self._tell(next(n for n, (each, _) in self._live.items() if each is sequence))
             report = self._scheduler.report
             if report is not None and report.sequences:
                 drafted, accepted = map(sum, zip(*report.sequences, strict=True))

@@ -66,10 +66,7 @@ class LLM:
         return output
 
     def generate(
-        self,
-        inputs: list[list[int]],
-        sampling_params: SamplingParams,
-        use_tqdm: bool = True,
+        self, inputs: list[list[int]], sampling_params: SamplingParams, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         outputs = [self.generate_async(each, sampling_params) for each in inputs]
         return [output.result() for output in outputs]
