@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, Qwen3Config
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines import load_engines
-from dflash_trt.files import sha256
+from dflash_trt.files import sha256_of_concatenated
 
 Text = dict[str, Any]  # its ids, and how many of them each round brought
 
@@ -127,7 +127,7 @@ def main() -> None:
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
     drafter = load_drafter(options.drafter, target).eval()
     ours = decoder_of(options.build, end) if options.build else None
-    digest = sha256([options.drafter / "model.safetensors"])
+    digest = sha256_of_concatenated([options.drafter / "model.safetensors"])
     options.results.touch()
     kept = [json.loads(line) for line in options.results.read_text().splitlines()]
     known = {
