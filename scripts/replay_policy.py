@@ -29,7 +29,7 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, slot_copies
+from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, parse_copies
 from dflash_trt.decoding.speculation import (
     Adaptive,
     CostProfile,
@@ -121,7 +121,7 @@ class Replay:
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
         (first, asked, count), n = x.batch[:3].tolist(), len(x.rows)
-        for source, to, *_ in slot_copies(x.batch[3:].tolist()):
+        for source, to, *_ in parse_copies(x.batch[3:].tolist()):
             self.slots[to] = self.slots[source]
         count = min(count, CANDIDATES)  # that were recorded
         ids = np.full((n, self.draft_tokens, count), NO_DRAFT)

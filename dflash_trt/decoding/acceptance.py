@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.logits_processor import LogitsProcessor, decode, tempered
+from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor, tempered
 from dflash_trt.decoding.messages import NO_HISTORY, Float32, Int32, VerifyInput
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 
@@ -33,7 +33,7 @@ def accept(
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
         drafts = tokens[known:length]
         allowed = None if (x.masks[i] == -1).all() else _unpack_masks(x.masks[i], logits.shape[2])
-        processor = decode(encoded)
+        processor = decode_processor(encoded)
         if processor.greedy:
             best = greedy_ids[i]
             if allowed is not None:

@@ -80,7 +80,7 @@ class LogitsProcessor:
 
 
 @lru_cache(maxsize=128)  # the same every round; 1 MB for the largest bad_words
-def decode(encoded: bytes) -> LogitsProcessor:
+def decode_processor(encoded: bytes) -> LogitsProcessor:
     """Decode what `encode` wrote; ValueError or RequestError for anything else."""
     if not encoded:
         return LogitsProcessor(SamplingParams(), 0, ())

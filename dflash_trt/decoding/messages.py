@@ -104,7 +104,7 @@ class RoundOutput(NamedTuple):
 RunRound = Callable[[VerifyInput], RoundOutput]
 
 
-def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
+def parse_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
     """Yield (source, destination, tokens, start) of each copy; see `VerifyInput.batch`."""
     return zip(*(numbers[i::4] for i in range(4)), strict=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import Accepted, accept
-from dflash_trt.decoding.logits_processor import decode
+from dflash_trt.decoding.logits_processor import decode_processor
 from dflash_trt.decoding.messages import (
     DISCARD,
     FREED,
@@ -21,7 +21,7 @@ from dflash_trt.decoding.messages import (
     VerifyInput,
     VerifyOutput,
     no_drafts,
-    slot_copies,
+    parse_copies,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
@@ -46,7 +46,7 @@ class FeatureBuffer:
         """
         first_slot, draft_tokens, _, *copies = x.batch.tolist()
         n, width, size = features.shape
-        for source, destination, *_ in slot_copies(copies):
+        for source, destination, *_ in parse_copies(copies):
             if destination >= FIRST_BLOCK:  # copy to the prefix cache; the sequence goes on
                 continue
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
@@ -85,13 +85,13 @@ def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) 
     """Run the target over the tokens, write their KV rows and decide which drafts are accepted."""
     start = time.perf_counter()
     first_slot, _, _, *copies = x.batch.tolist()
-    copy_slots(engine, copies)
+    perform_copies(engine, copies)
     n, asked = x.tokens.shape
     least_rows = engine.least_rows
     width = max(asked, -(-least_rows // n))
     lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
-    all_scored = n == 1 and decode(x.sampling[0]).scores_prompt(places[0])
-    before = known[0] - 1 if all_scored else 0  # logits before those of the last known token
+    all_scored = n == 1 and decode_processor(x.sampling[0]).scores_prompt(places[0])
+    before = known[0] - 1 if all_scored else 0  # rows of logits before the last known token's
     scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
     step = engine.step(first_slot, n, width, _visible(engine, max(places) + width), len(scored))
     step.inputs["tokens"][:, :asked] = x.tokens
@@ -128,7 +128,7 @@ def _clear_failed(engine: Engine, first_slot: int, accepted: Sequence[int]) -> N
     """Clear the slots of failed rows, whose KV rows may hold NaN."""
     for slot, count in enumerate(accepted, first_slot):
         if count < 0:
-            engine.move_row(NOTHING, slot, engine.info.cache_len)
+            engine.copy_kv(NOTHING, slot, engine.info.cache_len)
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -139,40 +139,41 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """
     start = time.perf_counter()
     first_slot, num_draft_tokens, candidates, *copies = x.batch.tolist()
-    copy_slots(engine, copies)
-    n, width = x.features.shape[:2]
+    perform_copies(engine, copies)
+    n, context = x.features.shape[:2]
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
     # fewer wanted drafts do not shorten the block, because drafts are better in a whole one
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
         for (_, _, _, budget), (accepted, _, _) in zip(rows, results, strict=True)
     ]
+    # as `SequenceState.advance` sees it
     all_end = not any(lengths) and all(budget for _, _, _, budget in rows)
     if num_draft_tokens <= 0 or all_end:
         return no_drafts(n)
     longest = max(1, *lengths)
     depth = min(longest, num_draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft
-    size = first + longest
+    block_len = first + longest
     starts = [row[2] - result[2] for row, result in zip(rows, results, strict=True)]
-    visible = _visible(engine, max(starts) + width + size)
-    step = engine.step(first_slot, n, size, visible, n * depth, context=width)
+    visible = _visible(engine, max(starts) + context + block_len)
+    step = engine.step(first_slot, n, block_len, visible, n * depth, context=context)
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
     for i, ((_, known, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
         accepted, token, _ = results[i]
         anchor = place + known + max(accepted, 0)
-        block.append([token] + [mask_token] * (size - 1))
-        positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
+        block.append([token] + [mask_token] * (block_len - 1))
+        positions.append([*range(start_at, start_at + context), *range(anchor, anchor + block_len)])
         mask[i, :, :, :anchor] = True
         # the block's keys follow the features'; near the end of its text a row's block is shorter
         # than the batch's, so that its drafts do not depend on the batch
-        mask[i, :, :, start_at + width : start_at + width + first + lengths[i]] = True
+        mask[i, :, :, start_at + context : start_at + context + first + lengths[i]] = True
     step.inputs["block"][:] = block
     step.inputs["positions"][:] = positions
     step.inputs["write_index"][:] = starts
     step.inputs["features"][:] = x.features
-    step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
+    step.inputs["head_rows"][:] = _draft_rows(n, block_len, first, depth)
     step.run()
     _clear_failed(engine, first_slot, [accepted for accepted, _, _ in results])
     ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., :candidates].copy()
@@ -217,11 +218,11 @@ def _visible(engine: Engine, length: int) -> int:
     return min(-(-length // step) * step, engine.info.cache_len)
 
 
-def copy_slots(engine: Engine, copies: list[int]) -> None:
+def perform_copies(engine: Engine, copies: list[int]) -> None:
     """Copy what a step asks for; a slot that is freed needs no copy, and may hold anything."""
-    for source, destination, tokens, start in slot_copies(copies):
+    for source, destination, tokens, start in parse_copies(copies):
         if destination != FREED or source >= FIRST_BLOCK:
-            engine.move_row(source, destination, tokens, start)
+            engine.copy_kv(source, destination, tokens, start)
 
 
 def committed_logprobs(
@@ -234,7 +235,7 @@ def committed_logprobs(
     one more column: each draft's log-probability, NaN after a rejected draft.
     """
     n, scored, _ = logits.shape
-    processors = [decode(each) for each in x.sampling.tolist()]
+    processors = [decode_processor(each) for each in x.sampling.tolist()]
     counts = [each.sampling.logprobs for each in processors]
     drafts = [each.sampling.include_drafting for each in processors]
     most = max((count for count in counts if count is not None), default=None)

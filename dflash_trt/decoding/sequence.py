@@ -113,7 +113,7 @@ class SequenceState:
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
-        # the drafter does not run if all texts end
+        # the drafter does not run if all texts end, see `all_end` of `rounds.draft`
         goes_on = self.budget > 1 or self.tokens or self.position < len(self.request.prompt)
         if num_draft_tokens > 0 and goes_on and not (self.finish_reason or self.out_of_sync):
             self.seen = self.position

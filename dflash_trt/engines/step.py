@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo, read_info
 
-NOTHING = -1  # instead of a slot: see `Engine.move_row`
+NOTHING = -1  # instead of a slot: see `Engine.copy_kv`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
@@ -44,7 +44,7 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only steps and `move_row` change the caches; a caller rolls back by passing a lower
+    Only steps and `copy_kv` change the caches; a caller rolls back by passing a lower
     `write_index` next time.
     """
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
         overwrites the outputs.
         """
 
-    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+    def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         """Copy the KV rows of tokens `start .. start+tokens-1` to the same place of another slot.
 
         NOTHING as source writes zeros: a masked entry must be finite, because it is multiplied by
@@ -127,7 +127,7 @@ class LoadedEngine(ABC):
     ) -> Step:
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
-    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+    def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination == NOTHING:
             self._blocks.pop(source, None)
             return

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from dflash_trt.decoding import SamplingParams
-from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
+from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.rounds import committed_logprobs
 
@@ -84,9 +84,9 @@ def test_a_processor_survives_its_tensor() -> None:
     ):
         processor = LogitsProcessor(sampling, 12, (5, 6))
         assert processor.encode()
-        assert decode(processor.encode()) == processor
+        assert decode_processor(processor.encode()) == processor
     assert LogitsProcessor(SamplingParams(), 12, (5, 6)).encode() == b""
-    assert decode(b"").greedy
+    assert decode_processor(b"").greedy
 
 
 def encoded(*rows: SamplingParams) -> np.ndarray[Any, Any]:

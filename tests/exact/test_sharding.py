@@ -51,7 +51,7 @@ def outputs_of(target: Any, drafter: Any, text: list[int]) -> list[Any]:
         outputs = target_step(target, text[start:end], start, row)
         found += [outputs[name].copy() for name in ("logits", "features")]
         features.append(found[-1][0])
-    target.move_row(1, 2, 40)
+    target.copy_kv(1, 2, 40)
     found.append(target_step(target, text[40:43], 40, 2)["logits"].copy())
     for seen, start in ((0, 17), (17, 20)):
         outputs = drafter_step(drafter, features[0][seen:start], text[start], seen, row=2)

@@ -69,9 +69,9 @@ class Ranks:
         )
         return Step(inputs, outputs, lambda: self._run(row, n, inputs, outputs))
 
-    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+    def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         for rank in self._ranks:
-            rank.move_row(source, destination, tokens, start)
+            rank.copy_kv(source, destination, tokens, start)
 
     def _run(self, row: int, n: int, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         caches = [rank.caches(row, n) for rank in self._ranks]

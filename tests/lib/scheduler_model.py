@@ -22,7 +22,7 @@ from dflash_trt.decoding import (
     WaitingQueue,
 )
 from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.messages import FREED, no_drafts, slot_copies
+from dflash_trt.decoding.messages import FREED, no_drafts, parse_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.speculation import Proposer
 from dflash_trt.engines import FIRST_BLOCK
@@ -68,7 +68,7 @@ class MadeUpEngine:
     def __call__(self, x: VerifyInput) -> RoundOutput:
         first, wanted, _, *copies = x.batch.tolist()
         fails, self.fails_after = self.fails_after, None
-        for each in list(slot_copies(copies))[:fails]:
+        for each in list(parse_copies(copies))[:fails]:
             self._copy(*each)
         if fails is not None:
             raise StepFailedError
@@ -263,7 +263,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert not self.scheduler.kv_rows
         if self.cache is not None:
             # what the next step would do
-            for each in slot_copies(self.scheduler._slots.take_copies()):
+            for each in parse_copies(self.scheduler._slots.take_copies()):
                 self.engine._copy(*each)
             dropped, _ = self.cache.insert("", [], 0)
             kept = {number for number in self.engine.memory if number >= FIRST_BLOCK}
