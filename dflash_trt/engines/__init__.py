@@ -1,5 +1,7 @@
 """Engines: their description, and one module per kind that loads and steps it."""
 
+import os
+
 from dflash_trt.engines.info import (
     ENGINE_FILE,
     MAX_BUFFERED,
@@ -19,3 +21,6 @@ from dflash_trt.engines.step import (
     read_infos,
     role_directories,
 )
+
+# ONNX Runtime reports models and machines to Microsoft unless this is set before it is imported
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

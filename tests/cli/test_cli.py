@@ -207,6 +207,17 @@ def test_verify_compares_dflash_with_the_target_alone(home: Path) -> None:
     assert_error(run(*arguments[:-1], 5000), 1, "at most 0 fit beside --max-tokens")
 
 
+def test_onnx_runtime_reports_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = shell("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert not [*tmp_path.rglob("onnxruntime*")]
+
+
 def test_verify_exits_1_and_shows_the_first_mismatch(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
