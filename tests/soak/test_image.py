@@ -49,7 +49,7 @@ def built() -> Path:
 def image(built: Path) -> Path:
     text = (built / "deploy" / "Dockerfile").read_text()
     requirements = re.findall(r"^        '(.*)' \\$", text, re.MULTILINE)
-    assert len(requirements) > 20
+    assert len(requirements) > 15
     home = HOME / "venv"
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)

@@ -25,7 +25,9 @@ GPT_OSS = ROOT / "build_configs" / "dgx-b300" / "gpt-oss-120b.yaml"
 OVER_LLM = {"docs/speculation.md", "docs/structure.md"}  # CONFIG is gpt-oss's
 ELSEWHERE = ("serve ", "doctor", "build build_configs/dgx", "on_gpus", "bench ", ":8002", "PORT")
 ELSEWHERE += ("export ", "llm_args_schema")  # of models on the Hub; of TensorRT-LLM
-FASTER = 'case "$1" in verify) set -- "$@" --max-tokens 8 ;; esac'
+OPTIONS = (
+    'case "$1" in verify) set -- "$@" --max-tokens 8 ;; generate) set -- "$@" --url "$GRPC" ;; esac'
+)
 
 
 def runs(block: Block) -> bool:
@@ -64,7 +66,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
     programs = home / "bin"
     programs.mkdir()
     run = f'exec "{sys.executable}" -m dflash_trt "$@"'
-    (programs / "dflash-trt").write_text(f"#!/usr/bin/env bash\n{FASTER}\n{run}\n")
+    (programs / "dflash-trt").write_text(f"#!/usr/bin/env bash\n{OPTIONS}\n{run}\n")
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     curl = shutil.which("curl")
     (programs / "curl").write_text(f'#!/bin/sh\nexec {curl} --fail-with-body "$@"\n')
@@ -85,7 +87,8 @@ def test_a_page_is_walked(page: str, reader: tuple[Path, dict[str, str]]) -> Non
     done = subprocess.run(
         ["bash", "-c", script(WALKED[page], names)],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"PATH": path, "PYTHONPATH": str(ROOT), "GRPC": f"127.0.0.1:{names['8001']}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
