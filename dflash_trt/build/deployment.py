@@ -99,13 +99,14 @@ def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) 
 
 
 def _server_requirements(plan_library: str) -> list[str]:
-    extra = {"tensorrt_rtx": "rtx"}.get(plan_library, plan_library)
-    builds = {"jsonschema", "onnx", "onnx-ir"}
+    extras = "server", {"tensorrt_rtx": "rtx"}.get(plan_library, plan_library)
+    markers = "", *(f"extra == '{extra}'" for extra in extras)
+    left_out = {"jsonschema", "onnx", "onnx-ir", "nvidia-pytriton"}  # build; Triton's own image
     found = []
     for each in metadata.requires("dflash-trt") or ():
         requirement, _, marker = each.partition("; ")
         project = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-        if marker == f"extra == '{extra}'" or (not marker and project not in builds):
+        if marker in markers and project not in left_out:
             found.append(requirement)
     return sorted(found)
 

@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import ROOT, WAIT, started
+from live import ROOT, WAIT, serve_ports, started
 from pycode import demo_config
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import free_ports
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")]
 HOME = ROOT / "build" / "image"  # not in /tmp, which the server gets empty
@@ -75,8 +74,8 @@ def test_nothing_is_installed_that_is_not_needed(image: Path) -> None:
 
 
 def test_it_serves_from_a_read_only_root(image: Path, built: Path) -> None:
-    ports = free_ports()
-    options = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    ports = serve_ports()
+    options = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
     log = ["--log-file", "/dev/stdout"]
     serve = [str(image / "bin" / "dflash-trt"), "serve", str(built), *options, *log]
     before = sorted(built.rglob("*"))

@@ -144,10 +144,12 @@ def test_the_image_has_all_that_is_imported() -> None:
     text = (deployment.TEMPLATES / "tensorrt_llm" / "Dockerfile").read_text()
     line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
     installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
-    required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
+    markers = ("", "extra == 'server'")
+    required = [x for x in metadata.requires("dflash-trt") or () if x.partition("; ")[2] in markers]
     declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
     assert installed <= declared
     modules = ("cli", "bench", "doctor", "serving.front", "serving.client", "serving.server")
+    modules += ("serving.app.openai", "serving.app.guard", "serving.app.triton")
     code = f"""
 import importlib, importlib.metadata, sys
 class Finder:
@@ -165,6 +167,13 @@ print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0]
     assert out.returncode == 0, out.stderr
     imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
     assert imported <= installed
+
+
+def test_an_image_gets_what_the_application_needs(deploy: Path) -> None:
+    extra = [x for x in metadata.requires("dflash-trt") or () if x.endswith("extra == 'server'")]
+    names = {re.split(r"[^\w-]", each)[0] for each in extra} - {"nvidia-pytriton"}  # Triton's image
+    words = re.split(r"[^\w-]+", (deploy / "Dockerfile").read_text())
+    assert {"uvicorn"} < names <= {*words}
 
 
 def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
