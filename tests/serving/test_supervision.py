@@ -149,7 +149,7 @@ def test_a_hung_process_is_replaced(
     monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
     with _supervised(built) as each:
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(_ask, each.server, LONG, 1.0)
+            running = pool.submit(_ask, each.server, 2 * LONG, 1.0)
             time.sleep(0.3)
             os.kill(each.pid(model), signal.SIGSTOP)
             with pytest.raises(ServerError):
