@@ -73,6 +73,12 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
         "nodes": -(-ranks // per_node),
         "capabilities": [divmod(engine.machine.gpu.sm, 10)],
         "closed": ",".join(CHANGES),
+        # upstream's image pins versions; its own engine needs neither of these
+        "requirements": [
+            name
+            for each in _server_requirements("")
+            if (name := re.split("[<>=]", each)[0]) not in ("llguidance", "onnxruntime")
+        ],
     }
 
 

@@ -71,9 +71,8 @@ class FeatureBuffer:
         counts = [sum(map(len, parts)) for parts in older]
         if not any(counts):
             return features, counts
-        joined = np.zeros(
-            (n, -(-max(counts) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE + width, size), np.float32
-        )
+        padded = -(-max(counts) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
+        joined = np.zeros((n, padded + width, size), np.float32)
         for i, parts in enumerate(older):
             rows = np.concatenate([*parts, features[i]])
             joined[i, : len(rows)] = rows

@@ -166,10 +166,8 @@ class Scheduler:
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
         if decoding:  # a chunk about as long as a round
-            most, left = (
-                min(most, max(CHUNK_BESIDE_ROUNDS, self._last_verified)),
-                len(prompt) - start,
-            )
+            most = min(most, max(CHUNK_BESIDE_ROUNDS, self._last_verified))
+            left = len(prompt) - start
             most = -(-left // -(-left // most))  # chunks of equal size
         if scored:  # a scored chunk needs as many head rows as a round has
             most = min(most, self._max_verified - 1)

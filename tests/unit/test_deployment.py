@@ -27,7 +27,6 @@ from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from dflash_trt.build import deployment
 from dflash_trt.build.deployment import resource_name, write_deployment
 from dflash_trt.build.manifest import files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
@@ -139,9 +138,10 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
 
 
 @pytest.mark.models
-def test_the_image_has_all_that_is_imported() -> None:
+def test_the_image_has_all_that_is_imported(tmp_path: Path) -> None:
     """It gets what a bundle needs: no ONNX Runtime, no graph builder."""
-    text = (deployment.TEMPLATES / "tensorrt_llm" / "Dockerfile").read_text()
+    write(tmp_path, made(hardware="dgx-b300", checkpoints="hub"))
+    text = (tmp_path / "deploy" / "Dockerfile").read_text()
     line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
     installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
     markers = ("", "extra == 'server'")
