@@ -21,7 +21,6 @@ from dflash_trt.errors import ServerError
 KEY = "DFLASH_TRT_INTERNAL_KEY"  # the request handler sends it to `verify` and `draft`
 CLIENT_KEY_VARIABLE = "DFLASH_TRT_CLIENT_KEY"  # proves that CLIENT comes from the application
 RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
-GRPC = "DFLASH_TRT_GRPC"  # JSON: how a model reaches its own server, see `Security.for_models`
 SOCKET = "control.sock"  # in RUNTIME: see `front/control.py`
 CLIENT, CLIENT_KEY = "client", "client-key"  # request parameters: who asks, and the key
 PROOF = "proof"  # the client name of requests that measure a drafter

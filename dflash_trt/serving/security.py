@@ -1,13 +1,12 @@
 """Access to the server: address, TLS and keys."""
 
 import ipaddress
-import json
 import re
 import ssl
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dflash_trt.build.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
-from dflash_trt.serving.ports import LOOPBACK, reachable_address
+from dflash_trt.serving.ports import LOOPBACK
 
 # 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
@@ -63,12 +62,6 @@ class Security:
 
     def client_tls(self) -> client.Tls | None:
         return client.Tls(self.tls.cert, certificate_name(self.tls)) if self.tls else None
-
-    def for_models(self, port: int) -> str:
-        """Return `internal.GRPC`: how a model reaches its own server, as JSON."""
-        tls = self.client_tls()
-        how = {"address": f"{reachable_address(self.host)}:{port}", "headers": self.grpc_headers}
-        return json.dumps({**how, "tls": tls and asdict(tls)}, default=str)
 
     def arguments(self) -> list[str]:
         """Return tritonserver's arguments, the only way to pass it keys."""

@@ -1,62 +1,107 @@
-"""Plain infer as a small gRPC client of `dflash`, over a stand-in for that model."""
+"""Plain infer's way to the request handler, over a stand-in that notes what is submitted."""
 
-import json
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-import stand_in
-from stand_in import Answer, StandIn, aborted, failure, hanging, part, parts
+from load import wait_until
 
-from dflash_trt.serving.front.unary import UnaryClient
-from dflash_trt.serving.internal import GRPC
+from dflash_trt.serving.front.request_output import RequestOutput
+from dflash_trt.serving.front.unary import UnaryServer, ask
+from dflash_trt.serving.internal import RUNTIME
 
+OUTPUT = RequestOutput(
+    text_output=["é"],
+    index=[0],
+    finish_reason=["stop"],
+    stop_word=[""],
+    token_ids=[5, 6],
+    token_sources=[0, 1],
+    round_tokens=[1, 1],
+    prompt_tokens=1,
+    cached_tokens=[0],
+    thinking=0,
+    completion_tokens=[2],
+    rounds=[1],
+    drafted=[1],
+    accepted=[1],
+    acceptance_length=[2.0],
+    time_to_first_token=[0.1],
+)
+BROKEN = -1  # choices that the stand-in fails at
 WAIT = 10.0
 
 
-@contextmanager
-def asked(
-    monkeypatch: pytest.MonkeyPatch, answer: Answer, cancelled: bool = False
-) -> Iterator[tuple[StandIn, Any]]:
-    answers = Queue[Any]()
-    inputs = {"text_input": np.array([b"a"], object), "n": np.array([1], np.int32)}
-    with stand_in.stand_in(answer) as server:
-
-        def gone() -> bool:  # once the model has the request
-            return cancelled and bool(server.metadata)
-
-        how = {"address": server.address, "headers": {"x-key": "secret"}, "tls": None}
-        monkeypatch.setenv(GRPC, json.dumps(how))
-        parameters = {"client": "alice", "client-key": "k", "x-request-id": "r1"}
-        UnaryClient().ask(inputs, parameters, 1.5, gone, answers.put)
-        yield server, answers.get(timeout=WAIT)
+Submitted = Queue[tuple[Any, ...]]
 
 
-def test_a_request_and_its_answer_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    with asked(monkeypatch, parts(part(text_output=["é"], token_ids=[5, 6]))) as (server, found):
-        assert found["text_output"].tolist() == ["é".encode()]
-        assert found["token_ids"].tolist() == [5, 6]
-        assert server.requests == [{"text_input": "a", "n": 1}]
-        assert server.timeouts == [pytest.approx(1.5)]
-        assert ("x-key", "secret") in server.metadata[0].items()
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submitted]:
+    monkeypatch.setenv(RUNTIME, str(tmp_path))
+    submitted = Submitted()
+
+    def submit(inputs: Any, *rest: Any) -> None:
+        if inputs["n"] == BROKEN:
+            raise TypeError
+        submitted.put((inputs, *rest))
+
+    server = UnaryServer(submit)
+    yield submitted
+    server.close()
 
 
-def test_an_error_keeps_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    with asked(monkeypatch, failure("INVALID_ARG", "top_k is 5: no.")) as (_, found):
-        assert found == ("INVALID_ARG", "top_k is 5: no.")
+def asked(n: int = 1, cancelled: threading.Event | None = None) -> Queue[Any]:
+    answers, gone = Queue[Any](), cancelled or threading.Event()
+    inputs = {"text_input": np.array([b"a"], object), "n": np.array([n], np.int32)}
+    threading.Thread(
+        target=lambda: answers.put(ask(inputs, 1.5, "alice", "r1", gone.is_set)), daemon=True
+    ).start()
+    return answers
 
 
-def test_who_goes_away_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    with asked(monkeypatch, hanging(), cancelled=True) as (server, found):
-        assert found[0] == "CANCELLED"
-        assert server.ended.acquire(timeout=WAIT), "the call goes on"
+def test_a_request_and_its_answer_go_through(submitted: Submitted) -> None:
+    answers = asked()
+    inputs, reply, *rest = submitted.get(timeout=WAIT)
+    assert {name: array.tolist() for name, array in inputs.items()} == {
+        "text_input": [b"a"],
+        "n": [1],
+    }
+    assert rest == [1.5, "alice", "r1"]
+    assert not reply.cancelled()
+    reply.send(OUTPUT, last=True)
+    found = answers.get(timeout=WAIT)
+    assert found["text_output"].tolist() == ["é".encode()]
+    assert found["token_ids"].tolist() == [5, 6]
 
 
-def test_a_model_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer in (aborted(grpc.StatusCode.UNAVAILABLE), parts()):
-        with asked(monkeypatch, answer) as (_, found):
-            assert found[0] == "UNAVAILABLE"
+def test_an_error_keeps_its_code(submitted: Submitted) -> None:
+    answers = asked()
+    submitted.get(timeout=WAIT)[1].fail("INVALID_ARG", "top_k is 5: no.")
+    assert answers.get(timeout=WAIT) == ("INVALID_ARG", "top_k is 5: no.")
+
+
+def test_who_goes_away_cancels(submitted: Submitted) -> None:
+    gone = threading.Event()
+    answers = asked(cancelled=gone)
+    reply = submitted.get(timeout=WAIT)[1]
+    gone.set()
+    assert answers.get(timeout=WAIT)[0] == "CANCELLED"
+    wait_until(reply.cancelled)
+    reply.send(OUTPUT, last=True)  # an answer that was on its way fails nothing
+
+
+def test_a_request_that_fails_at_once_ends_no_other(submitted: Submitted) -> None:
+    assert asked(BROKEN).get(timeout=WAIT)[0] == "UNAVAILABLE"
+    asked()
+    submitted.get(timeout=WAIT)
+
+
+def test_a_model_that_is_not_there_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME, str(tmp_path))
+    assert asked().get(timeout=WAIT)[0] == "UNAVAILABLE"

@@ -199,7 +199,6 @@ class Server:
                 internal.KEY: internal.new_key(),
                 internal.CLIENT_KEY_VARIABLE: self.security.client_key,
                 internal.RUNTIME: str(self._runtime),
-                internal.GRPC: self.security.for_models(self.ports.grpc),
             },
             cwd=self._directory,
             umask=0o077,  # shared memory holds prompts

@@ -21,12 +21,6 @@ fi
 umask 077  # shared memory holds prompts
 DFLASH_TRT_RUNTIME=$(mktemp -d /tmp/dflash-trt-XXXXXXXX)  # for a socket between the models
 export DFLASH_TRT_RUNTIME
-port=8001
-for argument in "$@"; do
-  case $argument in --grpc-port=*) port=${argument#*=} ;; esac
-done
-# how dflash_infer reaches dflash
-export DFLASH_TRT_GRPC='{"address": "127.0.0.1:'"$port"'", "headers": {}, "tls": null}'
 exec tritonserver \
   --model-repository="$build/model_repository" \
   --model-control-mode=explicit --load-model='*' \

@@ -25,6 +25,7 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
+from dflash_trt.serving.front.unary import UnaryServer
 from dflash_trt.serving.internal import (
     client_of,
     end_with_server,
@@ -58,6 +59,7 @@ class TritonPythonModel:
             self.metrics,
         )
         self.control = control_server(self.handler.control)
+        self.unary = UnaryServer(self.handler.submit)
 
     def execute(self, requests):
         for request in requests:
@@ -71,6 +73,7 @@ class TritonPythonModel:
             self.handler.submit(inputs(request), reply, timeout(request), client, name)
 
     def finalize(self):
+        self.unary.close()
         self.control.close()
         self.handler.close()
         self.metrics.close()

@@ -1,6 +1,6 @@
 """`dflash` for clients of plain infer, which take exactly one response: it waits for the text."""
 
-from functools import partial
+import threading
 
 import triton_python_backend_utils as pb
 
@@ -8,12 +8,13 @@ from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.tensors import (
     check_parameters,
     inputs,
+    named,
     parameters,
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.front.unary import UnaryClient
-from dflash_trt.serving.internal import end_with_server, hide_shared_memory
+from dflash_trt.serving.front.unary import ask
+from dflash_trt.serving.internal import client_of, end_with_server, hide_shared_memory
 from dflash_trt.serving.log import configure
 
 
@@ -22,21 +23,24 @@ class TritonPythonModel:
         end_with_server()
         hide_shared_memory()
         configure()
-        self.client = UnaryClient()
 
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            answer = partial(respond, sender)
             try:
                 check_parameters(request)
             except RequestError as error:
-                answer(("INVALID_ARG", str(error)))
+                respond(sender, ("INVALID_ARG", str(error)))
                 continue
-            tensors, said = inputs(request), parameters(request)
+            tensors = inputs(request)
             tensors.pop("stream", None)
-            said.setdefault("x-request-id", request.request_id())
-            self.client.ask(tensors, said, timeout(request), sender.is_cancelled, answer)
+            call = tensors, timeout(request), client_of(parameters(request)), named(request)
+            # `dflash` limits how many wait
+            threading.Thread(target=ask_and_respond, args=[sender, call], daemon=True).start()
+
+
+def ask_and_respond(sender, call):
+    respond(sender, ask(*call, sender.is_cancelled))
 
 
 def respond(sender, answer):
