@@ -11,7 +11,7 @@ import pytest
 from load import wait_until
 
 from dflash_trt.serving.front.request_output import RequestOutput
-from dflash_trt.serving.front.unary import UnaryServer, ask
+from dflash_trt.serving.front.unary import ask, unary_server
 from dflash_trt.serving.internal import RUNTIME
 
 OUTPUT = RequestOutput(
@@ -49,7 +49,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submi
             raise TypeError
         submitted.put((inputs, *rest))
 
-    server = UnaryServer(submit)
+    server = unary_server(submit)
     yield submitted
     server.close()
 

@@ -1,4 +1,7 @@
-"""Commands of `serve`: a JSON line each way over a Unix socket, for this user and root alone."""
+"""Unix sockets between `serve` and its models, for this user and root alone.
+
+Commands of `serve` are a JSON line each way; requests of `dflash_infer` are in `unary.py`.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,26 +38,31 @@ def send_command(socket_path: Path, command: Command) -> HandlerStatus | None:
     return None
 
 
-def control_server(answer: Callable[[Command], HandlerStatus]) -> "JsonServer":
-    path = Path(env_value(RUNTIME)) / SOCKET  # in a directory that only this user can enter
+def control_server(answer: Callable[[Command], HandlerStatus]) -> "SocketServer":
+    return json_server(runtime_socket(SOCKET), answer)
+
+
+def runtime_socket(name: str) -> str:
+    """Return a free address in a directory that only this user can enter."""
+    path = Path(env_value(RUNTIME)) / name
     path.unlink(missing_ok=True)  # left by a process that was killed
-    return JsonServer(str(path), answer)
+    return str(path)
 
 
-class JsonServer:
-    """Answers messages at an address of Unix sockets in its own thread, one after the other."""
+class SocketServer:
+    """Calls `serve` with each connection to an address, one after the other in its own thread."""
 
-    def __init__(self, address: str, answer: Callable[[Any], Any]) -> None:
+    def __init__(self, address: str, serve: Callable[[socket.socket], None]) -> None:
         """Listen; OSError if the address is taken."""
-        self._answer = answer
+        self._serve = serve
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(address)
         self._socket.listen()
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="socket server", daemon=True)
         self._thread.start()
 
     def close(self, timeout: float = 0.0) -> None:
-        """Refuse new messages, and wait up to `timeout` seconds for a running answer."""
+        """Refuse new connections, and wait up to `timeout` seconds for a running call."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._socket.close()
@@ -69,16 +77,26 @@ class JsonServer:
                     return
                 time.sleep(0.05)  # too many open files
                 continue
-            with closing(connection), suppress(OSError, ValueError):
+            try:
                 _refuse_other_users(connection)
-                connection.settimeout(TIMEOUT)
-                with connection.makefile("rb") as file:
-                    answer = self._answer(json.loads(file.readline()))
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                self._serve(connection)
+            except (EOFError, OSError, ValueError):  # it left, or sent no JSON
+                connection.close()
+
+
+def json_server(address: str, answer: Callable[[Any], Any]) -> SocketServer:
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(TIMEOUT)
+            with connection.makefile("rb") as file:
+                result = answer(json.loads(file.readline()))
+            connection.sendall(json.dumps(result).encode() + b"\n")
+
+    return SocketServer(address, serve)
 
 
 def ask(address: str, message: Any, timeout: float | None = None) -> Any:
-    """Return a `JsonServer`'s answer; OSError if none listens, ValueError if it ends before."""
+    """Return a `json_server`'s answer; OSError if none listens, ValueError if it ends before."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(address)

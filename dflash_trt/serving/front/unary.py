@@ -6,23 +6,23 @@ over the server's own gRPC takes 1 ms more.
 """
 
 import logging
+import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dflash_trt.serving.front.control import SocketServer, runtime_socket
 from dflash_trt.serving.front.request_output import RequestOutput, arrays
 from dflash_trt.serving.internal import RUNTIME, env_value
 
 log = logging.getLogger(__name__)
 
 SOCKET = "infer.sock"
-BACKLOG = 128  # connections that wait to be accepted
 LOOK = 0.02  # minimum seconds between two checks for cancellation
 LOOK_SHARE = 0.001  # seconds per waiting request: a check takes 0.04 ms
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
@@ -30,34 +30,19 @@ Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and mess
 GONE = "UNAVAILABLE", "The model dflash is not running. Try again later."
 
 
-class UnaryServer:
-    """Calls `RequestHandler.submit` with what `ask` sends."""
+def unary_server(submit: Callable[..., None]) -> SocketServer:
+    """Start a server that calls `RequestHandler.submit` with what `ask` sends."""
 
-    def __init__(self, submit: Callable[..., None]) -> None:
-        self._submit = submit
-        _path().unlink(missing_ok=True)  # left by a process that was killed
-        self._listener = Listener(str(_path()), backlog=BACKLOG)
-        self._closed = False
-        threading.Thread(target=self._run, name="unary server", daemon=True).start()
+    def serve(accepted: socket.socket) -> None:
+        connection: Connection[Any, Any] = Connection(accepted.detach())
+        try:
+            inputs, *rest = connection.recv()
+            submit(inputs, _Reply(connection), *rest)
+        except Exception:
+            log.exception("a request could not be read")
+            connection.close()
 
-    def close(self) -> None:
-        """Accept no more requests; the others go on."""
-        self._closed = True
-        self._listener.close()
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                connection = self._listener.accept()
-            except OSError:
-                time.sleep(0.05)  # too many open files
-                continue
-            try:
-                inputs, *rest = connection.recv()
-                self._submit(inputs, _Reply(connection), *rest)
-            except Exception:
-                log.exception("a request could not be read")
-                connection.close()
+    return SocketServer(runtime_socket(SOCKET), serve)
 
 
 class _Reply:
@@ -89,7 +74,7 @@ def ask(
 ) -> Answer:
     """Return the answer to a request of `RequestHandler.submit`; stop once `cancelled`."""
     try:
-        with Client(str(_path())) as connection:
+        with Client(str(Path(env_value(RUNTIME)) / SOCKET)) as connection:
             connection.send((inputs, timeout, client, request_id))
             while not connection.poll(max(LOOK, threading.active_count() * LOOK_SHARE)):
                 if cancelled():
@@ -99,8 +84,3 @@ def ask(
     except (OSError, EOFError):
         log.warning("the model dflash is not running", extra={"request_id": request_id})
         return GONE
-
-
-def _path() -> Path:
-    """Return a path in a directory that only this user can enter."""
-    return Path(env_value(RUNTIME)) / SOCKET

@@ -15,7 +15,7 @@ from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
-from dflash_trt.serving.front.control import JsonServer, ask
+from dflash_trt.serving.front.control import SocketServer, ask, json_server
 from dflash_trt.serving.server.process import DRAFTER, Say, Server, find_repository
 
 # several kinds of text, because drafters differ by kind
@@ -40,9 +40,9 @@ class Updates:
     ) -> None:
         self._server, self._say, self._check, self._signer = server, say, check, signer
         self._manifest = read_manifest(server.repository.parent)
-        self._calls: JsonServer | None = None
+        self._calls: SocketServer | None = None
         with suppress(OSError):  # another user has the name: serve without updates
-            self._calls = JsonServer(_socket_address(http_port), lambda call: self._answer(*call))
+            self._calls = json_server(_socket_address(http_port), lambda call: self._answer(*call))
 
     def close(self) -> None:
         if self._calls is not None:

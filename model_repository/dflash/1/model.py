@@ -25,7 +25,7 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.front.unary import UnaryServer
+from dflash_trt.serving.front.unary import unary_server
 from dflash_trt.serving.internal import (
     client_of,
     end_with_server,
@@ -59,7 +59,7 @@ class TritonPythonModel:
             self.metrics,
         )
         self.control = control_server(self.handler.control)
-        self.unary = UnaryServer(self.handler.submit)
+        self.unary = unary_server(self.handler.submit)
 
     def execute(self, requests):
         for request in requests:
