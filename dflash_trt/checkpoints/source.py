@@ -119,7 +119,8 @@ def _download_error(error: Exception, source: Source, role: str) -> CheckpointEr
     status = getattr(getattr(error, "response", None), "status_code", None)
     cause = error if status else error.__cause__ or error
     reason = " ".join(str(cause).split())[:300] or type(cause).__name__
-    if isinstance(cause, AttributeError):  # a failed thread closed the session of this one
+    # a thread without a connection closed the session of this one
+    if isinstance(cause, AttributeError) or "client has been closed" in reason:
         reason = "no connection"
     fix = "Check the network, HF_ENDPOINT and the disk of HF_HOME, then run it again; complete "
     fix += "files are kept"

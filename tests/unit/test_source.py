@@ -162,6 +162,17 @@ def test_a_hub_that_fails_or_is_away(
         fetch(revision=revision)
 
 
+@pytest.mark.parametrize(
+    "error", [AttributeError("send"), RuntimeError("Cannot send: the client has been closed.")]
+)
+def test_a_session_that_another_thread_closed_is_no_connection(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
+    with pytest.raises(CheckpointError, match="no connection"):
+        fetch(revision="main")
+
+
 @pytest.mark.models
 def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> None:
     hub.repositories["org/target"].gated = True
