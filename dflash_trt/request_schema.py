@@ -9,7 +9,7 @@ its default.
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_origin
@@ -294,12 +294,9 @@ def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
         value = json.dumps(value, ensure_ascii=False)
     values = value if tensor.is_list else [value]
     if tensor.datatype == "BYTES":
-        content = encode_bytes_tensor([text.encode() for text in values])
+        texts = [text.encode() for text in values]
+        content = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     else:
         dtype = {"BOOL": "?", "INT32": "<i4", "UINT64": "<u8", "FP32": "<f4"}[tensor.datatype]
         content = np.array(values, dtype).tobytes()
     return tensor.datatype, [len(values)], content
-
-
-def encode_bytes_tensor(texts: Iterable[bytes]) -> bytes:
-    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)

@@ -34,8 +34,6 @@ OUTPUT = RequestOutput(
 )
 BROKEN = -1  # choices that the stand-in fails at
 WAIT = 10.0
-
-
 Submitted = Queue[tuple[Any, ...]]
 
 
@@ -95,7 +93,7 @@ def test_who_goes_away_cancels(submitted: Submitted) -> None:
 
 
 def test_a_request_that_fails_at_once_ends_no_other(submitted: Submitted) -> None:
-    assert asked(BROKEN).get(timeout=WAIT)[0] == "UNAVAILABLE"
+    assert asked(BROKEN).get(timeout=WAIT)[0] == "INTERNAL"
     asked()
     submitted.get(timeout=WAIT)
 

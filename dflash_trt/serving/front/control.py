@@ -80,7 +80,7 @@ class SocketServer:
             try:
                 _refuse_other_users(connection)
                 self._serve(connection)
-            except (EOFError, OSError, ValueError):  # it left, or sent no JSON
+            except (OSError, ValueError):  # it left, or sent no JSON
                 connection.close()
 
 

@@ -28,6 +28,7 @@ LOOK_SHARE = 0.001  # seconds per waiting request: a check takes 0.04 ms
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and message
 GONE = "UNAVAILABLE", "The model dflash is not running. Try again later."
+NOT_READ = "The request could not be read. The server's log says why."
 
 
 def unary_server(submit: Callable[..., None]) -> SocketServer:
@@ -35,12 +36,13 @@ def unary_server(submit: Callable[..., None]) -> SocketServer:
 
     def serve(accepted: socket.socket) -> None:
         connection: Connection[Any, Any] = Connection(accepted.detach())
+        reply = _Reply(connection)
         try:
             inputs, *rest = connection.recv()
-            submit(inputs, _Reply(connection), *rest)
+            submit(inputs, reply, *rest)
         except Exception:
             log.exception("a request could not be read")
-            connection.close()
+            reply.fail("INTERNAL", NOT_READ)
 
     return SocketServer(runtime_socket(SOCKET), serve)
 
