@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.chat.arrange import (
     REWRITES,
+    Arrangement,
     Rewrite,
     calls_in_words,
     find_rewrites,
@@ -170,24 +171,27 @@ class ChatModel:
         if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
         key = json.dumps([specimen_of(read), bool(tools), dict(values)])
-        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find_rewrites)(key)
-        arranged = rewritten(read, rewrites)
+        find = self._cached if len(key) <= MOST_CACHED else self._find_rewrites
+        arrangement = find(key)
+        arranged = rewritten(read, arrangement.rewrites)
         try:
             text = self._render_chat(arranged, tools, values)
         except RequestError:
             if not tools:
                 raise
             text = self._render_chat(arranged, with_defaults(tools), values)
-        if lost:
-            at = lost[0] - (len(read) - len(messages))  # tools may come first
-            what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
+        if arrangement.refused:
+            number = arrangement.refused[0]
+            index = number - (len(read) - len(messages))  # tools may come first
+            what = f"messages[{index}] of role {read[number]['role'][:40]!r}"
             raise RequestError(
-                f"{what} would be lost: this model's chat template leaves such a message out",
+                f"{what if index >= 0 else 'tools'} would be lost: this model's chat template "
+                "leaves such a message out",
                 "Send it in another role, such as user.",
             )
-        return rewrites, text
+        return arrangement.rewrites, text
 
-    def _find_rewrites(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
+    def _find_rewrites(self, key: str) -> Arrangement:
         specimen, has_tools, values = json.loads(key)
         hermes = self.dialect.format is HERMES
         rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
