@@ -2,6 +2,14 @@
 
 from dflash_trt.chat.chat_model import CHAT_CHECKS, ChatModel, ChatPrompt, about_chats
 from dflash_trt.chat.dialect import Dialect
-from dflash_trt.chat.formats import HARMONY, AnswerParser, CallDelta, parse_tools, required_tools
+from dflash_trt.chat.formats import (
+    HARMONY,
+    AnswerDelta,
+    AnswerParser,
+    CallDelta,
+    Span,
+    parse_tools,
+    required_tools,
+)
 from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import Render, as_chat, load_chat_template, load_encoding

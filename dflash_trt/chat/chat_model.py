@@ -92,6 +92,14 @@ class ChatModel:
         # without markers a channel's name would appear in the text
         return frozenset() if self.dialect.format is HARMONY else self._special
 
+    def hidden_in_chats(self, *, with_tools: bool) -> frozenset[int]:
+        """Special tokens to leave out of a chat's answer; its parts are told by the others."""
+        tags, format = self.dialect.reasoning_tags, self.dialect.format
+        markers = [tags.open, tags.close] if tags else []
+        if with_tools and format:
+            markers += format.markers
+        return self.hidden - {self._added.get(marker, -1) for marker in markers}
+
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -117,13 +125,11 @@ class ChatModel:
             text, _, _ = text.rpartition(OPEN_END)
         tags = dialect.reasoning_tags
         opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
-        markers = [tags.open, tags.close] if tags else []
-        markers += dialect.format.markers if shown and dialect.format else []
         prompt = ChatPrompt(
             text,
             thinking=bool(opened) and text.rstrip().endswith(opened),
             grammar="",
-            hidden=self.hidden - {self._added.get(each, -1) for each in markers},
+            hidden=self.hidden_in_chats(with_tools=bool(shown)),
             tools=tuple(wanted or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
         )

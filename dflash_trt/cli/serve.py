@@ -40,6 +40,17 @@ def serve(
             help="Origin of web pages that may call: https://a.example, or * for any. Repeatable.",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Further name by which clients call a server on loopback without a key. "
+            "Repeatable.",
+        ),
+    ] = None,
+    response_store: Annotated[
+        int, typer.Option(min=0, help="MiB of answers of /v1/responses to keep for an hour.")
+    ] = 64,
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="Time for running requests after SIGTERM.")
     ] = 20.0,
@@ -67,11 +78,13 @@ def serve(
         key_file=key_file,
         old_server_exposed=insecure_old_server,
         allow_origin=allow_origin or (),
+        allow_host=allow_host or (),
     )
     options = Options(
         http_port=http_port,
         grpc_port=grpc_port,
         security=security,
+        response_store=response_store,
         drain_seconds=drain_seconds,
         check=check,
         signer=require_signature,

@@ -24,12 +24,21 @@ STOP_TIMEOUT = 10.0  # seconds
 class Application:
     """Holds the HTTP port from the start; ServerError if it is taken, BuildError if no build."""
 
-    def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        http_port: int,
+        triton: Ports,
+        security: Security,
+        response_store: int = 64,
+    ) -> None:
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = ApplicationSettings(self._listener.fileno(), directory, triton, security)
+        self._settings = ApplicationSettings(
+            self._listener.fileno(), directory, triton, security, response_store
+        )
 
     def start(self, log: Log) -> None:
         """Start it, again if it died, and tell it the last state; ServerError if it does not."""

@@ -31,6 +31,7 @@ class Options:
     http_port: int = 8000
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
+    response_store: int = 64  # MiB, see `ApplicationSettings`
     drain_seconds: float = 20.0  # for running requests after a stop
     check: Depth | None = None  # how much of the build to verify first, see `check_build`
     signer: Path | None = None  # the public key that must have signed the build
@@ -123,7 +124,9 @@ def prepare(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(directory, options.http_port, triton, security)
+    application = Application(
+        directory, options.http_port, triton, security, options.response_store
+    )
     stack.callback(application.stop)
     return Server(directory, triton, security, options.log_file, keep_log=keep_log), application
 
