@@ -83,7 +83,7 @@ def request(seed: int, number: int) -> Wrong:
     if rng.random() < 0.9:
         content = spoil_json(content, rng)
     method = rng.choice(("GET", "PUT", "HEAD", "OPTIONS", "BREW")) if rng.random() < 0.1 else "POST"
-    lines = [f"{method} {path} HTTP/1.1", "Host: x"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     framed, short = True, False
     if rng.random() < 0.85 and "Content-Type" not in lines:
         lines.append("Content-Type: application/json")

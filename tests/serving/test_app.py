@@ -14,11 +14,11 @@ import httpx
 import pytest
 from fake_triton import FakeTriton, fake_triton
 from live import openai_front
+from processes import command_line, processes_naming
 
 from dflash_trt.serving.app.guard import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
-from dflash_trt.serving.server.process import command_line, processes_naming
 from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0

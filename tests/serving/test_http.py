@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +97,18 @@ def test_by_default_no_other_origin_may_call(built: Path) -> None:
         answer = httpx.get(f"{url}/v1/models", headers={"origin": PAGE})
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_the_description_has_the_bodies(url: str) -> None:
+    description = ask(url, "GET", "/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    for path, name in (
+        ("/v1/chat/completions", "ChatFields"),
+        ("/v1/completions", "TextFields"),
+        ("/v1/responses", "ResponseRequest"),
+    ):
+        body = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"] == {"$ref": f"#/components/schemas/{name}"}
+        assert "model" in schemas[name]["properties"]
+    text = json.dumps(description)
+    assert set(re.findall(r"#/components/schemas/(\w+)", text)) <= schemas.keys()

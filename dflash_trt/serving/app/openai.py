@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 
 from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
@@ -39,6 +40,7 @@ from dflash_trt.serving.app.logprobs import ContentLogprobs
 from dflash_trt.serving.app.responses import (
     Conversation,
     ReadRequest,
+    ResponseRequest,
     ResponseStore,
     ResponseWriter,
     names_of,
@@ -55,6 +57,12 @@ log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
+SERVE = "serve"  # the client of requests that look whether rounds go on
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatFields,
+    "/v1/completions": TextFields,
+    "/v1/responses": ResponseRequest,
+}
 UNTOLD = [
     "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
     "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
@@ -195,7 +203,23 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     app.include_router(v1)
     app.include_router(page.router(served.page))
+    _describe_bodies(app)
     return app
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add the bodies, which FastAPI does not read here, to the API's description."""
+    description = app.openapi()
+    schemas = description.setdefault("components", {}).setdefault("schemas", {})
+    for path, fields in BODIES.items():
+        schema = fields.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[fields.__name__] = schema
+        reference = {"$ref": f"#/components/schemas/{fields.__name__}"}
+        description["paths"][path]["post"]["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
@@ -280,7 +304,8 @@ def _ask(
     prompts, options = fields.prompts_and_options()
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
         options.pop(name, None)
-    who = client_parameters(request.client.host if request.client else "", served.client_key)
+    host = request.client.host if request.client else ""
+    who = client_parameters(SERVE if request.state.own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
     answer, chat_options = None, {}
     if isinstance(fields, ChatFields):

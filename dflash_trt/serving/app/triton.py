@@ -30,7 +30,7 @@ PASSED_ON = ("content-type", *CONTEXT)
 MAX_HEADER = 1024  # characters of one that is passed on; W3C Trace Context asks for 512
 PASSED_BACK = (b"content-type", b"content-length", JSON_SIZE.encode())
 CONNECT_TIMEOUT = 5.0  # seconds
-READ_TIMEOUT = 5.0  # seconds, of what needs no model
+READ_TIMEOUT = 2.0  # seconds, of what needs no model
 UNREACHABLE = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 UNPARSED = b'{"error":"Unable to parse '
 

@@ -69,6 +69,11 @@ class Application:
     def poll(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
+    def kill(self) -> None:
+        """End a process that hangs; `poll` then tells that it has ended."""
+        if self._process is not None:
+            self._process.kill()
+
     def tell(self, words: str) -> None:
         """Send a state: `ready` or `unready` for requests, or `drain SECONDS`, then exit."""
         self._state = words

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import Many, Schema
+from dflash_trt.request_schema import Int32, Many, Schema
 from dflash_trt.serving.app.failures import Failure, first_fault_of, translate_refusal
 from dflash_trt.serving.app.fields import (
     MAX_FIELDS,
@@ -79,7 +79,7 @@ class ResponseRequest(Schema):
     model: str
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Int32 | None = None
     max_tool_calls: int | None = Field(None, ge=1)
     include: list[Include] = Field([], max_length=16)
     text: TextOptions = TextOptions()
