@@ -1,6 +1,12 @@
 """Chats: from messages to prompts by the tokenizer's own template, and formats of answers."""
 
-from dflash_trt.chat.chat_model import CHAT_CHECKS, ChatModel, ChatPrompt, about_chats
+from dflash_trt.chat.chat_model import (
+    CHAT_CHECKS,
+    ChatModel,
+    ChatPrompt,
+    about_chats,
+    turn_end_ids,
+)
 from dflash_trt.chat.dialect import Dialect
 from dflash_trt.chat.formats import (
     HARMONY,

@@ -34,7 +34,7 @@ from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools,
 from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
-from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids, load_tokenizer
 from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
@@ -246,28 +246,56 @@ def chat_template(pair: Pair) -> Found:
     return Found(True, "the chat template writes a plain message")
 
 
-@check("warning")
+@check("note")
 def end_of_turn(pair: Pair) -> Found:
-    """Check that the token after an answer ends the text, or another turn would follow."""
+    """Tell what the chat template writes after an answer: that token ends a text, too."""
     target, model = pair.target, _chat_model(pair)
-    known = target.read[0].eos_token_ids if target.read else None
-    ends = known or eos_token_ids(target.directory, target.number("vocab_size"))
-    added = {token.content for token in target.tokenizer.get_added_tokens_decoder().values()}
+    try:
+        token = turn_end(model, target.tokenizer)
+    except RequestError as error:
+        raise NotKnown(error.problem) from None
+    if token is None:
+        return Found(True, "the chat template writes no token after an answer")
+    stated = target.read[0].eos_token_ids if target.read else None
+    ends = stated or eos_token_ids(target.directory, target.number("vocab_size"))
+    number = target.tokens[token]
+    what = f"the chat template writes {token!r} after an answer, which ends a text"
+    if number in ends:
+        return Found(True, what)
+    fix = f"Other servers need {number} in eos_token_id of generation_config.json"
+    return Found(False, f"{what} beside those that the checkpoint names, {list(ends)}", fix)
+
+
+def turn_end(model: ChatModel, tokenizer: Tokenizer) -> str | None:
+    """Return the token that a template writes after an answer; None if it writes none.
+
+    Without it a model whose config names another end goes on with turns that it makes up. Raises
+    RequestError if the template refuses a plain chat.
+    """
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     chat = [*as_chat("Hello"), SAID]
     for messages in (chat, [*chat, *ASKED]):  # after the last answer, or between two turns
-        try:
-            text = model.prompt(messages, template_values={}).text.partition(SAID["content"])[2]
-        except RequestError as error:
-            raise NotKnown(error.problem) from None
-        text = text.partition(ASKED[0]["content"])[0]
-        if found := [(text.find(token), -len(token), token) for token in added if token in text]:
-            token = min(found)[2]
-            ended = target.tokens[token] in ends
-            what = f"the chat template writes {token!r} after an answer, "
-            what += "which ends a text" if ended else f"and texts end with {list(ends)} alone"
-            fix = f"Add its id, {target.tokens[token]}, to eos_token_id in generation_config.json"
-            return Found(ended, what, fix)
-    return Found(True, "the chat template writes no token after an answer")
+        text = model.prompt(messages, template_values={}).text
+        _, _, after = text.partition(SAID["content"])
+        before_next, _, _ = after.partition(ASKED[0]["content"])
+        written = [token for token in added if token in before_next]
+        if written:
+            return min(written, key=lambda token: (before_next.find(token), -len(token)))
+    return None
+
+
+def turn_end_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """Return the id of a tokenizer directory's `turn_end`, if it has one within the vocabulary."""
+    template = load_chat_template(directory)
+    if template is None:
+        return ()
+    tokenizer = load_tokenizer(directory)
+    try:
+        token = turn_end(ChatModel(tokenizer, template), tokenizer)
+    except RequestError:
+        return ()
+    number = None if token is None else tokenizer.token_to_id(token)
+    return () if number is None or number >= vocab_size else (number,)
 
 
 CHAT_CHECKS = (chat_template, end_of_turn)

@@ -1,6 +1,7 @@
 """`dflash-trt plan`, `inspect`, `verify` and `doctor`: what a pair and a build are."""
 # ruff: noqa: PLC0415
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -76,13 +77,18 @@ def verify(
     directory: Built,
     prompts: Annotated[Path, typer.Option(help='JSON lines with "text", "messages" or "ids".')],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode; EOS is ignored.")],
+    outputs: Annotated[
+        Path | None, typer.Option(help="Write each prompt's ids and text as JSON lines.")
+    ] = None,
     check: Check = None,
     json_: Json = False,
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
     from dflash_trt.build import check_build, read_manifest, speculation_of
     from dflash_trt.chat import load_encoding
+    from dflash_trt.checkpoints import load_tokenizer
     from dflash_trt.decoding import check_lossless as run
+    from dflash_trt.files import replace_text
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
@@ -92,6 +98,8 @@ def verify(
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )
+    if outputs is not None and not outputs.absolute().parent.is_dir():
+        raise RequestError(f"--outputs {outputs}: its folder is not there", "Make it first")
     check_build(directory, check)
     longest = manifest["config"]["serving"]["max_seq_len"]
     tokens = read_prompts(
@@ -108,6 +116,14 @@ def verify(
             speculation_of(manifest),
             lambda done: report("prompts", done, len(tokens)),
         )
+    if outputs is not None:
+        tokenizer = load_tokenizer(directory / "tokenizer")
+        lines = [
+            {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False)}
+            for ids in found.outputs
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        replace_text(outputs, text)
     summary = asdict(found) | {"rounds": found.rounds}
     del summary["prompt_rounds"]
     del summary["outputs"]

@@ -37,6 +37,8 @@ TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
         "TensorRT-LLM would silently use another",
     ),
     "load_format": (("AUTO", "auto"), "no weights would be loaded"),
+    "encode_only": ((False,), "it returns hidden states and generates nothing"),
+    "mm_encoder_only": ((False,), "only the encoder of images would be there"),
     "num_postprocess_workers": ((0,), "texts are made by our server"),
     "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
 }
