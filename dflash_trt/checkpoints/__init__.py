@@ -51,4 +51,4 @@ from dflash_trt.checkpoints.target import (
     sampling_defaults,
     target_shapes,
 )
-from dflash_trt.checkpoints.weights import INDEX, Shard, Weights, open_files
+from dflash_trt.checkpoints.weights import INDEX, Weights, open_files
