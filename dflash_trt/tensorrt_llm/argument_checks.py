@@ -12,7 +12,7 @@ from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
 from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import Method
 from dflash_trt.planning import OVERHEAD, section
-from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, weight_bytes
+from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, target_bytes, weight_bytes
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
@@ -230,7 +230,7 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
     """Check that the weights of both models, divided over the ranks, fit a GPU with overhead."""
     ranks, gpu = args.tensor_parallel_size, context.gpu
     drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
-    need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
+    need = (target_bytes(context) + drafter) / ranks + OVERHEAD
     return Found(
         need < gpu.memory_bytes,
         f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "

@@ -174,17 +174,23 @@ def test_the_headline_pair_has_nothing_to_find_fault_with(deploy: Deploy) -> Non
     assert {n: f.result for n, f in found.items() if f.result != "passed"} == USUAL
 
 
-def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
-    """8 layers, keys and values of one KV head of 64 in bf16 on each of eight GPUs."""
-    slot = 2 * 8 * (131072 + 10) * 1 * 64 * 2
-    budget = int((143771 * (1 << 20) - TARGET_GIB * GIB // 8 - 4 * GIB) * (1 - 0.8) * 0.7)
-    fits = budget // slot - 1
-    with_fa4 = Setup(engine={**H200, "concurrency": 999}, args=spec(attention_backend="FA4"))
-    assert chosen(deploy, with_fa4).max_batch_size == fits
-    assert chosen(deploy, Setup(engine={**H200, "concurrency": 999})).max_batch_size == fits
-    # with attention-DP each rank has all eight KV heads
-    alone = Setup(engine={**H200, "objective": "throughput", "concurrency": 999})
-    assert chosen(deploy, alone).max_batch_size == budget // (8 * slot) - 1
+POOL_FIRST = [
+    {"attn_backend": "VANILLA"},
+    {"cp_config": {}},
+    {"env_overrides": {"TRTLLM_SKIP_KV_CACHE_ESTIMATION": "1"}},
+]
+ARENA_FIRST: list[Fields] = [{}, {"env_overrides": {"TRTLLM_SKIP_KV_CACHE_ESTIMATION": "0"}}]
+
+
+@pytest.mark.parametrize("args", [*POOL_FIRST, *ARENA_FIRST], ids=str)
+def test_the_batch_is_what_the_arena_leaves_room_for(deploy: Deploy, args: Fields) -> None:
+    """Upstream's cases of `_kv_cache_estimation_runs`; gpt-oss-120b on eight H200."""
+    batch = chosen(deploy, Setup(engine={**H200, "concurrency": 9999}, args=args)).max_batch_size
+    assert (batch < 100) == (args in POOL_FIRST)
+    # with attention-DP each rank has all eight KV heads, and a batch of its own
+    throughput = {**H200, "objective": "throughput", "concurrency": 9999}
+    alone = chosen(deploy, Setup(engine=throughput, args=args)).max_batch_size
+    assert batch / 12 < alone < batch / 6
 
 
 @pytest.mark.parametrize("case", TABLES["chosen"], ids=lambda case: str(case["engine"]))
