@@ -104,6 +104,8 @@ def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[s
     for option, value in zip(FLAGS[engine].split(), values, strict=True):
         if value is not None:
             yield option, None if value == "" else value
+    if args.trust_remote_code:
+        yield "--trust-remote-code", None
 
 
 def _vllm(context: Context, args: LlmArgs) -> list[str]:

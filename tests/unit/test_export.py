@@ -100,6 +100,13 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
     assert words[words.index("--max-num-batched-tokens") + 1] == "32768"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_code_of_a_checkpoint_runs_where_the_config_says_so(pair: Path, engine: str) -> None:
+    assert "trust" not in written(made(pair), engine)
+    trusting = written(made(pair, args={"trust_remote_code": True}), engine)
+    assert "--trust-remote-code" in trusting
+
+
 @pytest.mark.parametrize(
     ("engine", "option"),
     [("vllm", "--no-enable-prefix-caching"), ("sglang", "--disable-radix-cache")],
