@@ -36,7 +36,7 @@ TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
         ("TRTLLM", "FLASHINFER", "VANILLA"),
         "TensorRT-LLM would silently use another",
     ),
-    "load_format": (("AUTO", "auto"), "no weights would be loaded"),
+    "load_format": (("AUTO", "auto", 0), "no weights would be loaded"),
     "num_postprocess_workers": ((0,), "texts are made by our server"),
     "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
 }
@@ -45,7 +45,6 @@ TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
     "pipeline_parallel_size": ((1,), "hidden states do not reach the drafter from another stage"),
     "context_parallel_size": ((1,), "speculation does not go with it"),
     "max_beam_width": ((1,), "with a drafter there is one beam"),
-    "batched_logits_processor": ((None,), "upstream does not run it with speculation"),
     "speculative_config.advanced_sampling_mode": (
         ("full",),
         "requests with top_k or top_p would be sampled without them, silently",
@@ -388,6 +387,22 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
             "JSON by a schema may never end with Qwen3 models "
             f"({UPSTREAM}/releases/tag/v1.4.0rc1, 2026-10-22)",
             "See that every request has a max_tokens",
+        )
+    gpt_oss = architecture.startswith("GptOss")
+    if gpt_oss and args.tensor_parallel_size > 1:
+        yield (
+            "gpt-oss in 4 bits on several GPUs may lose much accuracy, where norm and all-reduce are "
+            "fused; whether 1.4.0rc1 still does is not known "
+            f"({UPSTREAM}/releases/tag/v1.3.0rc24, summer 2026)",
+            "Measure accuracy before use (docs/tensorrt_llm.md, Accuracy)",
+        )
+    manager = args.kv_cache_config.use_kv_cache_manager_v2
+    eagle = args.value("speculative_config.decoding_type") == "Eagle3"
+    if gpt_oss and eagle and manager is not False:
+        yield (
+            "KV cache manager V2 runs out of memory with gpt-oss and EAGLE-3 "
+            f"({UPSTREAM}/releases/tag/v1.3.0rc26, summer 2026)",
+            "Leave use_kv_cache_manager_v2 out: V1 is chosen for them",
         )
     paged = args.value("speculative_config.attention_backend") == "TRTLLM"
     # only for `doctor`

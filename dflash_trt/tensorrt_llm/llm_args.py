@@ -362,9 +362,11 @@ def _choose_cache(context: Context, args: _Choices) -> None:
     # reused tokens have no hidden states, so the drafter misses them
     # (tests/unittest/_torch/speculative; vllm-project/vllm issue 47930)
     args.set("kv_cache_config.enable_block_reuse", context.reuses_prefixes)
+    # as in 1.4.0rc1 (pull request 17495); "auto" asks the model's class, and may fall back. V1
+    # recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
+    short_of_memory = context.is_gpt_oss and context.method == "eagle3"  # see `_faults`
+    args.set("kv_cache_config.use_kv_cache_manager_v2", not short_of_memory)
     if context.reuses_prefixes and context.is_dflash:
-        # manager V1 recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
-        args.set("kv_cache_config.use_kv_cache_manager_v2", True)
         with suppress(NotKnown):
             tail = recompute_tail(context.drafter_size)
             args.set("speculative_config.context_recompute_tail", tail)
