@@ -391,8 +391,8 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
     gpt_oss = architecture.startswith("GptOss")
     if gpt_oss and args.tensor_parallel_size > 1:
         yield (
-            "gpt-oss in 4 bits on several GPUs may lose much accuracy, where norm and all-reduce are "
-            "fused; whether 1.4.0rc1 still does is not known "
+            "gpt-oss in 4 bits on several GPUs may lose much accuracy where norm and all-reduce "
+            "are fused; whether 1.4.0rc1 still does is not known "
             f"({UPSTREAM}/releases/tag/v1.3.0rc24, summer 2026)",
             "Measure accuracy before use (docs/tensorrt_llm.md, Accuracy)",
         )
