@@ -32,7 +32,15 @@ from dflash_trt.checkpoints.pair import (
     inspect,
     pair_findings,
 )
-from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
+from dflash_trt.checkpoints.source import (
+    Located,
+    Report,
+    locate,
+    locate_argument,
+    locate_config,
+    packaged_config,
+    small_files,
+)
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DecoderSpec,

@@ -32,6 +32,8 @@ def target_tensors(pair: Pair) -> Found:
 @check("error")
 def tokenizer(pair: Pair) -> Found:
     """Check that there is a tokenizer, which serving requires."""
+    if pair.target.only_config:
+        raise NotKnown("of the target only config.json is here")
     tokenizer_files(pair.target.directory)
     return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
 

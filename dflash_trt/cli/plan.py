@@ -1,8 +1,6 @@
 """`dflash-trt plan`: what a config's pair needs of a machine, and its speed there."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,14 @@ from typing import Any
 from rich.table import Column, Table
 
 from dflash_trt import planning, tensorrt_llm
-from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    locate_config,
+    open_drafter,
+    open_target,
+    packaged_config,
+)
 from dflash_trt.cli.show import on_one_line, text_console
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
@@ -21,20 +26,15 @@ BLOCK = 16  # z-lab's default
 GIB, WIDTH = 1 << 30, 140
 
 
-def locate_config(source: Source, role: str, report: Report, scratch: Path) -> Path:
+def locate_planned(source: Source, role: str, report: Report, scratch: Path) -> Path:
     """Return a directory with at least the model's config.json.
 
     Of a published model that cannot be downloaded, the package's (`models.yaml`) in `scratch`.
     """
     try:
-        return locate(source, role, report, weights=False).directory
+        return locate_config(source, role, report, scratch).directory
     except CheckpointError as error:
-        if (values := planning.published_config(source.hub or "")) is None:
-            raise
-        print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
-    (scratch / role).mkdir()
-    (scratch / role / "config.json").write_text(json.dumps(values), encoding="utf-8")
-    return scratch / role
+        return packaged_config(source, role, scratch, error).directory
 
 
 def make_plan(

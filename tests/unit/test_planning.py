@@ -222,6 +222,27 @@ def test_a_published_pair_is_planned_without_a_network(
     assert run("plan", tmp_path / "config.yaml")[0] == 1
 
 
+def test_a_hub_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    file = ROOT / "build_configs" / "dgx-b300" / "gpt-oss-120b.yaml"
+    pair = "openai/gpt-oss-120b@main", "z-lab/gpt-oss-120b-DFlash@main"
+    with running_hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        hub.failing = ("/", 503)
+        for command in (("plan", file), ("export", "vllm", file), ("inspect", *pair)):
+            code, _, err = run(*command)
+            assert code == 0, err
+            assert err.count("taken as the package has it") == 2
+        assert hub.log == ["HEAD /"]
+        # what the package does not know is asked for as ever
+        code, _, err = run("inspect", "nobody/knows@main")
+        assert (code, len(hub.log) > 1) == (1, True)
+        assert "taken as" not in err
+
+
 def test_a_hub_is_asked_for_no_weights(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

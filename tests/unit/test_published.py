@@ -13,7 +13,7 @@ import yaml
 from builds import quiet
 from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
-from published import FILES, PAIRS, write_pair
+from published import COMMIT, FILES, PAIRS, write_pair
 
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
@@ -166,6 +166,21 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
                 if engine in PUBLISHED:
                     assert_published(script, engine)
     assert_shell_agrees(scripts, tmp_path)
+
+
+@every_config
+def test_it_is_exported_without_the_hub_as_with_it(
+    cache: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(file)
+    refused = refused_methods(file)
+    engines = [name for name in ENGINES if not refused or name not in ("trtllm-serve", "dynamo")]
+    online = {engine: export(config, engine, quiet) for engine in engines}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for engine, script in online.items():
+        offline = export(config, engine, quiet)
+        # nothing says which commit `main` is
+        assert offline.replace("main", COMMIT) == script.replace("main", COMMIT)
 
 
 def assert_pinned(script: str, config: BuildConfig) -> None:
