@@ -21,7 +21,7 @@ SAYS_NOTHING = {"title", "description", "status", "telemetry", "deprecated", "$c
                 "$id", "discriminator", "format"}  # fmt: skip
 # of `trtllm-serve`, not of LLM(...), and another name of speculative_model
 LEFT_OUT = {"allow_request_chat_template", "disagg_cluster", "hf_revision",
-          "internal_request_auth_key", "_mpi_session", "speculative_model_dir"}  # fmt: skip
+            "internal_request_auth_key", "_mpi_session", "speculative_model_dir"}  # fmt: skip
 NULL = {"type": "null"}
 
 

@@ -139,7 +139,7 @@ def named(tensors: dict[str, Any]) -> dict[str, Any]:
 def test_without_a_gpu_a_sentence_says_so(demo: Demo, tmp_path: Path, command: str) -> None:
     (tmp_path / "prompts").write_text('{"text": "def"}\n')
     options = {"serve": [], "verify": ["--prompts", tmp_path / "prompts", "--max-tokens", "4"]}
-    words = [command, plans_of(demo, "bf16", 1), "--check=none", *options[command]]
+    words = [command, plans_of(demo, "bf16"), "--check=none", *options[command]]
     done = program(sys.executable, "-m", "dflash_trt", *words)
     assert done.returncode == 1
     assert done.stderr == (
@@ -154,7 +154,7 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
     monkeypatch.setattr(process, "check_machine", lambda info: None)
     with (
         pytest.raises(ServerError, match=r"ended .* no NVIDIA GPU with its driver"),
-        process.Server(plans_of(demo, "bf16", 1), free_ports(), Security()) as server,
+        process.Server(plans_of(demo, "bf16"), free_ports(), Security()) as server,
     ):
         server.wait_ready()
     log = server.log.path.read_text()
