@@ -26,8 +26,8 @@ Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors", "mask_embedding.pt"]
 # copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
-PROBE_TIMEOUT = 1.0  # seconds
 NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
+PROBE_TIMEOUT = 1.0  # seconds
 
 
 class Located(NamedTuple):

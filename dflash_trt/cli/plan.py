@@ -67,13 +67,17 @@ def make_plan(
             f"Give --machine: one of {', '.join(planning.PRESETS)}",
         )
     else:
-        size = planning.target_size(tensorrt_llm.target_values(target, summary.values))
+        planned = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
+        values = tensorrt_llm.target_values(target, summary.values)
+        size = planning.target_size(values)
         deployment = planning.Deployment(
             machine=hardware,
             gpus=hardware.all_gpus,
             target=size,
             drafter=planning.drafter_size(drafting.values, size),
             block=block,
+            kv_bytes=tensorrt_llm.kv_bytes(values, "auto"),
+            backend=tensorrt_llm.drafter_backend(planned),
         )
     hubs = config.target.hub or "", dflash_drafter(config).hub or ""
     tau, source = planning.expected_acceptance(hubs[1], block - 1)

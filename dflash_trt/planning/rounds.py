@@ -36,9 +36,7 @@ class Constants:
     host: Mapping[Software, float]  # seconds a speculative round waits for the host
     all_reduce: float  # seconds of an all-reduce of a few bytes
     one_shot: float  # fraction of NVLink reached, where each GPU sends all it has to all others
-    two_shots: (
-        float  # seconds of an all-reduce of shares, which large ones are, besides the sending
-    )
+    two_shots: float  # seconds of a large all-reduce, which goes in two steps, besides sending
 
     @staticmethod
     @cache

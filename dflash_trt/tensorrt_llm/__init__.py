@@ -20,6 +20,7 @@ from dflash_trt.tensorrt_llm.llm_args import (
     deployment,
     drafter_backend,
     env_vars,
+    kv_bytes,
     layout_of,
     target_values,
 )

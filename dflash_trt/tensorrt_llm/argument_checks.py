@@ -224,14 +224,22 @@ def models_as_checked(context: Context, args: LlmArgs) -> Found:
 @check("error")
 def remote_code(context: Context, args: LlmArgs) -> Found:
     """Check trust_remote_code, which runs code of the target's checkpoint: bundles have none."""
-    name, code = "engine.args.trust_remote_code", "auto_map" in context.target.values
-    if args.trust_remote_code and context.engine.checkpoints == "copy":
-        what = f"{name} is true, but engine.checkpoints: copy copies no code"
-        return Found(False, what, "Set engine.checkpoints: hub, or leave trust_remote_code out")
-    what = f"the target has {'' if code else 'no '}code of its own (auto_map), {name} is "
-    fix = f"If TensorRT-LLM stops for want of it: {name}: true runs it where the target is loaded"
-    what += str(args.trust_remote_code).lower()
-    return Found(args.trust_remote_code or not code, what, fix, "note")
+    trusted = args.trust_remote_code
+    if trusted and context.engine.checkpoints == "copy":
+        return Found(
+            False,
+            "engine.args.trust_remote_code is true, but engine.checkpoints: copy copies no code",
+            "Set engine.checkpoints: hub, or leave trust_remote_code out",
+        )
+    has_code = "auto_map" in context.target.values
+    has = "has" if has_code else "has no"
+    return Found(
+        trusted or not has_code,
+        f"the target {has} code of its own, and engine.args.trust_remote_code is {trusted}",
+        "If TensorRT-LLM stops for want of it, set engine.args.trust_remote_code: true, which runs "
+        "it where the target is loaded",
+        "note",
+    )
 
 
 # --- memory and lengths -------------------------------------------------------------------------

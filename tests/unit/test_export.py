@@ -202,8 +202,8 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
         written(made(pair), "dynamo")
     hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}
     monkeypatch.setattr(
-        "dflash_trt.build.export.locate",
-        lambda source, role, report, weights: Located(pair / role, source.revision),
+        "dflash_trt.build.export.locate_config",
+        lambda source, role, report, scratch: Located(pair / role, source.revision),
     )
     text = written(made(pair).model_copy(update=hub), "dynamo")
     config, graph = yaml.safe_load_all(text)

@@ -305,6 +305,9 @@ def test_what_a_config_and_options_change(config: Path) -> None:
           args={"kv_cache_config": {"dtype": "fp8"}})  # fmt: skip
     changed = plan()
     assert changed["machine"]["gpus"] == 2
+    write(config, kind="onnxruntime")
+    of_machine = plan("--machine", "hgx-h200")["assumed"]
+    assert of_machine["attention_backend"] == "FA4"
     halves = [x["memory"][0]["kv_bytes_per_token"] for x in (usual, changed)]
     assert halves[0] == 2 * halves[1]
 
