@@ -34,7 +34,7 @@ GIB = 1 << 30
 THREADS = 2  # initial CPU request of an engine in a cluster, if not configured
 
 
-def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
+def write_deployment(directory: Path, config: BuildConfig, ranks: int = 1) -> None:
     """Write `directory/deploy`, reproducibly; ranks: GPUs of one instance, on any nodes."""
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name}
@@ -42,7 +42,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
         values |= _bundle(config, engine, ranks)
     else:
         by_cuda = isinstance(engine, OnnxRuntime) and engine.device != "cpu"
-        if by_cuda or ranks > 1:  # one Triton cannot serve plans of several GPUs
+        if by_cuda:
             return
         values |= _graphs(directory / "engines", config, engine)
     values["image"] = f"{name}:{values['image_tag']}"

@@ -30,15 +30,15 @@ def plan(
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
     from tempfile import TemporaryDirectory
 
-    from dflash_trt.cli.plan import dflash_drafter, locate_config, make_plan, show_plan
+    from dflash_trt.cli.plan import dflash_drafter, locate_planned, make_plan, show_plan
     from dflash_trt.config import load_config
     from dflash_trt.planning import machine as named
 
     settings = load_config(config)
     hardware = None if machine is None else named(machine)
     with TemporaryDirectory(prefix="dflash-trt-plan-") as scratch, reporting() as report:
-        target = locate_config(settings.target, "target", report, Path(scratch))
-        drafter = locate_config(dflash_drafter(settings), "drafter", report, Path(scratch))
+        target = locate_planned(settings.target, "target", report, Path(scratch))
+        drafter = locate_planned(dflash_drafter(settings), "drafter", report, Path(scratch))
         found = make_plan(settings, target, drafter, hardware, context, acceptance)
     if json_:
         print_json(**found)
@@ -55,15 +55,17 @@ def inspect(
     json_: Json = False,
 ) -> None:
     """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
+    from tempfile import TemporaryDirectory
+
     from dflash_trt.chat import CHAT_CHECKS, about_chats
     from dflash_trt.checkpoints import inspect as run
     from dflash_trt.checkpoints import locate_argument
     from dflash_trt.cli.show import show
 
-    with reporting() as report:
-        at = [locate_argument(target, "target", report)]
+    with TemporaryDirectory(prefix="dflash-trt-inspect-") as scratch, reporting() as report:
+        at = [locate_argument(target, "target", report, Path(scratch))]
         if drafter is not None:
-            at.append(locate_argument(drafter, "drafter", report))
+            at.append(locate_argument(drafter, "drafter", report, Path(scratch)))
         found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
         found["chats"] = about_chats(at[0])
     if json_:

@@ -7,7 +7,6 @@ from dflash_trt.engines.info import (
     MAX_BUFFERED,
     EngineInfo,
     most_verified,
-    rank_directory,
     read_info,
     write_info,
 )

@@ -52,7 +52,7 @@ def attention_block(
     mixed = _in_several_rows(g, layer, at, q, mask, attend) if quantized_target else attend(q, mask)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
-    out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
+    out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases)
     if g.spec.sandwich_norms:
         out = rms_norm(g, out, f"{layer.prefix}post_attention_layernorm")
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))

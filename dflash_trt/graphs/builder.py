@@ -27,7 +27,6 @@ from dflash_trt.graphs.quantized import (
     quantize_to_7_bits,
     widen_to_8_bits,
 )
-from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
 CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight
@@ -128,7 +127,6 @@ DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.Da
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
-COLLECTIVES = "ai.onnx.contrib"  # TensorRT accepts DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
 Bits = Literal[4, 8]
 
@@ -147,8 +145,7 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    It keeps the rank's share of the model's spec and weights (`sharding.py`). kind: of the engine,
-    for graphs that differ by kind (`mlp.py`).
+    kind: of the engine, for graphs that differ by kind (`mlp.py`).
     """
 
     def __init__(
@@ -158,16 +155,13 @@ class GraphBuilder:
         weights: Weights,
         kind: Kind = "onnxruntime",
         storage: Storage = COPIED,
-        rank: Rank = ALONE,
     ) -> None:
-        self.spec, self.weights = share(spec, weights, rank)
+        self.spec, self.weights = spec, weights
         self.kind = kind
-        self.rank = rank
         self.storage = storage
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
-        opsets = {"": OPSET} if rank.of == 1 else {"": OPSET, COLLECTIVES: 1}
-        self._graph = ir.Graph((), (), nodes=(), opset_imports=opsets, name=name)
+        self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
@@ -193,18 +187,6 @@ class GraphBuilder:
         self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
     ) -> Sequence[ir.Value]:
         return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
-
-    def collective(self, x: ir.Value, operation: str, reduce_op: str) -> ir.Value:
-        """Add a collective over all ranks of float32 `x` (TensorRT's DistCollective)."""
-        attributes: dict[str, int | str] = {
-            "collective_operation": operation,
-            "reduce_op": reduce_op,
-            "nb_rank": self.rank.of,
-            "root": -1,
-        }
-        out = self._tape.op("DistCollective", (x,), attributes, domain=COLLECTIVES)
-        out.type = ir.TensorType(ir.DataType.FLOAT)  # no schema says so
-        return out
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)

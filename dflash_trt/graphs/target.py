@@ -10,7 +10,6 @@ from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.sharding import ALONE, Rank
 
 
 def target_graph(
@@ -19,9 +18,8 @@ def target_graph(
     cache_len: int,
     kind: Kind = "onnxruntime",
     storage: Storage = COPIED,
-    rank: Rank = ALONE,
 ) -> GraphBuilder:
-    """Build the graph of a target, or of one of its ranks.
+    """Build the graph of a target.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
     head_rows int64 `[r]`, tokens (of `n * S`) that get logits; `key_i`, `value_i` float32 `[n,
@@ -30,7 +28,7 @@ def target_graph(
     `new_value_i`, to be bound to the input caches. `taps` are `dflash_config.target_layer_ids`:
     feature l is the residual stream after decoder block l (z-lab `extract_context_feature`).
     """
-    g = GraphBuilder("target", target.spec, target.weights, kind, storage, rank)
+    g = GraphBuilder("target", target.spec, target.weights, kind, storage)
     spec = target.spec
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))

@@ -46,6 +46,7 @@ NOT_RUN = {
     ): "installs AIPerf; test_bench_matrix.py runs it",
     ("docs/engines.md", "python tests/gpu/offline.py WHEELS"): "needs a GPU",
     ("docs/dgx-b300.md", "on_gpus --name matrix"): "installs AIPerf in the container",
+    ("docs/tensorrt_llm.md", "lm_eval --model"): "downloads GSM8K",
     ("docs/release.md", "kubectl apply -f BUILD"): "a cluster; test_deployment.py reads the folder",
     ("docs/release.md", "pip wheel --no-deps"): "builds an image",
     ("docs/release.md", "cd BUILD && oras push"): "needs a registry",

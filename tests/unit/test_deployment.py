@@ -58,11 +58,9 @@ def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
 
 
 def write(directory: Path, config: BuildConfig) -> None:
-    engine = config.engine
+    engine, ranks = config.engine, 1
     if isinstance(engine, TensorRTLLM):
         ranks = engine.gpus or machine(engine.hardware).all_gpus
-    else:
-        ranks = getattr(engine, "tensor_parallel_size", 1)
     write_deployment(directory, config, ranks)
 
 
@@ -77,12 +75,6 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         for role in ("target", "drafter"):
             info = read_info(directory / "engines" / role)
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
-
-
-def test_plans_of_several_gpus_are_not_deployed(tmp_path: Path) -> None:
-    """`serve` refuses them: one Triton serves one rank."""
-    write(tmp_path, made(**CASES["plans"], tensor_parallel_size=2))
-    assert not (tmp_path / "deploy").exists()
 
 
 @pytest.fixture(scope="module", params=CASES)
