@@ -191,13 +191,17 @@ def test_a_body_that_triton_would_answer_with_a_500(door: Door, path: str, text:
 def test_generate_takes_its_fields_and_no_others(door: Door) -> None:
     sent = {"text_input": "a", "id": "x", "timeout": 1_000_000, "beam_width": 1, "n": 1}
     assert door.post(GENERATE, sent).status_code == 200
-    for more in ({"client": "x"}, {"client-key": "x"}, {"nonsense": 1}, {"timeout": []}, {"id": 1}):
+    assert door.post(GENERATE, {**sent, "parameters": {"temperature": 0.5}}).status_code == 200
+    wrong: list[dict[str, Any]] = [{"parameters": {"nonsense": 1}}, {"parameters": 5}]
+    wrong += [{"client": "x"}, {"client-key": "x"}, {"nonsense": 1}, {"timeout": []}, {"id": 1}]
+    for more in wrong:
         answer = door.post(GENERATE, {**sent, **more})
-        assert (answer.status_code, next(iter(more)) in answer.json()["error"]) == (400, True)
+        name = "nonsense" if "nonsense" in str(more) else next(iter(more))
+        assert (answer.status_code, name in answer.json()["error"]) == (400, True)
     many = {str(number): 1 for number in range(150_000)}
     answer = door.post(GENERATE, many)
     assert (answer.status_code, "150000 fields" in answer.json()["error"]) == (400, True)
-    assert len(door.triton.seen) == 1
+    assert len(door.triton.seen) == 2
 
 
 def test_what_clients_of_triton_send_goes_through(door: Door) -> None:

@@ -62,12 +62,10 @@ def infer_body(content: bytes, json_size: int) -> Body:
 def generate_body(content: bytes, parameters: Mapping[str, str]) -> Body:
     """Return the body of `generate` with more parameters; RequestError names a wrong field."""
     document = _parse(content)
-    unknown = document.keys() - tensors().keys() - TRITON_PARAMETERS
-    check_names({name: document[name] for name in unknown})
-    _check_plain({name: document[name] for name in document.keys() & TRITON_PARAMETERS})
-    _check_id(document.get("id"))
-    for name in document.keys() & tensors().keys():
-        check_json(name, document[name])
+    fields = {name: value for name, value in document.items() if name != "parameters"}
+    # Triton reads what is in `parameters` like the fields beside them, as LiteLLM sends them
+    for values in (fields, _parameters(document, "")):
+        _check_fields(values)
     added: dict[str, Any] = dict(parameters)
     end_id = document.get("end_id")
     if type(end_id) is int and "stop_token_ids" not in document:
@@ -76,6 +74,16 @@ def generate_body(content: bytes, parameters: Mapping[str, str]) -> Body:
     separator = b"," if document else b""
     whole = begin + separator + content.lstrip()[1:]
     return Body(whole, len(whole))
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field of `generate` that the models do not use, or not so."""
+    unknown = fields.keys() - tensors().keys() - TRITON_PARAMETERS
+    check_names({name: fields[name] for name in unknown})
+    _check_plain({name: fields[name] for name in fields.keys() & TRITON_PARAMETERS})
+    _check_id(fields.get("id"))
+    for name in fields.keys() & tensors().keys():
+        check_json(name, fields[name])
 
 
 def json_size_of(stated: str | None, content: bytes) -> int:
