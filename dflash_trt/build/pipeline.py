@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.build.manifest import CONFIG, MANIFEST, Manifest, build_digest, read_manifest
 from dflash_trt.build.provenance import (
     Job,
     Written,
@@ -40,12 +40,17 @@ class BuildResult:
     warnings: list[Finding]  # about the pair
     written: Written  # empty unless built
 
+    @property
+    def digest(self) -> str:
+        return build_digest(self.directory)
 
-def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
+
+def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> BuildResult:
     """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
 
-    The directory appears complete or not at all, and replaces an older build. Raises ConfigError,
-    CheckpointError, PairError, or BuildError for the output.
+    The directory appears complete or not at all, and replaces an older build. text: the config as
+    it was written, which is kept. Raises ConfigError, CheckpointError, PairError, or BuildError for
+    the output.
     """
     started = time.monotonic()
     output = output.resolve()
@@ -58,11 +63,13 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
             _check_replaceable(output)  # again, now that no other process changes it
-            inputs = inputs_manifest(job, report)
+            inputs = inputs_manifest(job, text, report)
             manifest = matching_manifest(output, inputs, report)
             built, written = manifest is None, Written()
             if manifest is None:
                 written = job.write(scratch)
+                if text:
+                    (scratch / CONFIG).write_text(text, encoding="utf-8")
                 write_bom(scratch, inputs, job)
                 manifest = write_manifest(scratch, inputs, written, report)
                 publish(scratch, output)

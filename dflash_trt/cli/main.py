@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt import __version__
-from dflash_trt.cli import bench, build, examine, serve
+from dflash_trt.cli import batch, bench, build, examine, info, serve
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
@@ -24,6 +23,7 @@ GROUPS: Mapping[str, Mapping[Callable[..., None] | str, str]] = {
     "Serve": {
         serve.serve: "build/pycode --http-port 8000 --grpc-port 8001",
         serve.generate: "'def main():' --max-tokens 64",
+        batch.batch: "requests.jsonl answers.jsonl --url http://127.0.0.1:8000",
         serve.update_drafter: "build/better --http-port 8000",
         examine.doctor: "build/gpt-oss-120b",
     },
@@ -33,6 +33,8 @@ GROUPS: Mapping[str, Mapping[Callable[..., None] | str, str]] = {
         "bench": "engine build/pycode",
     },
     "Release": {
+        info.info: "build/pycode",
+        info.diff: "build/last-week build/pycode",
         build.check: "build/pycode --key signer.pub",
         build.sign: "build/pycode --key signer.pem",
     },
@@ -57,7 +59,9 @@ for group, commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dflash-trt {__version__}")
+        from dflash_trt.build.program import program  # noqa: PLC0415
+
+        print(program())
         raise typer.Exit
 
 
