@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_trt.build.deployment import pinned_requirements
 from dflash_trt.build.manifest import (
     MANIFEST,
     Manifest,
@@ -154,6 +155,7 @@ Json = dict[str, Any]
 
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
+    """Write the bill: both models, and the packages of the image with their versions."""
     text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
     own = {
         "type": "application",
@@ -163,6 +165,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     }
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
+    components += map(_package_component, pinned_requirements(job.config).values())
     # a drafter needs the target's embedding, head and features
     needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {
@@ -219,6 +222,20 @@ def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
         }
         for name, entry in files.items()
     ]
+
+
+def _package_component(requirement: str) -> Json:
+    """Return a package of the image: pinned, or by name where it was not installed here."""
+    name, _, number = requirement.partition("==")
+    if not number:
+        return {"type": "library", "bom-ref": f"image/{requirement}", "name": requirement}
+    return {
+        "type": "library",
+        "bom-ref": f"image/{name}",
+        "name": name,
+        "version": number,
+        "purl": f"pkg:pypi/{name}@{number}",
+    }
 
 
 def _libraries() -> Iterator[Json]:
