@@ -4,7 +4,7 @@ Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +78,26 @@ def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> 
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    warnings = [*job.warnings, *written.warnings]
+    warnings = [*job.warnings, *written.warnings, *_unpinned(config, job), *_spaced(output)]
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
+
+
+def _unpinned(config: BuildConfig, job: Job) -> Iterator[Finding]:
+    """Yield a warning for each source on the Hub whose revision may move."""
+    for role, model in job.models.items():
+        source = getattr(config, role)
+        if model.at.commit is not None and source.revision != model.at.commit:
+            found = f"{role} {source.hub} at {source.revision!r} is {model.at.commit} now"
+            fix = f"To build the same again, write revision: {model.at.commit}"
+            yield Finding("revision-pinned", "warning", found, fix)
+
+
+def _spaced(output: Path) -> Iterator[Finding]:
+    if any(character.isspace() for character in str(output)):
+        found = f"Triton serves from no path with a space, as in {output}"
+        yield Finding(
+            "path-without-space", "warning", found, "Serve it through a link: ln -s BUILD /srv/NAME"
+        )
 
 
 def _check_replaceable(output: Path) -> None:

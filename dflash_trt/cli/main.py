@@ -1,7 +1,9 @@
 """The command line. Commands map to functions; heavy modules load inside them."""
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -75,8 +77,18 @@ def common(
     """From a language model and its DFlash drafter to a running Triton Inference Server."""
 
 
+def _end(_number: int, _frame: object) -> None:
+    print("error: stopped by SIGTERM", file=sys.stderr)
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def main() -> int:
-    """Run the command line; return 0, 1 failed, 2 bad usage or config, 130 interrupted."""
+    """Run the command line.
+
+    Return 0, 1 failed, 2 bad usage or config, 130 interrupted, 143 terminated.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)  # so that nothing is left behind; `serve` has its own
     try:
         app()
     except SystemExit as exit_:
