@@ -28,7 +28,7 @@ from dflash_trt.build.manifest import (
 from dflash_trt.build.program import program
 from dflash_trt.checkpoints import Located, Report, read_card, read_json
 from dflash_trt.checkpoints.findings import Finding
-from dflash_trt.config import BuildConfig
+from dflash_trt.config import BuildConfig, TargetSource
 from dflash_trt.files import Entry, manifest_entry
 
 if TYPE_CHECKING:
@@ -99,13 +99,14 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
 
 def _package(config: BuildConfig) -> dict[str, str] | None:
     """Return the installed package that holds the target, as its index names it; None: none."""
-    module = config.target.package
-    if module is None:
+    source = config.target
+    if not isinstance(source, TargetSource) or source.package is None:
         return None
+    module = source.package
     names = packages_distributions().get(module) or [module]
     with suppress(PackageNotFoundError):
-        return {"name": names[0], "version": version(names[0]), "file": str(config.target.gguf)}
-    return {"name": names[0], "version": "", "file": str(config.target.gguf)}
+        return {"name": names[0], "version": version(names[0]), "file": str(source.gguf)}
+    return {"name": names[0], "version": "", "file": str(source.gguf)}
 
 
 def write_manifest(directory: Path, inputs: Manifest, written: Written, report: Report) -> Manifest:

@@ -58,7 +58,7 @@ def locate(
                 revision=source.revision,
                 allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
                 ignore_patterns=NOT_READ,
-                local_files_only=offline or not hub_answers(),
+                local_files_only=offline or _hub_status() is None,
                 tqdm_class=_reporting_bars(f"fetching {source.hub}", report),
             )
         )
@@ -93,20 +93,24 @@ def packaged_config(source: Source, role: str, scratch: Path, error: CheckpointE
 
 def hub_answers() -> bool:
     """Ask once: without a network `huggingface_hub` may try again and again."""
+    return _hub_status() not in (None, 502, 503, 504)
+
+
+def _hub_status() -> int | None:
+    """Return the HTTP status of the Hub's first page; None without a connection, or offline."""
     from huggingface_hub import constants  # noqa: PLC0415
 
-    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
+    return None if constants.HF_HUB_OFFLINE else _status_of(constants.ENDPOINT)
 
 
 @cache
-def _answers(endpoint: str) -> bool:
+def _status_of(endpoint: str) -> int | None:
     from huggingface_hub import get_session  # noqa: PLC0415
 
     try:
-        status = get_session().head(endpoint, timeout=PROBE_TIMEOUT).status_code
+        return get_session().head(endpoint, timeout=PROBE_TIMEOUT).status_code
     except Exception:  # of httpx, the system and proxies
-        return False
-    return status not in (502, 503, 504)
+        return None
 
 
 def small_files(directory: Path) -> list[Path]:

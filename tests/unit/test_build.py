@@ -43,6 +43,11 @@ def test_a_build_holds_what_its_manifest_says(original: Path, kind: str) -> None
     built = original / "built"
     manifest, found = read_manifest(built), contents(built)
     found.pop("manifest.json")
+    digest = hashlib.sha256((built / "manifest.json").read_bytes()).hexdigest()
+    for name in found:
+        if name.startswith("deploy/"):  # these hold the manifest's own digest
+            found[name] = found[name].replace(digest.encode(), b"0" * 64)
+            found[name] = found[name].replace(digest[:12].encode(), b"0" * 12)
     assert manifest["files"] == {
         name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         for name, data in found.items()
