@@ -74,12 +74,12 @@ def check_signed(directory: Path, depth: Depth | None, key: Path | None) -> None
 def verify_signature(directory: Path, key: Path) -> frozenset[str]:
     """Return the signed files' names; BuildError unless they are intact and the key (PEM) fits."""
     directory = directory.resolve()
+    _check_key(key, "public")
     if not (directory / SIGNATURE).is_file():
         raise BuildError(
             f"{directory} has no signature ({SIGNATURE})",
             "Sign it with `dflash-trt sign`, or get the signature from its signer",
         )
-    _check_key(key, "public")
     fix = "Give the key of who signed it; if that is right, do not use these files"
     with _as_errors(f"the signature of {directory} does not hold", fix):
         from model_signing import verifying  # noqa: PLC0415
