@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +25,13 @@ import kubernetes_validate
 import pytest
 import yaml
 from commands import program
+from pages import ROOT, read
 from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from dflash_trt.build.deployment import KEY_FOLDER, resource_name, write_deployment
-from dflash_trt.build.manifest import NO_DIGEST, files_of, served_files
+from dflash_trt.build.manifest import NO_DIGEST, build_digest, files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
@@ -524,3 +526,45 @@ def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
 )
 def test_a_name_becomes_one_that_kubernetes_takes(name: str, expected: str) -> None:
     assert resource_name(name) == expected
+
+
+def test_the_commands_of_the_page(original: Path, tmp_path: Path) -> None:
+    """As docs/release.md has them, over a stand-in of kubectl (`tests/fakes/kubectl`)."""
+    shutil.copytree(original / "built", tmp_path / "BUILD")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").symlink_to(ROOT / "tests" / "fakes" / "kubectl")
+    blocks = [
+        block.text
+        for block in read("docs/release.md")
+        if block.language == "sh" and "kubectl" in block.text
+    ]
+    assert len(blocks) == 2
+    (tagging,) = (
+        line
+        for block in read("docs/release.md")
+        for line in block.text.splitlines()
+        if block.language == "sh" and line.startswith("TAG=")
+    )
+    text = "\n".join([*blocks, tagging, 'echo "$TAG"']).replace("NAME", "tiny")
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path, "CLUSTER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = resources(tmp_path / "applied.yaml")
+    assert kinds.keys() == {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+    for resource in kinds.values():
+        check(resource)
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    tag = build_digest(original / "built")[:12]
+    assert done.stdout.split()[-1] == tag
+    assert pod["containers"][0]["image"] == f"registry.example.com/tiny:{tag}"
+    secret = (tmp_path / f"secret-{pod['volumes'][0]['secret']['secretName']}").read_text()
+    assert re.fullmatch(r"--from-literal=key=[0-9a-f]{64}\n", secret)
+    rollouts = (tmp_path / "rollouts").read_text().split("\n")
+    assert rollouts == ["status tiny", "history tiny", "undo tiny", "status tiny", ""]
