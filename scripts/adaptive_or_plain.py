@@ -136,7 +136,8 @@ def main() -> None:
         drafted = sum(turn.drafted for turn in turns[adaptive])
         parts = {
             name: median(
-                getattr(a, name) / p.seconds for p, a in zip(turns[plain], turns[adaptive])
+                getattr(a, name) / p.seconds
+                for p, a in zip(turns[plain], turns[adaptive], strict=True)
             )
             for name in ("prefill", "draft")
         }

@@ -61,13 +61,15 @@ def read_record(directory: Path) -> Record | None:
 
 
 def about_build(directory: Path) -> Json:
-    """Return what a build is, for JSON; BuildError if it is none, or a part is damaged."""
-    manifest, digest = read_manifest(directory), build_digest(directory)
-    signature, record = read_signature(directory), read_record(directory)
+    """Return what a build is, for JSON; BuildError if it is none.
+
+    A damaged signature or record is `{"problem": ...}`, which stops nobody from serving.
+    """
+    manifest = read_manifest(directory)
     files = manifest["files"]
     return {
         "name": manifest["name"],
-        "digest": digest,
+        "digest": build_digest(directory),
         "engine_kind": manifest["config"]["engine"]["kind"],
         "checkpoints": {role: checkpoint(manifest, role) for role in ROLES if role in manifest},
         "config": manifest["config"],
@@ -76,9 +78,27 @@ def about_build(directory: Path) -> Json:
         "made_by_this_program": made_here(manifest),
         "files": len(files),
         "bytes": sum(entry["size"] for entry in files.values()),
-        "signature": signature and vars(signature) | {"of_this_build": signature.of == digest},
-        "acceptance": record and vars(record),
+        "signature": _signature(directory),
+        "acceptance": _acceptance(directory),
     }
+
+
+def _signature(directory: Path) -> Json | None:
+    try:
+        signature = read_signature(directory)
+    except BuildError as error:
+        return {"problem": error.problem}
+    if signature is None:
+        return None
+    return vars(signature) | {"of_this_build": signature.of == build_digest(directory)}
+
+
+def _acceptance(directory: Path) -> Json | None:
+    try:
+        record = read_record(directory)
+    except BuildError as error:
+        return {"problem": error.problem}
+    return record and vars(record)
 
 
 def made_here(manifest: Manifest) -> bool:

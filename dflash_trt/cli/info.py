@@ -90,6 +90,8 @@ def _fields(section: Mapping[str, Any]) -> str:
 def _signature(signature: Mapping[str, Any] | None) -> str:
     if signature is None:
         return "none"
+    if "problem" in signature:
+        return str(signature["problem"])
     of = "this build" if signature["of_this_build"] else f"another build, {signature['of'][:SHORT]}"
     return f"of {of}, by the key sha256:{signature['key']} (`check --key` verifies it)"
 
@@ -97,6 +99,9 @@ def _signature(signature: Mapping[str, Any] | None) -> str:
 def _acceptance_lines(record: Mapping[str, Any] | None) -> Iterator[str]:
     if record is None:
         yield _line("acceptance", "not measured (`bench engine --record`)")
+        return
+    if "problem" in record:
+        yield _line("acceptance", record["problem"])
         return
     for task, by_method in record["acceptance"].items():
         for method, tau in by_method.items():

@@ -115,8 +115,8 @@ def test_what_was_measured_breaks_nothing(pair: Path, built: Path, tmp_path: Pat
     write_record(built, RECORD)  # of another build
     assert about_build(built)["acceptance"] is None
     (built / MEASURED).write_text("{}")
-    with pytest.raises(BuildError, match=r"measured.json is damaged"):
-        about_build(built)
+    assert "measured.json is damaged" in about_build(built)["acceptance"]["problem"]
+    assert "acceptance  " in run("info", built).out
 
 
 def test_bench_records_what_it_measured(pair: Path, built: Path) -> None:
@@ -233,8 +233,7 @@ def test_sign_prints_json(built: Path, tmp_path: Path) -> None:
     assert found["digest"] == build_digest(built)
     assert found["key"] == hashlib.sha256((tmp_path / "key.pub").read_bytes()).hexdigest()
     (built / "model.sig").write_text("{}")
-    with pytest.raises(BuildError, match="is not a signature of this build"):
-        about_build(built)
+    assert "model.sig is not a signature of this build" in run("info", built).out
 
 
 def test_a_key_file_of_a_client(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What the server runs: the build, and the drafter that `update-drafter` put in its place."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ HELP = "The build that is served, and that whose drafter serves; always 1"
 
 
 class ServedBuild:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, since: str) -> None:
         self._about = about_build(directory)
-        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._since = since  # ISO 8601
         self._swaps: list[dict[str, str]] = []  # drafters of other builds, the last one serves
 
     @property

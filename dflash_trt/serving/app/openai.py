@@ -122,7 +122,7 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
         max_draft_tokens=drafts,
         client=client,
         client_key=settings.security.client_key,
-        build=ServedBuild(settings.directory),
+        build=ServedBuild(settings.directory, settings.since),
         page=page,
         sampling=sampling_defaults(directory)[0] if recommended else {},
     )

@@ -40,7 +40,9 @@ class Application:
         self._drafters: list[str] = []  # commands about each, told again after a restart
         self._listener = listen("http", security.http_host, http_port)
         self._settings = ApplicationSettings(
-            self._listener.fileno(), directory, triton, security, response_store
+            *(self._listener.fileno(), directory, triton, security),
+            since=_now(),
+            response_store=response_store,
         )
 
     def start(self, log: Log) -> None:
@@ -86,8 +88,7 @@ class Application:
 
     def tell_drafter(self, name: str, digest: str) -> None:
         """Say that the drafter of another build serves from now on."""
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        words = json.dumps({"name": name, "digest": digest, "since": since})
+        words = json.dumps({"name": name, "digest": digest, "since": _now()})
         self._drafters.append(f"drafter {words}")
         self._write(self._drafters[-1])
 
@@ -120,3 +121,7 @@ class Application:
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
         return bool(readable) and process.stdout.readline().decode().strip() == LISTENING
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
