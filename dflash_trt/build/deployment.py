@@ -1,6 +1,7 @@
 """Deployment files of a build: a Dockerfile, Kubernetes manifests, and KServe's.
 ```
-deploy/   Dockerfile, requirements.txt, kserve.yaml; of a target on the Hub fetch.sh
+requirements.txt   packages of the image
+deploy/   Dockerfile, kserve.yaml; of a target on the Hub fetch.sh
 deploy/kubernetes/   Deployment, Service, claim; NetworkPolicy, PodDisruptionBudget
 deploy/kubernetes/scaling/   HorizontalPodAutoscaler, PodMonitor
 ```
@@ -41,7 +42,7 @@ FRONTEND_IMAGE = "docker/dockerfile:1"  # that reads the Dockerfile
 # Triton's Python backend of 2024 reads arrays of NumPy 2 wrong, a newer one was not tried
 NUMPY = "1.26.4"
 CUDA_RUNTIME = "onnxruntime-gpu[cuda,cudnn]>=1.31,<1.32"
-REQUIREMENTS = "deploy/requirements.txt"
+REQUIREMENTS = "requirements.txt"
 KEY_FOLDER = "/run/secrets/dflash"
 CACHE = "/home/dflash/.cache"
 LONGEST_NAME = 45  # of Kubernetes' 63; the controller appends to it

@@ -19,6 +19,7 @@ from dflash_trt.build.manifest import (
     read_manifest,
 )
 from dflash_trt.build.program import program
+from dflash_trt.build.provenance import BOM
 from dflash_trt.build.signing import read_signature
 from dflash_trt.errors import BuildError
 from dflash_trt.files import EXACT, read_as, replace_text
@@ -98,7 +99,7 @@ def _acceptance(directory: Path) -> Json | None:
         record = read_record(directory)
     except BuildError as error:
         return {"problem": error.problem}
-    return record and vars(record)
+    return None if record is None else dict(vars(record))
 
 
 def made_here(manifest: Manifest) -> bool:
@@ -186,7 +187,7 @@ def _file_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     names = sorted(
         name
         for name in old.keys() | new.keys()
-        if not name.startswith((DEPLOY, "bom.", CONFIG)) and old.get(name) != new.get(name)
+        if not name.startswith((DEPLOY, BOM, CONFIG)) and old.get(name) != new.get(name)
     )
     kinds = dict.fromkeys(names, "changed")
     kinds |= {name: "gone" for name in names if name not in new}

@@ -46,7 +46,7 @@ def built() -> Path:
 
 @pytest.fixture(scope="module")
 def image(built: Path) -> Path:
-    requirements = built / "deploy" / "requirements.txt"
+    requirements = built / "requirements.txt"
     home = HOME / "venv"
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)

@@ -85,7 +85,7 @@ def test_the_bill_of_materials_is_valid_and_complete(original: Path) -> None:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bom, manifest = json.loads(text), read_manifest(original / "built")
     target, drafter, *packages = bom["components"]
-    pins = (original / "built" / "deploy" / "requirements.txt").read_text().split()
+    pins = (original / "built" / "requirements.txt").read_text().split()
     assert [f"{each['name']}=={each['version']}" for each in packages] == pins
     assert target["type"] == drafter["type"] == "machine-learning-model"
     assert target["licenses"] == [{"license": {"name": "apache-2.0"}}]
