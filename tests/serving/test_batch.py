@@ -38,6 +38,7 @@ class Api(http.server.ThreadingHTTPServer):
         self.asked = Counter[str]()
         self.running = self.most = self.busy = self.failing = 0
         self.seconds = 0.0
+        self.together: threading.Barrier | None = None  # requests that wait for each other
         self.slots: int | None = 3
         self.key: str | None = None
         self.lock = threading.Lock()
@@ -64,6 +65,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             busy, server.busy = server.busy > 0, server.busy - 1
             failing, server.failing = server.failing > 0, server.failing - 1
         time.sleep(server.seconds)
+        if server.together is not None:
+            server.together.wait(60)
         with server.lock:
             server.running -= 1
         if busy:
@@ -143,8 +146,8 @@ def test_each_line_is_answered_once(api: Api, tmp_path: Path) -> None:
 def test_as_many_run_as_the_server_has_room_for(
     api: Api, tmp_path: Path, slots: int, options: list[str], most: int
 ) -> None:
-    api.slots, api.seconds = slots, 0.02
-    file = write(tmp_path / "in", [line(number) for number in range(40)])
+    api.slots, api.together = slots, threading.Barrier(most)
+    file = write(tmp_path / "in", [line(number) for number in range(4 * most)])
     assert run("batch", file, tmp_path / "out", "--url", api.url, *options).code == 0
     assert api.most == most
 
