@@ -135,7 +135,10 @@ def main() -> None:
         results.append(Result(setting, ratio, turns[plain], turns[adaptive]))
         drafted = sum(turn.drafted for turn in turns[adaptive])
         parts = {
-            name: median(getattr(a, name) / p.seconds for p, a in zip(turns[plain], turns[adaptive]))
+            name: median(
+                getattr(a, name) / p.seconds
+                for p, a in zip(turns[plain], turns[adaptive], strict=True)
+            )
             for name in ("prefill", "draft")
         }
         before = median(turn.prefill / turn.seconds for turn in turns[plain])

@@ -38,14 +38,17 @@ class Located(NamedTuple):
 def locate(
     source: Source, role: str, report: Report, *, weights: bool = True, offline: bool = False
 ) -> Located:
-    """Download what is on the Hub (offline: the last commit seen); CheckpointError if it fails."""
+    """Download what is on the Hub; CheckpointError if it fails.
+
+    Offline, or if the Hub does not answer: the last commit seen, if it is in the cache.
+    """
     if source.path is not None:
         return Located(source.path, None)
     if isinstance(source, TargetSource) and source.gguf is not None:
         file = find_packaged_file(source.package, source.gguf) if source.package else source.gguf
         return Located(as_directory(file), None)
     # imported here: it takes longer than everything else in a finished build
-    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
 
     assert source.hub is not None
     try:
@@ -55,7 +58,7 @@ def locate(
                 revision=source.revision,
                 allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
                 ignore_patterns=NOT_READ,
-                local_files_only=offline or constants.HF_HUB_OFFLINE,
+                local_files_only=offline or _hub_status() is None,
                 tqdm_class=_reporting_bars(f"fetching {source.hub}", report),
             )
         )
@@ -69,7 +72,7 @@ def locate_config(source: Source, role: str, report: Report, scratch: Path) -> L
 
     scratch: a directory for what the package has, config.json alone.
     """
-    offline = published_config(source.hub or "") is not None and not _hub_answers()
+    offline = published_config(source.hub or "") is not None and not hub_answers()
     try:
         return locate(source, role, report, weights=False, offline=offline)
     except CheckpointError as error:
@@ -88,22 +91,26 @@ def packaged_config(source: Source, role: str, scratch: Path, error: CheckpointE
     return Located(scratch / role, None)
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Ask once: without a network `huggingface_hub` may try again and again."""
+    return _hub_status() not in (None, 502, 503, 504)
+
+
+def _hub_status() -> int | None:
+    """Return the HTTP status of the Hub's first page; None without a connection, or offline."""
     from huggingface_hub import constants  # noqa: PLC0415
 
-    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
+    return None if constants.HF_HUB_OFFLINE else _status_of(constants.ENDPOINT)
 
 
 @cache
-def _answers(endpoint: str) -> bool:
+def _status_of(endpoint: str) -> int | None:
     from huggingface_hub import get_session  # noqa: PLC0415
 
     try:
-        status = get_session().head(endpoint, timeout=PROBE_TIMEOUT).status_code
+        return get_session().head(endpoint, timeout=PROBE_TIMEOUT).status_code
     except Exception:  # of httpx, the system and proxies
-        return False
-    return status not in (502, 503, 504)
+        return None
 
 
 def small_files(directory: Path) -> list[Path]:
@@ -137,7 +144,7 @@ def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> 
             "Give a Hugging Face model directory, ORG/NAME@REVISION for one on the Hub, or a GGUF "
             "file",
         )
-    if published_config(source.hub or "") is not None and not _hub_answers():
+    if published_config(source.hub or "") is not None and not hub_answers():
         return locate_config(source, role, report, scratch).directory
     return locate(source, role, report).directory
 

@@ -25,9 +25,15 @@ def plan(
         float | None,
         typer.Option(min=1.0, help="Tokens that a DFlash round commits with all drafts."),
     ] = None,
+    downloads: Annotated[
+        bool,
+        typer.Option("--downloads", help="List instead what to mirror for a site without network."),
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
+    if downloads:
+        return _list_downloads(config, json_)
     from tempfile import TemporaryDirectory
 
     from dflash_trt.cli.plan import dflash_drafter, locate_planned, make_plan, show_plan
@@ -44,6 +50,17 @@ def plan(
         print_json(**found)
     else:
         show_plan(found)
+
+
+def _list_downloads(config: Path, json_: bool) -> None:
+    from dflash_trt.build.downloads import downloads, lines
+    from dflash_trt.config import load_config
+
+    found = downloads(load_config(config))
+    if json_:
+        print_json(**found)
+    else:
+        print("\n".join(lines(found)))
 
 
 def inspect(

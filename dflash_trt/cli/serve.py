@@ -68,9 +68,16 @@ def serve(
     OpenAI's API, Triton's HTTP, the metrics and a chat page are on the HTTP port; gRPC has its own
     port.
     """
+    from dflash_trt.build import read_manifest
+    from dflash_trt.build.identity import made_here
+    from dflash_trt.build.program import describe, program
     from dflash_trt.serving.server import Options, read_security
     from dflash_trt.serving.server import serve as run
 
+    manifest = read_manifest(repo)
+    if not made_here(manifest):
+        made_by = describe(manifest["dflash_trt"])
+        print(f"warning: {made_by} made this build; this is {program()}", file=sys.stderr)
     security = read_security(
         host,
         grpc_cert=grpc_cert,

@@ -16,6 +16,7 @@ from pairs import make_pair
 from stand_in import part, parts, stand_in
 
 from dflash_trt import __version__, decoding
+from dflash_trt.build.program import program as this_program
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 
@@ -179,7 +180,8 @@ def test_generate_sends_what_its_options_say(tmp_path: Path) -> None:
 
 
 def test_version_and_short_help() -> None:
-    assert run("--version").out == f"dflash-trt {__version__}\n"
+    assert run("--version").out == f"{this_program()}\n"
+    assert re.match(rf"dflash-trt {__version__}, code [0-9a-f]{{12}}", str(this_program()))
     assert run("build", "-h").out == run("build", "--help").out != ""
 
 

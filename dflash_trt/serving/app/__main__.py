@@ -1,10 +1,11 @@
 """Process of the HTTP application (`python -m dflash_trt.serving.app`), started by `serve`.
 
 Standard input: the settings, then a line for each change of state: `ready`, `unready`, or `drain
-SECONDS`.
+SECONDS`; and `drafter JSON` (`ServedBuild.update_drafter`).
 """
 
 import asyncio
+import json
 import logging
 import socket
 import sys
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
+from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.connections import (
     ACCEPTED_AT_ONCE,
     Connection,
@@ -26,7 +28,7 @@ from dflash_trt.serving.app.connections import (
     connection_limit,
 )
 from dflash_trt.serving.app.guard import Doors, Guard, State
-from dflash_trt.serving.app.openai import create_app, read_served
+from dflash_trt.serving.app.openai import Served, create_app, read_served
 from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.log import configure
@@ -53,14 +55,16 @@ async def serve_until_drained() -> None:
     async with AsyncExitStack() as stack:
         asyncio.get_running_loop().set_exception_handler(_NoFilesHandler())
         state = State(Connections(connection_limit()))
-        server = await _server(settings, state, stack)
+        client = await stack.enter_async_context(_client(settings))
+        served = read_served(settings, client)
+        server = await _server(settings, served, state, stack)
         listener = socket.socket(fileno=settings.listener)
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         listener.listen(BACKLOG)  # uvicorn's is also how many asyncio accepts at once
         print(LISTENING, flush=True)
-        reading = asyncio.create_task(_read_commands(commands, state))
+        reading = asyncio.create_task(_read_commands(commands, state, served.build))
         ending = asyncio.create_task(state.drained.wait())
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         state.cancel_running()
@@ -70,19 +74,21 @@ async def serve_until_drained() -> None:
         ending.cancel()
 
 
+def _client(settings: ApplicationSettings) -> AsyncClient:
+    security = settings.security
+    return AsyncClient(
+        f"{LOOPBACK}:{settings.triton.grpc}",
+        tls=security.client_tls(),
+        headers=security.grpc_headers,
+    )
+
+
 async def _server(
-    settings: ApplicationSettings, state: State, stack: AsyncExitStack
+    settings: ApplicationSettings, served: Served, state: State, stack: AsyncExitStack
 ) -> uvicorn.Server:
     security = settings.security
     proxy = await stack.enter_async_context(TritonProxy(settings.triton, security))
-    client = await stack.enter_async_context(
-        AsyncClient(
-            f"{LOOPBACK}:{settings.triton.grpc}",
-            tls=security.client_tls(),
-            headers=security.grpc_headers,
-        )
-    )
-    app = create_app(read_served(settings, client), proxy)
+    app = create_app(served, proxy)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # uvicorn leaves out the body
@@ -126,10 +132,12 @@ class _NoFilesHandler:
             log.warning("no file descriptor is free: connections wait")
 
 
-async def _read_commands(commands: asyncio.StreamReader, state: State) -> None:
-    while words := (await commands.readline()).split():
+async def _read_commands(commands: asyncio.StreamReader, state: State, build: ServedBuild) -> None:
+    while words := (await commands.readline()).split(maxsplit=1):
         if words[0] == b"drain":
             state.drain(float(words[1]))
+        elif words[0] == b"drafter":
+            build.update_drafter(json.loads(words[1]))
         else:
             state.ready = words[0] == b"ready"
     state.drain(GRACE)  # the pipe is closed

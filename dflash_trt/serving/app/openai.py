@@ -1,8 +1,6 @@
 """The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 import uuid
@@ -33,6 +31,7 @@ from dflash_trt.serving import tracing
 from dflash_trt.serving.app import ApplicationSettings, answers, failures, page
 from dflash_trt.serving.app.answers import ChoiceWriter, to_sse
 from dflash_trt.serving.app.bodies import read_body
+from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields, fields_of
 from dflash_trt.serving.app.guard import shown_key
@@ -80,7 +79,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     chat_model: ChatModel
     responses: ResponseStore
-    fingerprint: str = ""  # of the build
+    build: ServedBuild
     page: dict[str, Any] = field(default_factory=dict)  # facts for the page
     # fields whose default is the model's, not the API's
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -123,7 +122,7 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
         max_draft_tokens=drafts,
         client=client,
         client_key=settings.security.client_key,
-        fingerprint=f"fp_{hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:10]}",
+        build=ServedBuild(settings.directory, settings.since),
         page=page,
         sampling=sampling_defaults(directory)[0] if recommended else {},
     )
@@ -188,6 +187,10 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
         _check_model(served, name)
         return JSONResponse(entry(name))
 
+    @v1.get("/build")
+    async def build() -> Response:
+        return JSONResponse(served.build.facts())
+
     @app.get("/health")
     async def health() -> Response:
         if not await triton.is_ready():
@@ -199,7 +202,7 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
         text = await triton.metrics()
         if text is None:
             raise Failure(503, NOT_READY)
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return Response(text + served.build.metric(), media_type="text/plain; version=0.0.4")
 
     app.include_router(v1)
     app.include_router(page.router(served.page))
@@ -231,7 +234,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         "object": kind if chat else "text_completion",
         "created": int(time.time()),
         "model": fields.model,
-        "system_fingerprint": served.fingerprint,
+        "system_fingerprint": served.build.fingerprint,
     }
     if stream:
         first = await anext(chunks)  # errors before the first chunk get their own status code

@@ -1,10 +1,12 @@
 """The HTTP application's process, controlled by `serve`."""
 
+import json
 import os
 import select
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dflash_trt.build import read_manifest
@@ -35,9 +37,12 @@ class Application:
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
+        self._drafters: list[str] = []  # commands about each, told again after a restart
         self._listener = listen("http", security.http_host, http_port)
         self._settings = ApplicationSettings(
-            self._listener.fileno(), directory, triton, security, response_store
+            *(self._listener.fileno(), directory, triton, security),
+            since=_now(),
+            response_store=response_store,
         )
 
     def start(self, log: Log) -> None:
@@ -45,7 +50,9 @@ class Application:
         start = log.size()
         process = self._launch(log)
         if self._listens(process):
-            return self._write(self._state)
+            for words in (*self._drafters, self._state):
+                self._write(words)
+            return
         if not self._ended_within(EXIT_TIME):
             process.kill()
         reason = next(reversed(log.since(start)), "it said nothing")
@@ -79,6 +86,12 @@ class Application:
         self._state = words
         self._write(words)
 
+    def tell_drafter(self, name: str, digest: str) -> None:
+        """Say that the drafter of another build serves from now on."""
+        words = json.dumps({"name": name, "digest": digest, "since": _now()})
+        self._drafters.append(f"drafter {words}")
+        self._write(self._drafters[-1])
+
     def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
@@ -108,3 +121,7 @@ class Application:
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
         return bool(readable) and process.stdout.readline().decode().strip() == LISTENING
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,6 +1,7 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -139,12 +140,7 @@ class Server:
     ) -> None:
         self.ports = ports
         self.security = security or Security()
-        self.repository = find_repository(directory)
-        if any(character.isspace() for character in str(self.repository)):
-            raise ServerError(  # Triton would wait forever for its model processes
-                f"Triton cannot serve from a path with a space in it: {self.repository}",
-                "Move the build, or build into another directory",
-            )
+        self.repository = _without_space(directory, find_repository(directory))
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         size = sum(map(size_of, role_directories(self.repository.parent / "engines")))
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
@@ -369,6 +365,21 @@ def find_repository(directory: Path) -> Path:
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
+    )
+
+
+def _without_space(directory: Path, repository: Path) -> Path:
+    """Return the repository by a path that Triton takes: its own, or through the given link.
+
+    With a space Triton would wait forever for its model processes.
+    """
+    linked = Path(os.path.abspath(directory)) / repository.name
+    for path in (repository, linked):
+        if not any(character.isspace() for character in str(path)):
+            return path
+    raise ServerError(
+        f"Triton cannot serve from a path with a space in it: {repository}",
+        "Serve it through a link without one: ln -s BUILD /srv/NAME",
     )
 
 

@@ -79,7 +79,10 @@ def serve(directory: Path, options: Options) -> int:
         stack.callback(door.close)
         if server.wait_ready(stop, say, door.probe):
             application.tell("ready")
-            updates = Updates(server, options.http_port, say, options.check, options.signer)
+            updates = Updates(
+                *(server, options.http_port, say, options.check, options.signer),
+                application.tell_drafter,
+            )
             stack.callback(updates.close)
             show(_how_to_call(options))
             supervise(Supervised(server, application, door, say), stop)  # until `stop` is set
