@@ -80,6 +80,10 @@ class Differences:
     def __bool__(self) -> bool:
         return bool(self.changed or self.missing or self.added)
 
+    def among(self, names: Container[str]) -> "Differences":
+        kinds = (self.changed, self.missing, self.added)
+        return Differences(*([name for name in kind if name in names] for kind in kinds))
+
     def __str__(self) -> str:
         kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
         all_ = [f"{name} ({kind})" for kind, names in kinds for name in names]

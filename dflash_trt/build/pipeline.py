@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.manifest import CONFIG, MANIFEST, Manifest, build_digest, read_manifest
+from dflash_trt.build.opened import refuse_if_served, unserved
 from dflash_trt.build.provenance import (
     Job,
     Written,
@@ -48,7 +49,8 @@ class BuildResult:
 def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> BuildResult:
     """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
 
-    The directory appears complete or not at all, and replaces an older build. text: the config as
+    The directory appears complete or not at all, and replaces an older build that no server has
+    open. text: the config as
     it was written, which is kept. Raises ConfigError, CheckpointError, PairError, or BuildError for
     the output.
     """
@@ -67,18 +69,20 @@ def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> 
             manifest = matching_manifest(output, inputs, report)
             built, written = manifest is None, Written()
             if manifest is None:
+                refuse_if_served(output)
                 written = job.write(scratch)
                 if text:
                     (scratch / CONFIG).write_text(text, encoding="utf-8")
                 write_bom(scratch, inputs, job)
                 manifest = write_manifest(scratch, inputs, written, report)
-                publish(scratch, output)
+                with unserved(output):
+                    publish(scratch, output)
     except OSError as error:
         raise BuildError(
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    warnings = [*job.warnings, *written.warnings, *_unpinned(config, job), *_spaced(output)]
+    warnings = [*job.warnings, *written.warnings, *_unpinned(config, job)]
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
 
 
@@ -90,14 +94,6 @@ def _unpinned(config: BuildConfig, job: Job) -> Iterator[Finding]:
             found = f"{role} {source.hub} at {source.revision!r} is {model.at.commit} now"
             fix = f"To build the same again, write revision: {model.at.commit}"
             yield Finding("revision-pinned", "warning", found, fix)
-
-
-def _spaced(output: Path) -> Iterator[Finding]:
-    if any(character.isspace() for character in str(output)):
-        found = f"Triton serves from no path with a space, as in {output}"
-        yield Finding(
-            "path-without-space", "warning", found, "Serve it through a link: ln -s BUILD /srv/NAME"
-        )
 
 
 def _check_replaceable(output: Path) -> None:

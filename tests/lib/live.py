@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from load import metric
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
@@ -79,7 +80,7 @@ def openai_front(
     port: by default a free one; files: its limit of descriptors.
     """
     port = port or free_ports().http
-    running = Application(directory, port, triton, security or Security())
+    running = Application(OpenedBuild(directory, "none"), port, triton, security or Security())
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         if files is not None:
             limit = functools.partial(_limit_files, files)

@@ -19,6 +19,7 @@ from families import CELLS, pair_of
 from pairs import make_pair
 
 from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
@@ -154,7 +155,9 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
     monkeypatch.setattr(process, "check_machine", lambda info: None)
     with (
         pytest.raises(ServerError, match=r"ended .* no NVIDIA GPU with its driver"),
-        process.Server(plans_of(demo, "bf16"), free_ports(), Security()) as server,
+        process.Server(
+            OpenedBuild(plans_of(demo, "bf16"), "none"), free_ports(), Security()
+        ) as server,
     ):
         server.wait_ready()
     log = server.log.path.read_text()

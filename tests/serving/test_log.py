@@ -13,6 +13,7 @@ import tritonclient.grpc as grpcclient
 from live import serve_command, serve_ports, serving
 from load import tensors
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.log import Formatter, Log
 from dflash_trt.serving.ports import free_ports
@@ -45,7 +46,7 @@ def test_the_last_lines_say_why_a_process_ended(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "missing" / "log"):
         with pytest.raises(ServerError, match=rf"cannot write the log {file}: .*--log-file"):
-            Server(built, free_ports(), Security(), file)
+            Server(OpenedBuild(built, "none"), free_ports(), Security(), file)
 
 
 @pytest.mark.models

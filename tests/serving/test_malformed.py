@@ -23,6 +23,7 @@ from live import serve_ports, serving
 from malformed_http import Outcome, fault, request, send
 from tritonclient.grpc import service_pb2_grpc
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.process import Server
@@ -80,7 +81,7 @@ def test_a_wrong_type_is_the_clients_fault(plain: Ports) -> None:
 
 
 def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:
-    with Server(built, free_ports()) as server:
+    with Server(OpenedBuild(built, "none"), free_ports()) as server:
         server.wait_ready()
         for inputs in ([FP32], [A, THREE]):
             assert infer(server.ports, *inputs) == 403
@@ -145,7 +146,7 @@ def test_malformed_requests(built: Path) -> None:
 def test_hostile_requests(built: Path) -> None:
     codes: Counter[str] = Counter()
     slowest = 0.0
-    with Server(built, free_ports()) as server:
+    with Server(OpenedBuild(built, "none"), free_ports()) as server:
         server.wait_ready()
         processes = server.stubs()
         url = f"127.0.0.1:{server.ports.grpc}"

@@ -11,6 +11,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.build.repository import read_config, templates
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.internal import (
@@ -32,7 +33,7 @@ INVALID = "StatusCode.INVALID_ARGUMENT"
 
 @pytest.fixture(scope="module")
 def server(built: Path) -> Iterator[Server]:
-    with Server(built, free_ports()) as server:
+    with Server(OpenedBuild(built, "none"), free_ports()) as server:
         server.wait_ready()
         yield server
 

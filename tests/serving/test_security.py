@@ -14,6 +14,7 @@ from load import tensors
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
@@ -170,7 +171,7 @@ def test_an_address_of_another_machine_is_named(built: Path) -> None:
 
 
 def test_the_bundled_server_is_not_exposed(built: Path) -> None:
-    server = Server(built, free_ports(), Security("0.0.0.0"))
+    server = Server(OpenedBuild(built, "none"), free_ports(), Security("0.0.0.0"))
     with pytest.raises(ServerError, match=r"2\.51 has known security.*--insecure-old-server"):
         server.__enter__()
     assert not server.log.path.parent.exists()
@@ -223,7 +224,9 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
     security = Security(key=KEY)
     ports = free_ports()
     with ExitStack() as stack:
-        server, application = prepare(stack, built, Options(ports.http, ports.grpc, security))
+        server, application = prepare(
+            stack, OpenedBuild(built, "none"), Options(ports.http, ports.grpc, security)
+        )
         stack.enter_context(server)
         application.start(server.log)
         server.wait_ready()

@@ -24,6 +24,7 @@ from load import metric, wait_until
 from processes import command_line, processes_naming
 from roads import Roads
 
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
@@ -95,7 +96,9 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         ports = serve_ports()
         options = run.Options(ports.http, ports.grpc)
-        server, application = run.prepare(stack, directory, options, keep_log=True)
+        server, application = run.prepare(
+            stack, OpenedBuild(directory, "none"), options, keep_log=True
+        )
         stack.enter_context(server)
         application.start(server.log)
         server.wait_ready()
@@ -196,6 +199,48 @@ def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.Monk
         engine.write_bytes(text)
         each.wait_until("ready again")
         assert _ask(each.server, 32) == each.text
+
+
+@contextmanager
+def _another_build_in_its_place(build: Path) -> Iterator[None]:
+    aside = build.with_name("aside")
+    build.rename(aside)
+    shutil.copytree(aside, build)
+    manifest = build / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b"\n")  # names another build
+    try:
+        yield
+    finally:
+        shutil.rmtree(build)
+        aside.rename(build)
+
+
+PHASES = ("verify", "draft", "dflash", "dflash_infer", "tritonserver", "application", "start")
+
+
+def test_only_the_build_that_was_opened_is_started(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
+    monkeypatch.setattr(supervisor, "HEALTHY", 0.0)
+    directory = Path(shutil.copytree(built, tmp_path / "built"))
+    with _supervised(directory) as each:
+        for phase in PHASES:
+            each.said.clear()
+            if phase == "start":
+                old = each.server.process.pid
+                os.kill(each.pid("verify"), signal.SIGKILL)
+                wait_until(lambda pid=old: each.server.process.pid != pid)
+            with _another_build_in_its_place(directory):
+                if phase == "application":
+                    each.application.kill()
+                elif phase != "start":
+                    os.kill(each.pid(phase), signal.SIGKILL)
+                each.wait_until("changed after it was opened: it is another build")
+                time.sleep(0.5)  # for several attempts
+                assert _infer(each.url, 1) != 200, phase
+            wait_until(lambda: _infer(each.url, 1) == 200)
+            assert _ask(each.server, 32) == each.text
 
 
 def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:

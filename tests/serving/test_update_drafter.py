@@ -22,6 +22,7 @@ from pycode import PYCODE, demo_config
 from roads import Roads
 
 from dflash_trt.build.manifest import build_digest
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.build.pipeline import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports
@@ -151,7 +152,7 @@ def test_memory_is_looked_at_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(MODULE, "free_memory", lambda: 1000)
     never = Mock(side_effect=AssertionError)
-    server: Any = Mock(repository=built / "model_repository", load_drafter=never)
+    server: Any = Mock(build=OpenedBuild(built, "none"), load_drafter=never)
     ports = serve_ports()
     with ExitStack() as stack:
         stack.callback(MODULE.Updates(server, ports.http, lambda line: None, "none", None).close)

@@ -14,6 +14,7 @@ from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
 from dflash_trt.build.manifest import check_build, read_manifest
+from dflash_trt.build.opened import OpenedBuild, unserved
 from dflash_trt.build.pipeline import build
 from dflash_trt.checkpoints import gguf
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
@@ -255,11 +256,55 @@ def test_a_wrong_pair_writes_nothing(pair: Path) -> None:
     assert_only(pair, "built")
 
 
-def test_a_path_with_a_space_is_told(pair: Path) -> None:
-    result = build(config_of(pair), pair / "with a space", quiet)
-    (warning,) = result.warnings
-    assert warning.name == "path-without-space"
-    assert "ln -s" in warning.fix
+def test_a_build_that_a_server_has_open_is_not_replaced(pair: Path) -> None:
+    built = pair / "built"
+    other = config_of(pair, serving={"max_seq_len": 48})
+    opened = OpenedBuild(built)
+    assert not build(config_of(pair), built, quiet).built  # the same again changes nothing
+    with pytest.raises(BuildError, match=f"a server runs from {built}"):
+        build(other, built, quiet)
+    opened.check_unchanged()
+    opened.close()
+    assert build(other, built, quiet).built
+
+
+def test_a_build_that_is_being_replaced_is_not_opened(pair: Path) -> None:
+    with (
+        unserved(pair / "built"),
+        pytest.raises(BuildError, match="is being replaced"),
+    ):
+        OpenedBuild(pair / "built")
+    OpenedBuild(pair / "built").close()
+
+
+def test_an_opened_build_may_be_written_again_but_not_changed(pair: Path) -> None:
+    built = pair / "built"
+    shutil.copytree(built, pair / "copy")
+    opened = OpenedBuild(built)
+    tokenizer = built / "tokenizer" / "tokenizer.json"
+    text = tokenizer.read_bytes()
+    tokenizer.write_bytes(text)
+    opened.check_unchanged()
+    tokenizer.write_bytes(text + b" ")
+    with pytest.raises(BuildError, match=r"changed after .*: tokenizer/tokenizer.json \(changed\)"):
+        opened.check_unchanged()
+    tokenizer.unlink()
+    with pytest.raises(BuildError, match=r"tokenizer.json \(missing\)"):
+        opened.check_unchanged()
+    tokenizer.write_bytes(text)
+    (built / "engines" / "more").touch()
+    with pytest.raises(BuildError, match=r"engines/more \(added\)"):
+        opened.check_unchanged()
+    (built / "engines" / "more").unlink()
+    opened.check_unchanged()
+    built.rename(pair / "aside")
+    (pair / "copy").rename(built)
+    opened.check_unchanged()
+    manifest = built / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    with pytest.raises(BuildError, match="it is another build"):
+        opened.check_unchanged()
+    opened.close()
 
 
 def test_a_terminated_build_leaves_nothing(pair: Path, tmp_path: Path) -> None:

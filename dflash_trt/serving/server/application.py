@@ -7,9 +7,8 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
-from dflash_trt.build import read_manifest
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
 from dflash_trt.serving.internal import die_with_parent
@@ -24,32 +23,37 @@ STOP_TIMEOUT = 10.0  # seconds
 
 
 class Application:
-    """Holds the HTTP port from the start; ServerError if it is taken, BuildError if no build."""
+    """Holds the HTTP port from the start; ServerError if it is taken."""
 
     def __init__(
         self,
-        directory: Path,
+        build: OpenedBuild,
         http_port: int,
         triton: Ports,
         security: Security,
         response_store: int = 64,
     ) -> None:
-        read_manifest(directory)
+        self._build = build
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._drafters: list[str] = []  # commands about each, told again after a restart
         self._listener = listen("http", security.http_host, http_port)
         self._settings = ApplicationSettings(
-            *(self._listener.fileno(), directory, triton, security),
+            *(self._listener.fileno(), build.directory, triton, security),
             since=_now(),
             response_store=response_store,
         )
 
     def start(self, log: Log) -> None:
-        """Start it, again if it died, and tell it the last state; ServerError if it does not."""
+        """Start it, again if it died, and tell it the last state.
+
+        Raises ServerError if it does not, and BuildError if the build has changed.
+        """
         start = log.size()
+        self._build.check_unchanged()
         process = self._launch(log)
         if self._listens(process):
+            self._build.check_unchanged()  # what it has read
             for words in (*self._drafters, self._state):
                 self._write(words)
             return

@@ -1,7 +1,6 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 
 from dflash_trt import tensorrt_llm
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
 from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
@@ -122,7 +122,7 @@ class Health:
 
 
 class Server:
-    """A tritonserver over a built directory, with its log and runtime directory.
+    """A tritonserver over a build, with its log and runtime directory.
 
     As a context manager it runs during the block; `start` restarts it after `kill`. Use both in a
     thread that lives as long as the server, which ends with it. log: a file in an existing folder;
@@ -131,7 +131,7 @@ class Server:
 
     def __init__(
         self,
-        directory: Path,
+        build: OpenedBuild,
         ports: Ports,
         security: Security | None = None,
         log: Path | None = None,
@@ -140,12 +140,14 @@ class Server:
     ) -> None:
         self.ports = ports
         self.security = security or Security()
-        self.repository = _without_space(directory, find_repository(directory))
-        self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
-        size = sum(map(size_of, role_directories(self.repository.parent / "engines")))
+        self.build = build
+        repository = find_repository(build.directory)
+        self.models = {path.parents[1].name for path in repository.glob("*/1/model.py")}
+        engines = build.directory / "engines"
+        size = sum(map(size_of, role_directories(engines)))
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
-        bundle = self.repository.parent / "engines" / tensorrt_llm.KIND
+        bundle = engines / tensorrt_llm.KIND
         has_bundle = (bundle / ENGINE_FILE).is_file()
         self._variables = tensorrt_llm.read_info(bundle).environment if has_bundle else {}
         self.health = Health(ports, self.security)
@@ -178,7 +180,7 @@ class Server:
             self.log.close()
         keep_log = self._keep_log or isinstance(error, ServerError)
         for path in self._runtime.glob("*"):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path != self.log.path or not keep_log:
                 path.unlink()
@@ -186,10 +188,12 @@ class Server:
             self._runtime.rmdir()
 
     def start(self) -> None:
+        """Start Triton over the build; BuildError if that has changed since it was opened."""
+        self.build.check_unchanged()
         self._forget_children()
         self._log_start = self.log.size()
         self.process = subprocess.Popen(
-            command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
+            command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
             env=environment(self._binary)
             | self._variables
             | {
@@ -214,7 +218,8 @@ class Server:
     ) -> bool:
         """Return True after a first request, which waits for the costs of rounds as no user should.
 
-        False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice.
+        False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice;
+        BuildError if the build changed meanwhile.
         probe: the way of that request; None: to Triton itself.
         """
         give_up = give_up or threading.Event()
@@ -234,12 +239,26 @@ class Server:
                 status = probe(FIRST_TIMEOUT)
                 answered = status == OK or (status == FULL and self._has_requests())
                 if answered and self.ended() is None and not self._models_without_process():
+                    self.build.check_unchanged()  # what the models have loaded
                     return True
                 if status not in (None, OK, FULL):
                     raise ServerError(f"the first request got HTTP {status}", self._hint())
             if give_up.wait(0.1):
                 return False
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._hint())
+
+    def _repository(self) -> Path:
+        """Return the build's model repository, by a link if Triton takes no such path.
+
+        With a space in it Triton would wait forever for its model processes.
+        """
+        repository = find_repository(self.build.directory)
+        if not any(character.isspace() for character in str(repository)):
+            return repository
+        link = self._runtime / "build"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.build.directory)
+        return link / repository.name
 
     def _has_requests(self) -> bool:
         """Return whether others' requests, over gRPC, may fill the queue."""
@@ -365,21 +384,6 @@ def find_repository(directory: Path) -> Path:
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
-    )
-
-
-def _without_space(directory: Path, repository: Path) -> Path:
-    """Return the repository by a path that Triton takes: its own, or through the given link.
-
-    With a space Triton would wait forever for its model processes.
-    """
-    linked = Path(os.path.abspath(directory)) / repository.name
-    for path in (repository, linked):
-        if not any(character.isspace() for character in str(path)):
-            return path
-    raise ServerError(
-        f"Triton cannot serve from a path with a space in it: {repository}",
-        "Serve it through a link without one: ln -s BUILD /srv/NAME",
     )
 
 

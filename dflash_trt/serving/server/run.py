@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.build import Depth
-from dflash_trt.build.signing import check_signed
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
@@ -56,17 +56,16 @@ def serve(directory: Path, options: Options) -> int:
         with suppress(OSError):  # the reader may be gone
             console.print(line)
 
-    build = find_repository(directory).parent
-    bundle = build / "engines" / tensorrt_llm.KIND
+    bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         tensorrt_llm.check_host(tensorrt_llm.read_info(bundle))
-    check_signed(build, options.check, options.signer)
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(most, FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     stop = threading.Event()
     with ExitStack() as stack:
-        server, application = prepare(stack, directory, options, keep_log=True)
+        build = stack.enter_context(closing(OpenedBuild(directory, options.check, options.signer)))
+        server, application = prepare(stack, build, options, keep_log=True)
         stack.enter_context(_until_signaled(stop, server))
         stack.enter_context(server)
         # unwound first: Triton would wait for its open streams
@@ -115,7 +114,8 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
     ports = free_ports()
     options = Options(ports.http, ports.grpc, security or Security())
     with ExitStack() as stack:
-        server, application = prepare(stack, directory, options)
+        build = stack.enter_context(closing(OpenedBuild(directory, "none")))
+        server, application = prepare(stack, build, options)
         stack.enter_context(server)
         stack.callback(application.stop)
         application.start(server.log)
@@ -125,16 +125,14 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
 
 
 def prepare(
-    stack: ExitStack, directory: Path, options: Options, *, keep_log: bool = False
+    stack: ExitStack, build: OpenedBuild, options: Options, *, keep_log: bool = False
 ) -> tuple[Server, Application]:
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(
-        directory, options.http_port, triton, security, options.response_store
-    )
+    application = Application(build, options.http_port, triton, security, options.response_store)
     stack.callback(application.stop)
-    return Server(directory, triton, security, options.log_file, keep_log=keep_log), application
+    return Server(build, triton, security, options.log_file, keep_log=keep_log), application
 
 
 @contextmanager

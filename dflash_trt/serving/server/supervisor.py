@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from dflash_trt.errors import ServerError
+from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.door import OK, Door
 from dflash_trt.serving.server.process import Say, Server
@@ -65,7 +65,11 @@ def _restart(watched: Supervised, problem: str, restarts: int, stop: threading.E
         server.start()
         if not server.wait_ready(stop, say, watched.door.probe):
             return False
-    except (ServerError, OSError) as error:  # for example no process or file descriptor left
+    except (
+        BuildError,
+        ServerError,
+        OSError,
+    ) as error:  # for example no process or file descriptor left
         say(f"the restart failed: {error}")
         return False
     say(f"the server is ready again after {time.monotonic() - start:.1f} s")
@@ -88,7 +92,8 @@ def _wait_for_problem(watched: Supervised, stop: threading.Event) -> str | None:
                 if (code := application.poll()) is not None:
                     say(f"the application ended (exit {code}); starting another")
                     application.start(watched.server.log)
-            except (OSError, ServerError) as error:
+            except (BuildError, ServerError, OSError) as error:
+                application.kill()
                 say(f"{error} It is tried again.")
                 stop.wait(DELAYS[-1])
     finally:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.build import Depth, Manifest, read_manifest
-from dflash_trt.build.manifest import CONFIG, build_digest
+from dflash_trt.build import Depth, Manifest
+from dflash_trt.build.manifest import CONFIG
+from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.build.provenance import BOM
-from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
@@ -50,7 +50,7 @@ class Updates:
     ) -> None:
         self._tell_drafter = tell_drafter
         self._server, self._say, self._check, self._signer = server, say, check, signer
-        self._manifest = read_manifest(server.repository.parent)
+        self._opened: list[OpenedBuild] = []
         self._calls: SocketServer | None = None
         with suppress(OSError):  # another user has the name: serve without updates
             self._calls = json_server(_socket_address(http_port), lambda call: self._answer(*call))
@@ -58,6 +58,8 @@ class Updates:
     def close(self) -> None:
         if self._calls is not None:
             self._calls.close(END_TIMEOUT)
+        for build in self._opened:
+            build.close()
 
     def _answer(self, build: str, least: float) -> list[str]:
         """Return the outcome, or a problem and its fix."""
@@ -69,18 +71,25 @@ class Updates:
         self._say(f"update: {outcome}")
         return [outcome]
 
-    def _replace_or_keep(self, build: Path, least: float) -> str:
-        server, old = self._server, self._server.repository.parent
-        build = find_repository(build).parent
-        check_signed(build, self._check, self._signer)
-        manifest = read_manifest(build)
-        if not differ_in_drafter_alone(self._manifest, manifest):
+    def _replace_or_keep(self, directory: Path, least: float) -> str:
+        new = OpenedBuild(find_repository(directory).parent, self._check, self._signer)
+        try:
+            outcome = self._replace(new, least)
+        except BaseException:
+            new.close()
+            raise
+        self._opened.append(new)
+        return outcome
+
+    def _replace(self, new: OpenedBuild, least: float) -> str:
+        server, old = self._server, self._server.build
+        if not differ_in_drafter_alone(old.manifest, new.manifest):
             raise ServerError(
-                f"{build} differs from {old} in more than the drafter's weights, or runs in one "
-                "process",
+                f"{new.directory} differs from {old.directory} in more than the drafter's weights, "
+                "or runs in one process",
                 "Roll it out as a new server: docs/release.md",
             )
-        need, free = size_of(build / "engines" / "drafter"), free_memory()
+        need, free = size_of(new.directory / "engines" / "drafter"), free_memory()
         if need > free:
             raise ServerError(
                 f"the drafter takes about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
@@ -89,8 +98,9 @@ class Updates:
             )
         before, process = self._tokens_per_round(), server.process
         with server.reloading(DRAFTER):
-            server.load_drafter(build)
+            server.load_drafter(new.directory)
             try:
+                new.check_unchanged()
                 after = self._tokens_per_round()
                 if after < least * before:
                     raise ServerError(
@@ -99,13 +109,15 @@ class Updates:
                     )
                 if server.process is not process:  # the old drafter was restarted
                     raise ServerError("the server died meanwhile", "Try it again")
-            except ServerError:
-                server.load_drafter(old)
+            except DflashError:
+                server.load_drafter(old.directory)
                 raise
-        self._manifest = manifest
-        server.repository = build / "model_repository"  # used by a restart
-        self._tell_drafter(manifest["name"], build_digest(build))
-        return f"the drafter of {build} serves: {after:.2f} tokens a round, {before:.2f} before"
+        server.build = new  # used by a restart
+        self._tell_drafter(new.manifest["name"], new.digest)
+        return (
+            f"the drafter of {new.directory} serves: {after:.2f} tokens a round, "
+            f"{before:.2f} before"
+        )
 
     def _tokens_per_round(self) -> float:
         server, rounds = self._server, 0
