@@ -47,6 +47,8 @@ NOT_RUN = {
     ("docs/engines.md", "python tests/gpu/offline.py WHEELS"): "needs a GPU",
     ("docs/dgx-b300.md", "on_gpus --name matrix"): "installs AIPerf in the container",
     ("docs/tensorrt_llm.md", "lm_eval --model"): "downloads GSM8K",
+    ("docs/models.md", "speculators regenerate-responses"): "needs a GPU",
+    ("docs/models.md", "python scripts/speculators_on_cpu.py"): "an environment of its own",
     ("docs/release.md", "kubectl create secret"): "test_deployment.py runs it, without a cluster",
     ("docs/release.md", "kubectl rollout history"): "likewise",
     ("docs/release.md", "kubectl apply"): "likewise",
