@@ -51,8 +51,14 @@ def serve(
     response_store: Annotated[
         int, typer.Option(min=0, help="MiB of answers of /v1/responses to keep for an hour.")
     ] = 64,
+    drain_delay: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds after SIGTERM in which it is not ready, but answers everything."
+        ),
+    ] = 0.0,
     drain_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Time for running requests after SIGTERM.")
+        float, typer.Option(min=0.0, help="Time for running requests after that.")
     ] = 20.0,
     check: Check = None,
     require_signature: Annotated[
@@ -92,6 +98,7 @@ def serve(
         grpc_port=grpc_port,
         security=security,
         response_store=response_store,
+        drain_delay=drain_delay,
         drain_seconds=drain_seconds,
         check=check,
         signer=require_signature,

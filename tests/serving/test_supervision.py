@@ -104,7 +104,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         server.wait_ready()
         application.tell("ready")
         tell = application.tell
-        application.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
+        application.tell = lambda phase: (told.append(phase), tell(phase))[1]  # type: ignore[method-assign]
         door = Door(ports.http, options.security)
         stack.callback(door.close)
         watched = supervisor.Supervised(server, application, door, said.append)

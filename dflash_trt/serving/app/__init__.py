@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -21,4 +22,29 @@ class ApplicationSettings:
     response_store: int = 64  # MiB of answers kept for `/v1/responses`; 0: none
 
 
+Phase = Literal["unready", "ready", "leaving", "draining"]
+"""leaving: readiness is false, so that proxies turn away, but every request is answered."""
+
+
+@dataclass(frozen=True)
+class ServedDrafter:
+    """A drafter that `update-drafter` put in the place of the build's."""
+
+    name: str  # of its build
+    digest: str
+    since: str  # ISO 8601
+
+
+@dataclass(frozen=True)
+class ServeState:
+    """What `serve` tells the application: a line of JSON at each change."""
+
+    phase: Phase = "unready"
+    drain_seconds: float = 0.0  # for running requests, with `draining`
+    server_restarts: int = 0
+    application_restarts: int = 0
+    drafters: tuple[ServedDrafter, ...] = ()  # the last one serves
+
+
 codec = TypeAdapter(ApplicationSettings)
+state_codec = TypeAdapter(ServeState)

@@ -1,11 +1,9 @@
 """Process of the HTTP application (`python -m dflash_trt.serving.app`), started by `serve`.
 
-Standard input: the settings, then a line for each change of state: `ready`, `unready`, or `drain
-SECONDS`; and `drafter JSON` (`ServedBuild.update_drafter`).
+Standard input: `ApplicationSettings`, then a `ServeState` at each change, a line of JSON each.
 """
 
 import asyncio
-import json
 import logging
 import socket
 import sys
@@ -19,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
-from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
+from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec, state_codec
 from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.connections import (
     ACCEPTED_AT_ONCE,
@@ -47,11 +45,11 @@ GRACE = 2  # seconds for answers that are about to end
 async def serve_until_drained() -> None:
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
-    commands = asyncio.StreamReader()
+    lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
     )
-    settings = codec.validate_json(await commands.readline())
+    settings = codec.validate_json(await lines.readline())
     async with AsyncExitStack() as stack:
         asyncio.get_running_loop().set_exception_handler(_NoFilesHandler())
         state = State(Connections(connection_limit()))
@@ -64,7 +62,7 @@ async def serve_until_drained() -> None:
             await asyncio.sleep(0.01)
         listener.listen(BACKLOG)  # uvicorn's is also how many asyncio accepts at once
         print(LISTENING, flush=True)
-        reading = asyncio.create_task(_read_commands(commands, state, served.build))
+        reading = asyncio.create_task(_read_states(lines, state, served.build))
         ending = asyncio.create_task(state.drained.wait())
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         state.cancel_running()
@@ -88,7 +86,7 @@ async def _server(
 ) -> uvicorn.Server:
     security = settings.security
     proxy = await stack.enter_async_context(TritonProxy(settings.triton, security))
-    app = create_app(served, proxy)
+    app = create_app(served, proxy, state)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # uvicorn leaves out the body
@@ -132,14 +130,11 @@ class _NoFilesHandler:
             log.warning("no file descriptor is free: connections wait")
 
 
-async def _read_commands(commands: asyncio.StreamReader, state: State, build: ServedBuild) -> None:
-    while words := (await commands.readline()).split(maxsplit=1):
-        if words[0] == b"drain":
-            state.drain(float(words[1]))
-        elif words[0] == b"drafter":
-            build.update_drafter(json.loads(words[1]))
-        else:
-            state.ready = words[0] == b"ready"
+async def _read_states(lines: asyncio.StreamReader, state: State, build: ServedBuild) -> None:
+    while line := await lines.readline():
+        serve = state_codec.validate_json(line)
+        build.drafters = serve.drafters
+        state.change(serve)
     state.drain(GRACE)  # the pipe is closed
 
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, UnavailableError
 from dflash_trt.request_schema import first_fault
+from dflash_trt.serving.refusals import OVER_LIMIT, UNAVAILABLE, refusal_status, retry_after
 
 log = logging.getLogger(__name__)
 # part of every refusal of too long a request, in OpenAI's words, which LiteLLM looks for
@@ -28,6 +29,7 @@ class Failure(Exception):
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after: int = 1  # seconds, if it is a matter of time
 
     def body(self) -> dict[str, Any]:
         kind = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}.get(
@@ -37,7 +39,8 @@ class Failure(Exception):
         return {"error": error}
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status == 503 else {}
+        later = self.status in (OVER_LIMIT, UNAVAILABLE)
+        headers = {"Retry-After": str(self.retry_after)} if later else {}
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -49,10 +52,15 @@ def to_failure(error: Exception) -> Failure:
         return Failure(400, str(error))
     if isinstance(error, DeadlineError):
         return Failure(504, "The request took longer than its timeout.", "timeout")
+    status = refusal_status(str(error)) if isinstance(error, UnavailableError) else None
+    if status == OVER_LIMIT:
+        return Failure(status, str(error), retry_after=retry_after(str(error)))
     log.warning("a request failed: %s", error)
     if isinstance(error, UnavailableError):
         return Failure(
-            503, "The server cannot take the request now: it is full, starting or stopping."
+            UNAVAILABLE,
+            "The server cannot take the request now: it is full, starting or stopping.",
+            retry_after=retry_after(str(error)),
         )
     return Failure(500, "The server failed. Its log says why.")
 

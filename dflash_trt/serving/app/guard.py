@@ -6,12 +6,14 @@ import logging
 import re
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dflash_trt.serving.app import ServeState
 from dflash_trt.serving.app.connections import Connections
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.page import OPEN
@@ -37,6 +39,7 @@ HEADERS = {  # of refusals, as RFC 9110 has them
     503: {"Retry-After": "1"},
 }
 HEALTH = ("/health", "/v2/health/ready")
+MODEL_READY = re.compile(r"/v2/models/[^/]+(/versions/[0-9]+)?/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
 PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only failures are logged
 READING = ("GET", "HEAD", "OPTIONS")  # methods of requests that change nothing
@@ -52,15 +55,28 @@ class State:
     """Whether the server takes requests, and the running ones."""
 
     connections: Connections
-    ready: bool = False
+    serve: ServeState = field(default_factory=ServeState)
     draining: bool = False
+    answers: Counter[int] = field(default_factory=Counter)  # by HTTP status
     running: set["asyncio.Task[None]"] = field(default_factory=set)
     buffered: int = 0  # bytes of bodies
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether proxies should send requests here."""
+        return self.serve.phase == "ready" and not self.draining
+
+    @property
     def reason_to_refuse(self) -> str:
-        return STOPPING if self.draining else "" if self.ready else NOT_READY
+        if self.draining:
+            return STOPPING
+        return "" if self.serve.phase in ("ready", "leaving") else NOT_READY
+
+    def change(self, serve: ServeState) -> None:
+        self.serve = serve
+        if serve.phase == "draining":
+            self.drain(serve.drain_seconds)
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests; set `drained` when none runs, or after the time."""
@@ -152,7 +168,10 @@ class Guard:
             else:
                 await refusal(scope, receive, answer.send)
         finally:
-            _log_access(scope, answer, time.monotonic() - start)
+            status = answer.status if answer.complete else GONE
+            if not self.doors.is_own(request):
+                self.state.answers[status] += 1
+            _log_access(scope, status, time.monotonic() - start)
 
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]
@@ -162,7 +181,8 @@ class Guard:
         if problem is not None:
             return _refuse(path, *problem)
         reason = self._reason_to_refuse(own)
-        if path in HEALTH and reason:
+        ready = self.state.is_ready or (own and not self.state.draining)
+        if not ready and (path in HEALTH or MODEL_READY.fullmatch(path)):
             return Response(status_code=503 if path == "/health" else 400)  # as Triton does
         if self.state.connections.full and not own and path not in HEALTH:
             return _refuse(path, 503, FULL)
@@ -263,7 +283,7 @@ class _Sender:
             self.streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
             self.status = message["status"]
             added = [(HEADER.encode(), current.get().encode())]
-            if self._state.draining:
+            if not self._state.is_ready:
                 added.append((b"connection", b"close"))
             message = {**message, "headers": [*message["headers"], *added]}
         await self._send(message)
@@ -306,9 +326,8 @@ def _refuse(path: str, status: int, message: str) -> Response:
     return JSONResponse(_error_body(path, status, message), status, HEADERS.get(status))
 
 
-def _log_access(scope: Scope, answer: _Sender, seconds: float) -> None:
+def _log_access(scope: Scope, status: int, seconds: float) -> None:
     method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
-    status = answer.status if answer.complete else GONE
     if status == 200 and path.endswith(PROBES):
         return
     access.info("%s %s %d %.1f ms", method, path, status, seconds * 1000)

@@ -34,8 +34,9 @@ from dflash_trt.serving.app.bodies import read_body
 from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields, fields_of
-from dflash_trt.serving.app.guard import shown_key
+from dflash_trt.serving.app.guard import State, shown_key
 from dflash_trt.serving.app.logprobs import ContentLogprobs
+from dflash_trt.serving.app.metrics import own_metrics, with_histograms
 from dflash_trt.serving.app.responses import (
     Conversation,
     ReadRequest,
@@ -128,7 +129,7 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
     )
 
 
-def create_app(served: Served, triton: TritonProxy) -> FastAPI:
+def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
     app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
     failures.install_error_handlers(app)
     v1 = APIRouter(prefix="/v1")
@@ -199,10 +200,11 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = await triton.metrics()
-        if text is None:
-            raise Failure(503, NOT_READY)
-        return Response(text + served.build.metric(), media_type="text/plain; version=0.0.4")
+        page = served.build.metric() + own_metrics(state.serve, state.answers)
+        of_triton = await triton.metrics()
+        if of_triton is not None:  # it may be starting again
+            page = with_histograms(of_triton) + page
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     app.include_router(v1)
     app.include_router(page.router(served.page))

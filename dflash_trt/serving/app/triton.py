@@ -16,6 +16,7 @@ from dflash_trt.serving.app.bodies import read_off_the_loop
 from dflash_trt.serving.app.triton_body import Body, generate_body, infer_body, json_size_of
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
+from dflash_trt.serving.refusals import refusal_status, retry_after
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.tracing import CONTEXT, HEADER, current
 
@@ -136,10 +137,16 @@ def _to_pass_on(request: Request) -> dict[str, str]:
 
 async def _pass_back(answer: httpcore.Response, send: Send) -> None:
     status, whole = answer.status, b""
-    if status == 500:
-        whole = await answer.aread()
-        status = 400 if whole.startswith(UNPARSED) else 500  # the request is wrong, not Triton
     headers = [(n.lower(), value) for n, value in answer.headers if n.lower() in PASSED_BACK]
+    if status >= 400:
+        whole = await answer.aread()
+        message = whole.decode(errors="replace")
+        later = refusal_status(message)  # Triton answers some of these with 400
+        if later is not None:
+            status = later
+            headers.append((b"retry-after", str(retry_after(message)).encode()))
+        elif status == 500 and whole.startswith(UNPARSED):
+            status = 400  # the request is wrong, not Triton
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if whole:
         return await send({"type": "http.response.body", "body": whole})

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -28,17 +28,17 @@ from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
 from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
 from dflash_trt.serving.internal import PROOF
+from dflash_trt.serving.refusals import CLIENT_LIMIT, LATER, try_again_in
 
 log = logging.getLogger(__name__)
 
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
+RECENT = 60.0  # seconds in which ends of sequences tell how fast they end
 NON_FINITE = "The model's output for this request is not a number."
 NO_TEXT = "The text of this request could not be given out. The server's log says why."
 NOT_READ = "The request could not be read. The server's log says why."
-LATER = "Try again later."
 STOPPING = f"The server is stopping. {LATER}"
-FULL = f"The request queue is full. {LATER}"
 
 
 class Deliver(Protocol):
@@ -83,6 +83,7 @@ class RequestHandler:
         self._limit = settings.slots + settings.max_queue
         self._client_limit = min(self._limit, settings.max_per_client or self._limit)
         self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
+        self._ends: deque[float] = deque(maxlen=settings.slots)  # when sequences ended
         self._closing = False
         self._lock = threading.Lock()  # of _admitted and _closing
         self._sender = ResponseSender(self._drop, self._release)
@@ -139,10 +140,20 @@ class RequestHandler:
         if self._closing:
             return STOPPING
         if self._admitted.total() + count > self._limit:
-            return FULL
+            return f"The request queue is full. {self._try_again(self._admitted.total())}"
         if self._admitted[client] + count > self._client_limit:
-            return f"{self._client_limit} sequences are the most of one client. {LATER}"
+            again = self._try_again(self._admitted[client])
+            return f"{self._client_limit} {CLIENT_LIMIT}. {again}"
         return ""
+
+    def _try_again(self, before: int) -> str:
+        """Say when so many sequences, which were admitted before, will have ended."""
+        since = time.monotonic() - RECENT
+        ends = [end for end in self._ends if end > since]
+        if len(ends) < 2:
+            return LATER
+        seconds_per_end = (ends[-1] - ends[0]) / (len(ends) - 1)
+        return try_again_in(before * seconds_per_end)
 
     def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
         log.info("a request was refused: %s", code, extra={"request_id": request_id})
@@ -240,6 +251,7 @@ class RequestHandler:
 
     def _release(self, state: RequestState) -> None:
         with self._lock:
+            self._ends.extend([time.monotonic()] * state.admitted)
             self._admitted[state.client] -= state.admitted
             if not self._admitted[state.client]:
                 del self._admitted[state.client]

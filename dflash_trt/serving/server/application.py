@@ -1,16 +1,26 @@
 """The HTTP application's process, controlled by `serve`."""
 
-import json
 import os
 import select
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
+from dflash_trt.serving.app import (
+    LISTENING,
+    ApplicationSettings,
+    Phase,
+    ServedDrafter,
+    ServeState,
+    codec,
+    state_codec,
+)
 from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, listen
@@ -35,8 +45,8 @@ class Application:
     ) -> None:
         self._build = build
         self._process: subprocess.Popen[bytes] | None = None
-        self._state = "unready"
-        self._drafters: list[str] = []  # commands about each, told again after a restart
+        self._state = ServeState()
+        self._lock = threading.Lock()  # of the state and the pipe
         self._listener = listen("http", security.http_host, http_port)
         self._settings = ApplicationSettings(
             *(self._listener.fileno(), build.directory, triton, security),
@@ -45,7 +55,7 @@ class Application:
         )
 
     def start(self, log: Log) -> None:
-        """Start it, again if it died, and tell it the last state.
+        """Start it, again if it died, and tell it the state.
 
         Raises ServerError if it does not, and BuildError if the build has changed.
         """
@@ -54,8 +64,7 @@ class Application:
         process = self._launch(log)
         if self._listens(process):
             self._build.check_unchanged()  # what it has read
-            for words in (*self._drafters, self._state):
-                self._write(words)
+            self._change()
             return
         if not self._ended_within(EXIT_TIME):
             process.kill()
@@ -74,7 +83,7 @@ class Application:
             start_new_session=True,  # Ctrl-C reaches only us
             preexec_fn=die_with_parent,
         )
-        self._write(codec.dump_json(self._settings).decode())  # arguments would reveal keys
+        self._write(codec.dump_json(self._settings))  # arguments would reveal keys
         return self._process
 
     def poll(self) -> int | None:
@@ -85,16 +94,28 @@ class Application:
         if self._process is not None:
             self._process.kill()
 
-    def tell(self, words: str) -> None:
-        """Send a state: `ready` or `unready` for requests, or `drain SECONDS`, then exit."""
-        self._state = words
-        self._write(words)
+    def tell(self, phase: Phase) -> None:
+        self._change(phase=phase)
+
+    def drain(self, seconds: float) -> None:
+        """Have it refuse new requests, and exit when none runs or after the time."""
+        self._change(phase="draining", drain_seconds=seconds)
 
     def tell_drafter(self, name: str, digest: str) -> None:
         """Say that the drafter of another build serves from now on."""
-        words = json.dumps({"name": name, "digest": digest, "since": _now()})
-        self._drafters.append(f"drafter {words}")
-        self._write(self._drafters[-1])
+        drafter = ServedDrafter(name, digest, _now())
+        self._change(drafters=(*self._state.drafters, drafter))
+
+    def count_server_restart(self) -> None:
+        self._change(server_restarts=self._state.server_restarts + 1)
+
+    def count_own_restart(self) -> None:
+        self._change(application_restarts=self._state.application_restarts + 1)
+
+    def _change(self, **changes: Any) -> None:
+        with self._lock:
+            self._state = replace(self._state, **changes)
+            self._write(state_codec.dump_json(self._state))
 
     def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
@@ -115,11 +136,11 @@ class Application:
             self._process.stdout.close()
         self._listener.close()
 
-    def _write(self, words: str) -> None:
+    def _write(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(OSError):  # `poll` reports it
-            self._process.stdin.write(f"{words}\n".encode())
+            self._process.stdin.write(line + b"\n")
 
     def _listens(self, process: "subprocess.Popen[bytes]") -> bool:
         assert process.stdout is not None

@@ -89,6 +89,16 @@ class Health:
         status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
         return None if status == OK else answer or "it did not answer"
 
+    def end_readiness(self) -> None:
+        """Have Triton say that it is not ready, while it answers everything.
+
+        It does so after a model did not load.
+        """
+        config = {"backend": "none", "max_batch_size": 0}
+        parameters = {"config": json.dumps(config), "file:1/none": ""}
+        body = {"parameters": parameters}
+        self._ask("POST", "repository/models/leaving/load", HTTP_TIMEOUT, body)
+
     def config(self, model: str) -> dict[str, Any] | None:
         status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
         return json.loads(answer) if status == OK else None

@@ -33,7 +33,8 @@ class Options:
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
     response_store: int = 64  # MiB, see `ApplicationSettings`
-    drain_seconds: float = 20.0  # for running requests after a stop
+    drain_delay: float = 0.0  # seconds after a stop in which only readiness is false
+    drain_seconds: float = 20.0  # for running requests after that
     check: Depth | None = None  # how much of the build to verify first, see `check_build`
     signer: Path | None = None  # the public key that must have signed the build
     log_file: Path | None = None  # appended to; None: in a new directory
@@ -85,10 +86,23 @@ def serve(directory: Path, options: Options) -> int:
             stack.callback(updates.close)
             show(_how_to_call(options))
             supervise(Supervised(server, application, door, say), stop)  # until `stop` is set
-            application.tell(f"drain {options.drain_seconds}")
+            _leave(server, application, options.drain_delay, say)
+            application.drain(options.drain_seconds)
             _drain(server, options.drain_seconds, say)
         say("stopping ...")
     return 0
+
+
+def _leave(server: Server, application: Application, seconds: float, say: Say) -> None:
+    """Answer everything for `seconds`, while readiness turns proxies away."""
+    if not seconds:
+        return
+    deadline = time.monotonic() + seconds
+    application.tell("leaving")
+    say(f"no longer ready; requests are answered for {seconds:g} s more ...")
+    server.health.end_readiness()
+    while time.monotonic() < deadline and server.ended() is None:
+        time.sleep(DRAIN_POLL)
 
 
 def _drain(server: Server, seconds: float, say: Say) -> None:

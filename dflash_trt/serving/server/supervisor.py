@@ -58,6 +58,7 @@ def _restart(watched: Supervised, problem: str, restarts: int, stop: threading.E
     when = f"in {delay:.0f} s" if delay else "now"
     say(f"{problem}; restarting the server {when} (restart {restarts + 1} in a row)")
     start = time.monotonic()
+    watched.application.count_server_restart()
     try:
         server.kill()  # at once: nobody answers the running requests
         if stop.wait(delay):
@@ -91,6 +92,7 @@ def _wait_for_problem(watched: Supervised, stop: threading.Event) -> str | None:
             try:
                 if (code := application.poll()) is not None:
                     say(f"the application ended (exit {code}); starting another")
+                    application.count_own_restart()
                     application.start(watched.server.log)
             except (BuildError, ServerError, OSError) as error:
                 application.kill()
