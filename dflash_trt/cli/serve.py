@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -68,6 +68,9 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Append the logs of Triton, its models and the application.")
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines of text, or an object of JSON each.")
+    ] = "text",
 ) -> None:
     """Serve a built directory until stopped, and restart what dies.
 
@@ -103,6 +106,7 @@ def serve(
         check=check,
         signer=require_signature,
         log_file=log_file,
+        log_format=log_format,
     )
     raise typer.Exit(run(repo, options))
 

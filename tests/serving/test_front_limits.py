@@ -11,6 +11,7 @@ from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.front import request_handler as module
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.response_sender import ResponseSender
+from dflash_trt.serving.refusals import CLIENT_LIMIT, refusal_status, retry_after
 
 
 class PanicException(BaseException):
@@ -23,7 +24,10 @@ def test_a_full_queue_refuses_and_takes_again(model: CountingModel) -> None:
         held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
         wait_until(lambda: len(front._queue) == 3)
         for client in ("a", "b"):
-            assert ask(front, client=client).next() == ("UNAVAILABLE", module.FULL)
+            assert ask(front, client=client).next() == (
+                "UNAVAILABLE",
+                "The request queue is full. Try again later.",
+            )
         model.pause.set()
         for reply in held:
             assert reply.next()[0].finish_reason == ["length"]
@@ -35,10 +39,30 @@ def test_a_limit_of_one_client(model: CountingModel) -> None:
         model.pause.clear()
         held = [ask(front, max_tokens=1, client="a") for _ in range(2)]
         code, message = ask(front, client="a").next()
-        assert (code, message[:9]) == ("UNAVAILABLE", "2 sequenc")
+        assert (code, message) == ("UNAVAILABLE", f"2 {CLIENT_LIMIT}. Try again later.")
         code, message = ask(front, client="b", n=3).next()
         assert (code, message) == ("INVALID_ARG", "n is 3. Ask for 1 to 2 choices.")
         held.append(ask(front, max_tokens=1, client="b"))
+        model.pause.set()
+        for reply in held:
+            assert reply.next()[0].finish_reason == ["length"]
+
+
+def test_a_refusal_says_when_to_ask_again(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three places, and one sequence ends in 2 s: 6 s. Ends of an hour ago tell nothing."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with open_front(model, slots=3, max_queue=0) as front:
+        model.pause.clear()
+        held = [ask(front, max_tokens=1) for _ in range(3)]
+        front._ends.extend([now - 4, now - 2, now])
+        _, message = ask(front).next()
+        assert message == "The request queue is full. Try again in 6 s."
+        assert (retry_after(message), refusal_status(message)) == (6, 503)
+        front._ends.extend([now - 3602, now - 3601, now - 3600])
+        assert ask(front).next()[1] == "The request queue is full. Try again later."
         model.pause.set()
         for reply in held:
             assert reply.next()[0].finish_reason == ["length"]

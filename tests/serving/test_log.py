@@ -1,5 +1,7 @@
 """What a server's processes say: the form of its lines, requests in them, where the log stays."""
 
+import hashlib
+import json
 import logging
 import re
 import signal
@@ -15,7 +17,7 @@ from load import tensors
 
 from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.log import Formatter, Log
+from dflash_trt.serving.log import Formatter, Log, LogFormat
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.process import Server
@@ -29,18 +31,82 @@ def test_a_line_has_its_time_and_its_request() -> None:
     record = logging.LogRecord("dflash_trt.front", logging.WARNING, "", 1, "a\nb", None, None)
     record.request_id = "r1"
     time, _, rest = Formatter().format(record).partition(" ")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", time)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", time)
     assert rest == "WARNING dflash_trt.front: a\nb [r1]"
 
 
 def test_the_last_lines_say_why_a_process_ended(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     log.add("before")
-    start = log.size()
+    start = log.count()
     subprocess.run(["echo", "it failed"], stdout=log.fileno(), check=True)
-    assert log.since(start) == ["it failed"]
-    assert log.since(0)[0].endswith("INFO serve: before")
-    assert Log(Path("/dev/null")).since(0) == []
+    assert [event.message for event in log.since(start)] == ["it failed"]
+    assert [event.message for event in log.since(0)] == ["before", "it failed"]
+    log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        "INFO serve: before",
+        "INFO output: it failed",
+    ]
+
+
+PRINTED = r"""
+I1128 06:32:13.106178 11075 server.cc:674] "\n+--+\n"
+I1128 06:32:13.106178 11075 http_server.cc:4755] "Started HTTPService at 127.0.0.1:8000"
+E1128 06:32:13.106178 11075 model.cc:9] "failed to load 'a' version 1: Internal: no\n\nAt:\n  x"
++------+------+
+| Name | what |
+W1128 06:32:13.106178 11075 a.cc:1] plain
+Segmentation fault
+{"time": "t", "level": "INFO", "logger": "dflash_trt.x", "message": "our\nown", "request_id": "r"}
+{"time": "no event"}
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_lines_of_all_processes_have_one_form(tmp_path: Path, form: LogFormat) -> None:
+    log = Log(tmp_path / "log", form, "0123456789ab")
+    log.add("starting")
+    subprocess.run(["cat"], input=PRINTED.encode(), stdout=log.fileno(), check=True)
+    log.close()
+    text = (tmp_path / "log").read_text()
+    if form == "text":
+        expected = [
+            "INFO serve: starting",
+            "INFO triton: Started HTTPService at 127.0.0.1:8000",
+            "ERROR triton: failed to load 'a' version 1: Internal: no\n\nAt:\n  x",
+            "WARNING triton: plain",
+            "INFO output: Segmentation fault",
+            "INFO dflash_trt.x: our\nown [r]",
+            'INFO output: {"time": "no event"}',
+        ]
+        assert re.sub(r"^(\S+T\S+|t) (?=INFO|ERR|WARN)", "", text, flags=re.M) == (
+            "\n".join(expected) + "\n"
+        )
+        return
+    events = [json.loads(line) for line in text.splitlines()]
+    assert {event["build"] for event in events} == {"0123456789ab"}
+    assert [(event["level"], event["logger"], event["event"][:8]) for event in events] == [
+        ("INFO", "serve", "starting"),
+        ("INFO", "triton", "Started "),
+        ("ERROR", "triton", "failed t"),
+        ("WARNING", "triton", "plain"),
+        ("INFO", "output", "Segmenta"),
+        ("INFO", "dflash_trt.x", "our\nown"),
+        ("INFO", "output", '{"time":'),
+    ]
+    assert [event.get("request_id") for event in events] == [*[None] * 5, "r", None]
+
+
+def test_a_process_is_not_held_up_and_no_line_is_lost(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    subprocess.run(["seq", "200000"], stdout=log.fileno(), check=True)
+    subprocess.run(["head", "-c", "3000000", "/dev/zero"], stdout=log.fileno(), check=True)
+    log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    numbers = [int(line.rpartition(" ")[2]) for line in lines if line[-1].isdigit()]
+    assert numbers == [*range(1, 200_001)]
+    assert max(map(len, lines)) < 1_200_000
 
 
 def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> None:
@@ -106,3 +172,27 @@ def test_it_can_all_go_to_the_output(built: Path) -> None:
         rest, _ = process.communicate(timeout=WAIT)
     assert sum(said.count(line) + rest.count(line) for line in ("starting Tr", "stopping")) == 2
     assert "Started HTTPService" in said
+
+
+@pytest.mark.models
+def test_the_output_can_be_json_alone(built: Path) -> None:
+    ports = serve_ports()
+    options = ("--log-file=/dev/stdout", "--log-format=json")
+    process = subprocess.Popen(
+        serve_command(built, ports, *options), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    events = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "ready":
+            body = {"model": "dflash", "prompt": ""}
+            url = f"http://127.0.0.1:{ports.http}/v1/completions"
+            httpx.post(url, json=body, headers={HEADER: "r7"}, timeout=WAIT)
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT) == 0
+    assert {"serve", "triton", "dflash_trt.access"} <= {event["logger"] for event in events}
+    [access] = [event for event in events if event["logger"] == "dflash_trt.access"]
+    assert (access["request_id"], access["level"]) == ("r7", "INFO")
+    digest = hashlib.sha256((built / "manifest.json").read_bytes()).hexdigest()
+    assert {event["build"] for event in events} == {digest[:12]}

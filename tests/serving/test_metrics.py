@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 
 from dflash_trt.decoding.speculation import VERIFIED
+from dflash_trt.serving.app.metrics import with_histograms
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import metrics as module
 from dflash_trt.serving.front.metrics import REASONS, Metrics, families
@@ -27,6 +28,12 @@ from dflash_trt.serving.ports import Ports
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+OF_APPLICATION = {
+    "dflash_build_info": {"build", "digest", "drafter", "engine_kind", "version"},
+    "dflash_ready": set[str](),
+    "dflash_restarts_total": {"process"},
+    "dflash_http_requests_total": {"code"},
+}
 MOST_DRAFTS, MOST_SERVED = 7, 15
 REGISTRY = CollectorRegistry()
 FAMILIES = families(REGISTRY, MOST_DRAFTS)
@@ -180,13 +187,56 @@ def test_triton_shows_them_all(plain: Ports) -> None:
 
     wait_until(lambda: grown() == expected)
     served = families(registry, MOST_SERVED)
-    build = {name for name in before if name.startswith("dflash_build_info,")}
-    assert len(build) == 1
+    own = {name for name in before if name.partition(",")[0] in OF_APPLICATION}
+    assert {name.partition(",")[0] for name in own} == OF_APPLICATION.keys()
+    assert len([name for name in own if name.startswith("dflash_build_info,")]) == 1
     ours = {_label(s) for f in registry.collect() for s in _kept(f.samples)}
-    assert before.keys() - build == ours
-    for name in exported():
-        kind = "gauge" if isinstance(served.get(name), Gauge) else "counter"
-        assert types[name.removesuffix("_total")] == kind
+    assert before.keys() - own == ours
+    for name, family in served.items():
+        assert types[name.removesuffix("_total")] == family._type
+
+
+PAGE = """
+# HELP a_seconds_count Between (seconds)
+# TYPE a_seconds_count counter
+a_seconds_count 3
+# HELP b_total Others
+# TYPE b_total counter
+b_total{model="a",version="1"} 7
+# HELP a_seconds_bucket Between (seconds)
+# TYPE a_seconds_bucket counter
+a_seconds_bucket{le="+Inf"} 3
+a_seconds_bucket{le="10.0"} 2
+a_seconds_bucket{le="0.5"} 1
+# HELP a_seconds_sum Between (seconds)
+# TYPE a_seconds_sum counter
+a_seconds_sum 12.5
+"""
+
+
+def test_three_counters_become_a_histogram() -> None:
+    others, histogram = text_string_to_metric_families(with_histograms(PAGE))
+    assert (others.name, others.type, others.samples[0].value) == ("b", "counter", 7)
+    assert (histogram.name, histogram.type) == ("a_seconds", "histogram")
+    assert histogram.documentation == "Between (seconds)"
+    values = [
+        (each.name.removeprefix("a_seconds"), each.labels.get("le"), each.value)
+        for each in histogram.samples
+    ]
+    assert values == [
+        ("_bucket", "0.5", 1),
+        ("_bucket", "10.0", 2),
+        ("_bucket", "+Inf", 3),
+        ("_sum", None, 12.5),
+        ("_count", None, 3),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+def test_promtool_takes_the_page(plain: Ports) -> None:
+    page = httpx.get(f"http://127.0.0.1:{plain.metrics}/metrics", timeout=WAIT).content
+    command = ["promtool", "check", "metrics", "--extended"]
+    subprocess.run(command, input=page, check=True, timeout=WAIT)
 
 
 def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -199,7 +249,8 @@ def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
 
 def _label(sample: Any) -> str:
     # the parser gives every counter the suffix _total
-    name = sample.name if sample.name in exported() else sample.name.removesuffix("_total")
+    known = exported().keys() | OF_APPLICATION.keys()
+    name = sample.name if sample.name in known else sample.name.removesuffix("_total")
     return ",".join([name, *(f"{key}={text}" for key, text in sample.labels.items())])
 
 
@@ -250,8 +301,9 @@ def _check_query(query: str) -> set[str]:
         for argument in getattr(node, "args", []):
             visit(argument, rated)
 
-    series = exported()
+    series = exported() | OF_APPLICATION | {"up": set()}
     gauges = {name for name, family in FAMILIES.items() if isinstance(family, Gauge)}
+    gauges |= {"up", "dflash_ready"}
     visit(promql.parse(query), False)
     assert used
     return used
@@ -278,7 +330,7 @@ def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
             used |= _check_query(target["expr"].replace("$__rate_interval", "1m"))
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-    for family in FAMILIES:
+    for family in (*FAMILIES, "dflash_restarts_total", "dflash_http_requests_total"):
         assert any(name.startswith(family) for name in used), f"no panel shows {family}"
 
 

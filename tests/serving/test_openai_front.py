@@ -24,11 +24,13 @@ from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
 from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.refusals import CLIENT_LIMIT
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0
-FULL = "The request queue is full. Try again later."
+FULL = "The request queue is full. Try again in 7 s."
+OVER = f"4 {CLIENT_LIMIT}. Try again in 7 s."
 
 
 Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
@@ -199,6 +201,7 @@ def test_a_model_whose_calls_cannot_be_read_has_no_tools(
     ("answer", "status", "kind"),
     [
         (failure("UNAVAILABLE", FULL), 503, "server_error"),
+        (failure("UNAVAILABLE", OVER), 429, "rate_limit_error"),
         (failure("INTERNAL", "A round failed at /srv/x.py. Look."), 500, "server_error"),
         (failure("INVALID_ARG", "top_k is -5. Give 0 or more."), 400, "invalid_request_error"),
         (parts(part(finish_reason=["cancelled"])), 504, "timeout_error"),
@@ -213,8 +216,9 @@ def test_failures_have_their_status(
         api.completions.create(model="pycode", prompt="a")
     assert (caught.value.status_code, caught.value.type) == (status, kind)
     assert "/srv" not in caught.value.message
+    again = caught.value.response.headers.get("retry-after")
+    assert again == ("7" if status in (429, 503) else None)
     assert server.address not in caught.value.message
-    assert ("retry-after" in caught.value.response.headers) == (status == 503)
     assert len(server.requests) == 1, "OpenAI's client has its own retries"
 
 
@@ -296,8 +300,10 @@ def test_a_client_that_goes_away_cancels_the_request(
 def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
     api, _ = scripted(parts(part()))
     base = str(api.base_url).removesuffix("/v1/")
-    for path in ("health", "metrics"):
-        assert httpx.get(f"{base}/{path}").status_code == 503
+    assert httpx.get(f"{base}/health").status_code == 503
+    page = httpx.get(f"{base}/metrics")
+    assert (page.status_code, "nv_" in page.text) == (200, False)
+    assert "dflash_restarts_total" in page.text
 
 
 def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:

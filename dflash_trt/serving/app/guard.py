@@ -57,7 +57,8 @@ class State:
     connections: Connections
     serve: ServeState = field(default_factory=ServeState)
     draining: bool = False
-    answers: Counter[int] = field(default_factory=Counter)  # by HTTP status
+    # by HTTP status; one is there from the start, as Prometheus wants
+    answers: Counter[int] = field(default_factory=lambda: Counter({200: 0}))
     running: set["asyncio.Task[None]"] = field(default_factory=set)
     buffered: int = 0  # bytes of bodies
     drained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -169,9 +170,11 @@ class Guard:
                 await refusal(scope, receive, answer.send)
         finally:
             status = answer.status if answer.complete else GONE
-            if not self.doors.is_own(request):
+            own = self.doors.is_own(request)
+            if not own:
                 self.state.answers[status] += 1
-            _log_access(scope, status, time.monotonic() - start)
+            if not own or status != 200:
+                _log_access(scope, status, time.monotonic() - start)
 
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]

@@ -59,7 +59,7 @@ class Application:
 
         Raises ServerError if it does not, and BuildError if the build has changed.
         """
-        start = log.size()
+        start = log.count()
         self._build.check_unchanged()
         process = self._launch(log)
         if self._listens(process):
@@ -68,13 +68,14 @@ class Application:
             return
         if not self._ended_within(EXIT_TIME):
             process.kill()
-        reason = next(reversed(log.since(start)), "it said nothing")
+        events = log.since(start)
+        reason = events[-1].message if events else "it said nothing"
         raise ServerError(f"the application did not start: {reason}", f"Read its log: {log.path}")
 
     def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dflash_trt.serving.app"],
-            env=os.environ | {"PYTHONSAFEPATH": "1"},  # no local modules
+            env=os.environ | log.environment | {"PYTHONSAFEPATH": "1"},  # no local modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from dflash_trt import tensorrt_llm
+from dflash_trt.build.manifest import SHORT
 from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
 from dflash_trt.engines.tensorrt.library import check_machine
@@ -25,7 +26,7 @@ from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import send_command
 from dflash_trt.serving.internal import PROOF, client_parameters
-from dflash_trt.serving.log import Log
+from dflash_trt.serving.log import Event, Log, LogFormat
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security, refuse_exposed_old_server
 from dflash_trt.serving.server.children import Child, hold, kill_all, models_of
@@ -48,6 +49,9 @@ SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 OK, FULL = 200, 503
+# a Python model's exception: the message, then a traceback
+NOT_LOADED = re.compile(r"failed to load '([^']+)' version \d+: (.+)")
+NO_GPU = re.compile("CUDA|Cuda")  # of errors on a machine without one
 HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
 Say = Callable[[str], None]
@@ -145,6 +149,7 @@ class Server:
         ports: Ports,
         security: Security | None = None,
         log: Path | None = None,
+        log_format: LogFormat = "text",
         *,
         keep_log: bool = False,
     ) -> None:
@@ -165,7 +170,8 @@ class Server:
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
-            self.log = Log(log or self._runtime / "server.log")
+            file = log or self._runtime / "server.log"
+            self.log = Log(file, log_format, build.digest[:SHORT])
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -186,6 +192,7 @@ class Server:
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         self.stop()
+        self.log.flush()
         if not self._keep_log:
             self.log.close()
         keep_log = self._keep_log or isinstance(error, ServerError)
@@ -201,11 +208,12 @@ class Server:
         """Start Triton over the build; BuildError if that has changed since it was opened."""
         self.build.check_unchanged()
         self._forget_children()
-        self._log_start = self.log.size()
+        self._log_start = self.log.count()
         self.process = subprocess.Popen(
             command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
             env=environment(self._binary)
             | self._variables
+            | self.log.environment
             | {
                 internal.KEY: internal.new_key(),
                 internal.CLIENT_KEY_VARIABLE: self.security.client_key,
@@ -397,14 +405,15 @@ def find_repository(directory: Path) -> Path:
     )
 
 
-def _why_it_ended(lines: list[str]) -> str:
-    # a Python model's exception: the message, then a traceback on the same line
-    pattern = r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)"
-    if failed := re.findall(pattern, "\n".join(lines), re.M):
-        return "; ".join(f"model {name} did not load: {why}" for name, why in failed)
+def _why_it_ended(events: list[Event]) -> str:
+    messages = [event.message for event in events]
+    failures = [match for message in messages if (match := NOT_LOADED.match(message))]
+    if failures:
+        return "; ".join(f"model {match[1]} did not load: {match[2]}" for match in failures)
     errors = [
-        line
-        for line in lines
-        if re.match(r"E\d{4} (?!.*CUDA|.*Cuda)", line) or line.startswith("error:")
+        event.message
+        for event in events
+        if event.level == "ERROR" and not NO_GPU.search(event.message)
     ]
-    return " | ".join((errors or lines)[-5:]) or "it said nothing"
+    errors += [message for message in messages if message.startswith("error:")]
+    return " | ".join((errors or messages)[-5:]) or "it said nothing"

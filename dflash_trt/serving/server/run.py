@@ -15,6 +15,7 @@ from rich.console import Console
 from dflash_trt import tensorrt_llm
 from dflash_trt.build import Depth
 from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.serving.log import LogFormat
 from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
@@ -38,6 +39,7 @@ class Options:
     check: Depth | None = None  # how much of the build to verify first, see `check_build`
     signer: Path | None = None  # the public key that must have signed the build
     log_file: Path | None = None  # appended to; None: in a new directory
+    log_format: LogFormat = "text"
 
 
 def serve(directory: Path, options: Options) -> int:
@@ -49,9 +51,9 @@ def serve(directory: Path, options: Options) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str) -> None:
+        server.log.add(line)
         if not server.log.is_standard_output():
-            server.log.add(line)
-        show(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
+            show(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
 
     def show(line: str) -> None:
         with suppress(OSError):  # the reader may be gone
@@ -84,7 +86,10 @@ def serve(directory: Path, options: Options) -> int:
                 application.tell_drafter,
             )
             stack.callback(updates.close)
-            show(_how_to_call(options))
+            if server.log.form == "json" and server.log.is_standard_output():
+                say("ready")
+            else:
+                show(_how_to_call(options))
             supervise(Supervised(server, application, door, say), stop)  # until `stop` is set
             _leave(server, application, options.drain_delay, say)
             application.drain(options.drain_seconds)
@@ -146,7 +151,10 @@ def prepare(
     triton = replace(free_ports(), grpc=options.grpc_port)
     application = Application(build, options.http_port, triton, security, options.response_store)
     stack.callback(application.stop)
-    return Server(build, triton, security, options.log_file, keep_log=keep_log), application
+    server = Server(
+        build, triton, security, options.log_file, options.log_format, keep_log=keep_log
+    )
+    return server, application
 
 
 @contextmanager
