@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dflash_trt.cli.output import Built, Check
+from dflash_trt.cli.output import Built, Check, Json
 from dflash_trt.errors import RequestError
 
 Port = typer.Option(min=1, max=65535)
@@ -118,11 +118,20 @@ def update_drafter(
         float,
         typer.Option(min=0.0, help="Required fraction of the running drafter's tokens per round."),
     ] = 0.8,
+    json_: Json = False,
 ) -> None:
-    """Replace the drafter of a running `serve` by another build's, losing no request."""
+    """Replace the drafter of a running `serve` by another build's, losing no request.
+
+    It serves until `serve` ends; a new start serves the drafter of its own build.
+    """
     from dflash_trt.serving.server import update_drafter as run
 
-    print(run(http_port, build, least_acceptance))
+    print(
+        "note: this drafter serves until `serve` ends. To keep it, start `serve` with this build",
+        file=sys.stderr,
+    )
+    replacement = run(http_port, build, least_acceptance)
+    print(json.dumps(asdict(replacement)) if json_ else replacement)
 
 
 KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols

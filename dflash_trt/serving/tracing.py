@@ -8,11 +8,12 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ _FORM = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # safe in a header and a lo
 current: ContextVar[str] = ContextVar("request_id", default="")
 SERVICE = "dflash-trt"  # default of OTEL_SERVICE_NAME
 _context: ContextVar[dict[str, str]] = ContextVar("trace_context")
+_span: ContextVar["Span | None"] = ContextVar("span", default=None)
+PROBES = "/health$,/metrics$,/v2/health/,/ready$"  # patterns of requests without a span
 
 
 def traces_url() -> str | None:
@@ -33,6 +36,13 @@ def traces_url() -> str | None:
 
 def trace_headers() -> dict[str, str]:
     return _context.get({})
+
+
+def describe(**attributes: str | int | float | Sequence[str]) -> None:
+    """Add attributes to the span of the running request; `__` in a name stands for a dot."""
+    span = _span.get()
+    if span is not None:
+        span.set_attributes({name.replace("__", "."): v for name, v in attributes.items()})
 
 
 def instrument(app: "ASGIApp") -> "ASGIApp":
@@ -48,6 +58,7 @@ def instrument(app: "ASGIApp") -> "ASGIApp":
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from opentelemetry.trace import get_current_span  # noqa: PLC0415
     except ImportError as error:
         log.warning("no traces: %s. Run: pip install 'dflash-trt[otel]'", error)
         return _with_context(app)
@@ -55,11 +66,20 @@ def instrument(app: "ASGIApp") -> "ASGIApp":
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     instrumented: ASGIApp = OpenTelemetryMiddleware(
-        _with_context(app, inject),
+        _with_context(_with_span(app, get_current_span), inject),
+        excluded_urls=PROBES,
         tracer_provider=provider,  # not global: libraries would add spans of their own
         exclude_spans=["send", "receive"],
     )
     return instrumented
+
+
+def _with_span(app: "ASGIApp", get_span: "Callable[[], Span]") -> "ASGIApp":
+    async def with_span(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        _span.set(get_span())
+        await app(scope, receive, send)
+
+    return with_span
 
 
 def _with_context(

@@ -54,7 +54,9 @@ def test_a_request_has_a_span_in_the_clients_trace(
     chat_built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, client = secrets.token_hex(16), secrets.token_hex(8)
-    with sink() as (url, spans), stand_in.stand_in(parts(part(text_output=["ok"]))) as server:
+    counts = {"prompt_tokens": [5], "completion_tokens": [4], "rounds": [2], "accepted": [1]}
+    answered = parts(part(text_output=["ok"], **counts))
+    with sink() as (url, spans), stand_in.stand_in(answered) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         with openai_front(chat_built, server.ports) as own:
@@ -65,7 +67,19 @@ def test_a_request_has_a_span_in_the_clients_trace(
                 timeout=WAIT,
             )
             assert answer.status_code == 200
+            for probe in ("health", "metrics", "v2/health/ready", "v2/models/dflash/ready"):
+                httpx.get(f"{own}/{probe}", timeout=WAIT)
             span = spans.get(timeout=WAIT)
+            models = httpx.get(f"{own}/v1/models", timeout=WAIT)
+            assert (models.status_code, spans.get(timeout=WAIT).name) == (200, "GET /v1/models")
+            assert spans.empty()
+        said = {each.key: each.value for each in span.attributes}
+        assert said["gen_ai.operation.name"].string_value == "text_completion"
+        assert said["gen_ai.request.model"].string_value == "pycode"
+        assert said["gen_ai.usage.input_tokens"].int_value == 5
+        assert said["gen_ai.usage.output_tokens"].int_value == 4
+        assert said["dflash.acceptance_length"].double_value == 1.5
+        assert said["dflash.request_id"].string_value == answer.headers["x-request-id"]
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, client)
         assert server.said[0]["traceparent"] == f"00-{trace}-{span.span_id.hex()}-01"
 

@@ -83,7 +83,7 @@ class Served:
     builds: dict[str, Path]
 
     def update(self, build: str, least: float = 0.2) -> str:
-        return update_drafter(self.ports.http, self.builds[build], least)
+        return str(update_drafter(self.ports.http, self.builds[build], least))
 
 
 @pytest.fixture(scope="module")
@@ -164,4 +164,5 @@ def test_memory_is_looked_at_before_anything_is_loaded(
 def test_the_command_says_what_it_lacks(built: Path) -> None:
     code, out, err = run("update-drafter", str(built), "--http-port=1")
     assert (code, out) == (1, "")
+    assert err.startswith("note: this drafter serves until `serve` ends")
     assert "no `dflash-trt serve` of yours has HTTP port 1." in err

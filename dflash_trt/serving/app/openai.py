@@ -432,6 +432,7 @@ async def _merged(
         await queue.put(replace(chunk, index=number * fields.n + chunk.index))
 
     tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
+    ended = list[Summary]()
     try:
         left = len(tasks)
         while left:
@@ -441,13 +442,32 @@ async def _merged(
             if chunk is None:
                 left -= 1
             else:
+                ended += [chunk.final] if chunk.final else []
                 yield chunk
+        _describe_span(fields, ended)
     except RequestError as error:
         raise fields.translate_refusal(error) from None
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _describe_span(fields: ChatFields | TextFields, ended: Sequence[Summary]) -> None:
+    """Add what OpenTelemetry's conventions for generative AI name, and the acceptance."""
+    usage = answers.usage(ended, fields.n)
+    rounds = sum(summary.rounds for summary in ended)
+    accepted = sum(summary.accepted for summary in ended)
+    tracing.describe(
+        gen_ai__operation__name="chat" if isinstance(fields, ChatFields) else "text_completion",
+        gen_ai__provider__name="dflash-trt",
+        gen_ai__request__model=fields.model,
+        gen_ai__usage__input_tokens=usage["prompt_tokens"],
+        gen_ai__usage__output_tokens=usage["completion_tokens"],
+        gen_ai__response__finish_reasons=[summary.finish_reason for summary in ended],
+        dflash__acceptance_length=1 + accepted / max(1, rounds),
+        dflash__request_id=current.get(),
+    )
 
 
 def _refuse_aborted(summary: Summary) -> Summary:

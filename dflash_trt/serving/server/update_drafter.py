@@ -9,7 +9,9 @@ process.
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.build import Depth, Manifest
 from dflash_trt.build.manifest import CONFIG
@@ -38,6 +40,29 @@ DRAFTER_FILES = "engines/drafter/model."
 FOLLOWING = (BOM, CONFIG)  # files that name the drafter
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """A drafter that serves now."""
+
+    build: str  # directory
+    name: str  # of the build
+    digest: str
+    tokens_per_round: float
+    tokens_per_round_before: float  # of the drafter that it replaced
+
+    def __str__(self) -> str:
+        return (
+            f"the drafter of {self.build} serves: {self.tokens_per_round:.2f} tokens a round, "
+            f"{self.tokens_per_round_before:.2f} before"
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    problem: str
+    fix: str
+
+
 class Updates:
     def __init__(
         self,
@@ -61,27 +86,26 @@ class Updates:
         for build in self._opened:
             build.close()
 
-    def _answer(self, build: str, least: float) -> list[str]:
-        """Return the outcome, or a problem and its fix."""
+    def _answer(self, build: str, least: float) -> dict[str, Any]:
         try:
-            outcome = self._replace_or_keep(Path(build), least)
+            replacement = self._replace_or_keep(Path(build), least)
         except DflashError as error:
             self._say(f"update: failed, the old drafter serves on: {error}")
-            return [error.problem, error.fix]
-        self._say(f"update: {outcome}")
-        return [outcome]
+            return {"refusal": asdict(Refusal(error.problem, error.fix))}
+        self._say(f"update: {replacement}")
+        return {"replacement": asdict(replacement)}
 
-    def _replace_or_keep(self, directory: Path, least: float) -> str:
+    def _replace_or_keep(self, directory: Path, least: float) -> Replacement:
         new = OpenedBuild(find_repository(directory).parent, self._check, self._signer)
         try:
-            outcome = self._replace(new, least)
+            replacement = self._replace(new, least)
         except BaseException:
             new.close()
             raise
         self._opened.append(new)
-        return outcome
+        return replacement
 
-    def _replace(self, new: OpenedBuild, least: float) -> str:
+    def _replace(self, new: OpenedBuild, least: float) -> Replacement:
         server, old = self._server, self._server.build
         if not differ_in_drafter_alone(old.manifest, new.manifest):
             raise ServerError(
@@ -92,8 +116,8 @@ class Updates:
         need, free = size_of(new.directory / "engines" / "drafter"), free_memory()
         if need > free:
             raise ServerError(
-                f"the drafter takes about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
-                "are free",
+                f"the drafter of {new.directory} takes about {need / 1e9:.1f} GB of memory, and "
+                f"{free / 1e9:.1f} GB are free",
                 "Give the machine more, or restart `serve` with the new build",
             )
         before, process = self._tokens_per_round(), server.process
@@ -104,7 +128,8 @@ class Updates:
                 after = self._tokens_per_round()
                 if after < least * before:
                     raise ServerError(
-                        f"it commits {after:.2f} tokens a round, the running drafter {before:.2f}",
+                        f"the drafter of {new.directory} commits {after:.2f} tokens a round, the "
+                        f"running one {before:.2f}",
                         "Serve a better one, or allow the fall with a lower --least-acceptance",
                     )
                 if server.process is not process:  # the old drafter was restarted
@@ -114,10 +139,8 @@ class Updates:
                 raise
         server.build = new  # used by a restart
         self._tell_drafter(new.manifest["name"], new.digest)
-        return (
-            f"the drafter of {new.directory} serves: {after:.2f} tokens a round, "
-            f"{before:.2f} before"
-        )
+        name, digest = new.manifest["name"], new.digest
+        return Replacement(str(new.directory), name, digest, round(after, 2), round(before, 2))
 
     def _tokens_per_round(self) -> float:
         server, rounds = self._server, 0
@@ -142,10 +165,10 @@ def differ_in_drafter_alone(old: Manifest, new: Manifest) -> bool:
     return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
 
 
-def update_drafter(http_port: int, build: Path, least: float) -> str:
+def update_drafter(http_port: int, build: Path, least: float) -> Replacement:
     """least: sufficient fraction of the running drafter's tokens per round. Raises ServerError."""
     try:
-        outcome, *fix = ask(_socket_address(http_port), [str(build.resolve()), least])
+        answer = ask(_socket_address(http_port), [str(build.resolve()), least])
     except OSError:
         raise ServerError(
             f"no `dflash-trt serve` of yours has HTTP port {http_port}",
@@ -155,9 +178,9 @@ def update_drafter(http_port: int, build: Path, least: float) -> str:
         raise ServerError(
             "`serve` ended before the update", "Start it with the build it is to serve"
         ) from None
-    if fix:
-        raise ServerError(outcome, *fix)
-    return str(outcome)
+    if "refusal" in answer:
+        raise ServerError(**answer["refusal"])
+    return Replacement(**answer["replacement"])
 
 
 def _socket_address(http_port: int) -> str:
