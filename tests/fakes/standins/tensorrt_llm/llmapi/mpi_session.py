@@ -9,10 +9,12 @@ it is ZeroMQ with pickled functions, here `multiprocessing.connection` with word
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 from urllib.parse import urlsplit
 
+WAIT = 30.0  # seconds
 JOB = ("OMPI_COMM_WORLD_", "PMIX_RANK", "SLURM_")  # the launcher takes them away
 
 
@@ -32,7 +34,15 @@ def key() -> bytes:
 
 
 def connect() -> Connection:
-    return Client(address(), authkey=key())
+    """Connect once the first rank listens: ZeroMQ waits for that, too."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return Client(address(), authkey=key())
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 class Session:
