@@ -126,7 +126,7 @@ def container(
     key = home / "key"
     key.write_text(SECRET)
     ports, output = serve_ports(), home / "output"
-    with output.open("wb") as stream:
+    with output.open("ab") as stream:
         process = subprocess.Popen(
             [*launcher, *image_command(bundle, ports, key)],
             env=image_environment(bundle, home) | variables,

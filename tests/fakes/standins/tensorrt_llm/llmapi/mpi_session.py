@@ -57,7 +57,7 @@ class Session:
         left = [name for name in os.environ if name.startswith(JOB)]
         if left:
             raise RuntimeError(f"MPI would be initialized twice in one job: {left[0]} is set")
-        size = int(os.environ["tllm_mpi_size"])
+        size = int(os.environ["tllm_mpi_size"])  # noqa: SIM112
         if size != world_size:
             raise ValueError(
                 f"External MPI session has {size} workers but the model needs "
