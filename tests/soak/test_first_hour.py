@@ -107,6 +107,7 @@ def test_with_docker(reader: tuple[Path, dict[str, str], Ports]) -> None:
     assert len(re.findall(r"mgmn_leader_node$", out, re.M)) >= 1
     assert len(re.findall(r"mgmn_worker_node$", out, re.M)) >= 7
     assert re.search(r"^trtllm_spec_decode_num_accepted_tokens_total \d", out, re.M)
+    assert out.count("\ndflash_acceptance_length_") == 2
     assert "stopping ..." in (folder / "gpt-oss.log").read_text()
     assert out.splitlines()[-1] == "0"  # the exit code
     assert not list((folder / "containers").iterdir())

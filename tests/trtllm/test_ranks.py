@@ -265,6 +265,7 @@ def test_whatever_dies_the_whole_job_starts_again(
 ) -> None:
     with container(bundles[2], tmp_path / "home") as served:
         before = set(served.ranks()) | {served.triton()}
+        (job,) = (pid for pid in tree(served.process.pid) if "prterun" in command_line(pid)[0])
         (model,) = (pid for pid in tree(served.triton()) if "dflash/1/model.py" in words(pid))
         pid = {"last rank": served.ranks()[1], "first rank": served.ranks()[0]}.get(victim, model)
         open_stream = stream_triton(served, 2000)
@@ -275,6 +276,7 @@ def test_whatever_dies_the_whole_job_starts_again(
         wait_until(lambda: "the server is ready again" in served.said())
         assert "restarting the server now" in served.said()
         assert not alive(before)
+        assert not Path(f"/tmp/ompi.{job}").exists()  # of mpirun
         assert len(served.ranks()) == 2
         assert affinities(tree(served.process.pid)) == affinities({os.getpid()})
         for door in DOORS:

@@ -36,7 +36,7 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.server.ranks import Ranks, is_launched
+from dflash_trt.serving.server.ranks import Ranks, check_programs, is_launched
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
@@ -170,6 +170,8 @@ class Server:
         try:
             self._binary = find_binary(self._runtime)
             refuse_exposed_old_server(self.security, self._binary.path)
+            if self._ranks:
+                check_programs()
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -230,8 +232,9 @@ class Server:
         while time.monotonic() - begun < START_TIMEOUT:
             if (problem := self._failed_start(started)) is not None:
                 crashes += 1
-                if crashes > START_CRASHES:
-                    raise ServerError(f"{problem} while it started, again and again", self._hint())
+                if crashes > START_CRASHES or is_launched():
+                    times = "once" if crashes == 1 else f"{crashes} times"
+                    raise ServerError(f"{problem} while it started, {times}", self._hint())
                 say(f"{problem} while it started; starting it again")
                 self.kill()
                 self.start()

@@ -27,6 +27,7 @@ from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.server.children import Child, command_line, hold, kill_session, parent_of
 
+MPIRUN = "mpirun"
 LAUNCHER = "trtllm-llmapi-launch"
 LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"  # the launcher sets it to 1 for its task
 START_TIMEOUT = 60.0  # seconds; nothing is loaded yet
@@ -36,6 +37,7 @@ KILL_TIMEOUT = 5.0
 OUTER_JOB = re.compile(f"SLURM_|{MPI_JOB.pattern}")
 # as in TensorRT-LLM's triton_backend/scripts/triton_task.sh
 SETTINGS = {"PMIX_MCA_gds": "hash", "UCX_UD_TIMEOUT": "120s"}
+TMPDIR = "PRTE_MCA_prte_tmpdir_base"  # a job that is killed leaves files there
 # the launcher splits its task at spaces, and goes on only if it ends with 0
 TASK = ["sh", "task"]
 TASK_SCRIPT = """
@@ -73,6 +75,16 @@ def _end_launcher() -> None:
         os.kill(launcher, signal.SIGTERM)
 
 
+def check_programs() -> None:
+    """Raise ServerError if this machine cannot start ranks."""
+    for program in (MPIRUN, LAUNCHER):
+        if shutil.which(program) is None:
+            raise ServerError(
+                f"there is no {program} on PATH, which starts TensorRT-LLM's ranks",
+                "Serve the build in the image of its deploy/Dockerfile",
+            )
+
+
 class Ranks:
     """The job of one machine; `start` starts it again after `kill`.
 
@@ -84,7 +96,7 @@ class Ranks:
         self._folder = runtime / "ranks"
         self._variables = variables
         self._command = [
-            "mpirun",
+            MPIRUN,
             *("-np", str(count), "--host", f"localhost:{count}"),
             "--bind-to",
             "none",  # TensorRT-LLM binds its ranks by the GPUs' NUMA nodes
@@ -97,12 +109,6 @@ class Ranks:
 
     def start(self, log: Log) -> dict[str, str]:
         """Start the job; return Triton's environment. ServerError if it does not start."""
-        for program in (self._command[0], LAUNCHER):
-            if shutil.which(program) is None:
-                raise ServerError(
-                    f"there is no {program} on PATH, which starts TensorRT-LLM's ranks",
-                    "Serve the build in the image of its deploy/Dockerfile",
-                )
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         (self._folder / "task").write_text(TASK_SCRIPT)
@@ -114,7 +120,7 @@ class Ranks:
         }
         self._job = subprocess.Popen(
             self._command,
-            env={**surrounding, **SETTINGS, **self._variables},
+            env={**surrounding, **SETTINGS, TMPDIR: str(self._folder), **self._variables},
             cwd=self._folder,
             umask=0o077,
             stdin=subprocess.DEVNULL,
@@ -123,7 +129,7 @@ class Ranks:
             start_new_session=True,  # in which all of its processes stay
             preexec_fn=partial(die_with_parent, signal.SIGTERM),  # which it passes on
         )
-        self._mpirun = hold(self._job.pid, self._command[0], os.getpid())
+        self._mpirun = hold(self._job.pid, MPIRUN, os.getpid())
         deadline = time.monotonic() + START_TIMEOUT
         while not (self._folder / "environment").exists():
             if self.has_ended or time.monotonic() > deadline:
