@@ -34,7 +34,7 @@ def test_every_command_line_is_understood(page: str) -> None:
     for block in read(page):
         if block.language in ("sh", "command"):
             for line in re.findall(r"^[^#\n]*?\bdflash-trt ([^#\n]*)", block.text, re.MULTILINE):
-                line = re.split(r" [&|;>]", line)[0].rstrip()
+                line = re.split(r" (?:\d?>|[&|;])", line)[0].rstrip()
                 for quote in "'\"":
                     if line.count(quote) % 2:  # it is an argument itself, and ends there
                         line = line.rpartition(quote)[0]
