@@ -54,6 +54,19 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min(given))
 
 
+def container_cpus(root: Path = Path("/")) -> int:
+    """Return the CPUs of this container (cgroup 2), else of the machine, whatever binds processes.
+
+    root: the directory of /proc and /sys.
+    """
+    for group in _cgroups(root):
+        with suppress(OSError, ValueError):
+            ranges = (group / "cpuset.cpus.effective").read_text().strip().split(",")
+            bounds = [part.partition("-") for part in ranges]
+            return sum(int(last or first) - int(first) + 1 for first, _, last in bounds)
+    return os.cpu_count() or 1
+
+
 def free_memory(root: Path = Path("/")) -> int:
     """Return the bytes free for this process: of the machine, or of a limited container (cgroup 2).
 

@@ -22,6 +22,7 @@ from dflash_trt.build.acceptance_probe import PROMPTS, chat_prompts
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.files import read_as
+from dflash_trt.machine import container_cpus
 from dflash_trt.serving.server import find_binary
 from dflash_trt.tensorrt_llm import (
     KIND,
@@ -79,6 +80,14 @@ def shared_memory(_: Patient) -> Found:
         return Found(False, "there is no /dev/shm", fix)
     size = status.f_frsize * status.f_blocks
     return Found(size >= LEAST_SHARED, f"/dev/shm has {size / GIB:.2f} GiB", fix)
+
+
+@check("warning")
+def cpu_binding(_: Patient) -> Found:
+    """Check that no launcher has bound this process to some of the container's CPUs."""
+    bound, cpus = len(os.sched_getaffinity(0)), container_cpus()
+    fix = "Start it unbound: with srun --cpu-bind=none, mpirun --bind-to none, without taskset"
+    return Found(bound >= cpus, f"this process may use {bound} of {cpus} CPUs", fix)
 
 
 @check("error")
@@ -143,7 +152,7 @@ def faults_known(patient: Patient) -> Found:
     return look_up(LlmArgs(patient.args), seen, patient.info.architecture)
 
 
-ANY_KIND: tuple[Check[[Patient]], ...] = (shared_memory, triton)
+ANY_KIND: tuple[Check[[Patient]], ...] = (shared_memory, cpu_binding, triton)
 OF_BUNDLE: tuple[Check[[Patient]], ...] = (
     gpu_count, gpu_model, gpu_memory, tensorrt_llm, faults_known
 )  # fmt: skip

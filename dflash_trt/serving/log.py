@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.tracing import current
@@ -136,6 +136,13 @@ class Log:
 
     def fileno(self) -> int:
         return self._writing
+
+    def own_writer(self) -> BinaryIO:
+        """Return another way in, for a program that makes its output non-blocking.
+
+        With `fileno` that would be the output of all.
+        """
+        return open(f"/proc/self/fd/{self._writing}", "wb", 0)
 
     def add(self, message: str) -> None:
         self._write(Event(_iso(time.time()), "INFO", "serve", message))

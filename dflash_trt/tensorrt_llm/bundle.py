@@ -1,7 +1,6 @@
 """A bundle: both checkpoints, the arguments of `LLM`, its environment.
 ```
 engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (unless on the Hub)
-launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
 ```
 
 Paths in it are relative: the directory can be moved.
@@ -36,7 +35,6 @@ from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 KIND = "tensorrt_llm"
 ARGS_FILE = "llm_args.yaml"
-SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
 
 
 def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Report) -> None:
-    """Write `engines/tensorrt_llm` and `launch`; a target on the Hub must have its commit."""
+    """Write `engines/tensorrt_llm`; a target on the Hub must have its commit."""
     config, pair, section = context.config, context.pair, context.engine
     by_id = section.checkpoints == "hub"
     engine = directory / "engines" / KIND
@@ -104,7 +102,6 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
         lowest_by=lowest_by,
     )
     (engine / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
-    _write_launch_scripts(directory / "launch", info)
 
 
 def _copy_checkpoint(model: Model[Any], directory: Path, report: Report) -> None:
@@ -123,17 +120,6 @@ def drafter_name(config: BuildConfig) -> str:
     """Return the name of the drafter's id or directory, as in published figures, or ""."""
     drafter = config.drafter
     return Path(drafter.hub or str(drafter.path)).name if drafter else ""
-
-
-def _write_launch_scripts(directory: Path, info: BundleInfo) -> None:
-    directory.mkdir()
-    values = {"NODES": info.nodes, "GPUS": info.gpus, "RANKS": info.nodes * info.gpus}
-    for name in SCRIPTS:
-        text = (Path(__file__).with_name("launch") / name).read_text(encoding="utf-8")
-        for key, value in values.items():
-            text = text.replace(f"@{key}@", str(value))
-        (directory / name).write_text(text, encoding="utf-8")
-        (directory / name).chmod(0o755)
 
 
 def read_info(engine: Path) -> BundleInfo:

@@ -63,8 +63,11 @@ def gpus() -> list[SeenGpu]:
     return found
 
 
-def check_host(info: BundleInfo) -> None:
-    """Raise EngineError if this machine cannot run the bundle."""
+def check_host(info: BundleInfo, *, launched: bool = False) -> None:
+    """Raise EngineError if this machine cannot run the bundle.
+
+    launched: an MPI job over all machines started this process.
+    """
     missing = [] if importlib.util.find_spec("tensorrt_llm") else [f"TensorRT-LLM {info.version}"]
     found = len(gpus())
     if found < info.gpus:
@@ -75,10 +78,10 @@ def check_host(info: BundleInfo) -> None:
             f"machine lacks {' and '.join(missing)}",
             "Run it there; `dflash-trt doctor` says what else a machine lacks",
         )
-    if info.nodes > 1:
+    if info.nodes > 1 and not launched:
         raise EngineError(
-            f"this build takes {info.nodes} machines, and `serve` starts one",
-            "Start it with its launch/slurm.sh or launch/mpi.sh",
+            f"this build takes {info.nodes} machines, and `serve` starts the ranks of one",
+            "Start it with Slurm: docs/tensorrt_llm.md, Several machines",
         )
 
 

@@ -447,11 +447,20 @@ def deployment(context: Context, args: LlmArgs, backend: str, block: int) -> Dep
     )
 
 
+# Open MPI 5 binds one or two ranks to a core each, more to NUMA nodes, whichever their GPUs have.
+# TensorRT-LLM binds them better (docs/source/deployment-guide/configuring-cpu-affinity.md@08314e8e;
+# its OMPI_MCA_hwloc_base_binding_policy does nothing in Open MPI 5.0.11)
+BINDING = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "TLLM_NUMA_AWARE_WORKER_AFFINITY": "1",
+}
+
+
 def env_vars(context: Context) -> dict[str, str]:
-    """Return environment variables for the process that makes the `LLM`."""
+    """Return environment variables for the process that makes the `LLM`, and for its ranks."""
     # otherwise LLM() reports usage to NVIDIA; engine.args takes precedence
     silent = "telemetry_config" not in context.engine.args
-    found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
+    found = BINDING | ({"TRTLLM_NO_USAGE_STATS": "1"} if silent else {})
     # as in upstream's recipes (examples/configs/database/openai/gpt-oss-120b/B200)
     if context.gpu.sm >= 100:
         found["TRTLLM_ENABLE_PDL"] = "1"  # programmatic dependent launch

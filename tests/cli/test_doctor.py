@@ -21,6 +21,7 @@ from pairs import make_pair, teach
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.doctor import checks, examine
+from dflash_trt.machine import container_cpus
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
@@ -199,6 +200,19 @@ def test_little_shared_memory_is_an_error(built: Path, monkeypatch: pytest.Monke
     assert bad(built) == {"shared-memory": "error"}
 
 
+@pytest.mark.usefixtures("installed", "machine")
+def test_a_bound_process_is_told(built: Path) -> None:
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        (found,) = (each for each in examine(built, generate=False) if each.name == "cpu-binding")
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert found.result == "warning"
+    assert found.found == f"this process may use 1 of {container_cpus()} CPUs"
+    assert "srun --cpu-bind=none" in found.fix
+
+
 @pytest.mark.models
 @pytest.mark.usefixtures("decoding", "machine")
 def test_a_drafter_that_is_not_the_published_one_is_found_out(pair: Path, tmp_path: Path) -> None:
@@ -292,7 +306,7 @@ def test_what_is_believed_at_least_is_the_engines_own_figure() -> None:
 
 def test_other_kinds_have_the_checks_that_concern_them(pair: Path) -> None:
     build(config_of(pair), pair / "graphs", quiet)
-    assert list(results(pair / "graphs")) == ["shared-memory", "triton"]
+    assert list(results(pair / "graphs")) == ["shared-memory", "cpu-binding", "triton"]
 
 
 def test_serve_and_verify_say_in_a_sentence_what_is_missing(

@@ -34,8 +34,11 @@ def test_every_command_line_is_understood(page: str) -> None:
     for block in read(page):
         if block.language in ("sh", "command"):
             for line in re.findall(r"^[^#\n]*?\bdflash-trt ([^#\n]*)", block.text, re.MULTILINE):
-                line = re.split(r" [&|;>]", line)[0].rstrip()
-                words = shlex.split(line[:-1] if line.count("'") % 2 else line)
+                line = re.split(r" (?:\d?>|[&|;])", line)[0].rstrip()
+                for quote in "'\"":
+                    if line.count(quote) % 2:  # it is an argument itself, and ends there
+                        line = line.rpartition(quote)[0]
+                words = shlex.split(line)
                 if words and words[0].islower():
                     unfinished(words)
 
@@ -70,6 +73,15 @@ def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
         path = (ROOT / page).parent / file if file else ROOT / page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def test_the_pairs_that_build_refuses_are_named() -> None:
+    page = (ROOT / "docs/dgx-b300.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| \d \|.*\| ?(.*) \|$", page, re.MULTILINE)
+    configs = {file.stem: file.read_text() for file in (ROOT / "build_configs/dgx-b300").iterdir()}
+    assert {name for name, _ in rows} == configs.keys()
+    refused = {name for name, text in configs.items() if text.startswith("# Refused by build: ")}
+    assert {name for name, reason in rows if reason} == refused
 
 
 def of(*languages: str) -> list[Any]:

@@ -32,6 +32,7 @@ from dflash_trt.tensorrt_llm import (
     choose_args,
     env_vars,
 )
+from dflash_trt.tensorrt_llm.llm_args import BINDING
 from dflash_trt.tensorrt_llm.schema import schema
 
 GIB = 1 << 30
@@ -289,12 +290,13 @@ def test_models_that_were_not_checked(deploy: Deploy, setup: Setup, says: str) -
 
 
 def test_the_environment(deploy: Deploy) -> None:
-    silent = {"TRTLLM_NO_USAGE_STATS": "1", "TRTLLM_ENABLE_PDL": "1"}
+    loud = {**BINDING, "TRTLLM_ENABLE_PDL": "1"}
+    silent = {**loud, "TRTLLM_NO_USAGE_STATS": "1"}
     assert env_vars(Context(*deploy(Setup()))) == {**silent, "NCCL_GRAPH_REGISTER": "0"}
     assert env_vars(Context(*deploy(Setup(engine={"gpus": 1})))) == silent
     args = {"telemetry_config": {"disabled": False}}  # reporting is allowed
     context = Context(*deploy(Setup(engine={"gpus": 1}, args=args)))
-    assert env_vars(context) == {"TRTLLM_ENABLE_PDL": "1"}
+    assert env_vars(context) == loud
 
 
 def rendered() -> str:

@@ -150,6 +150,7 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     run = text.partition("docker run")[2].partition("ARG")[0]
     assert {"--init", "--shm-size", "--stop-timeout"} <= {*run.split()}
     assert ("--ulimit stack=67108864" in run) == (case not in OURS)
+    assert ("&& type mpirun trtllm-llmapi-launch " in text) == (case not in OURS)
     assert ("TRTLLM_CACHE_DIR=/home/dflash/.cache/" in text) == (case not in OURS)
 
 

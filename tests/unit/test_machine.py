@@ -8,7 +8,7 @@ import pytest
 from built_pairs import BuildPair
 
 from dflash_trt.engines import info
-from dflash_trt.machine import free_memory, usable_cores
+from dflash_trt.machine import container_cpus, free_memory, usable_cores
 
 MEMINFO = "MemTotal:       64000000 kB\nMemAvailable:   10000000 kB\n"
 KB = 1024
@@ -100,3 +100,13 @@ def test_engines_take_the_cores_unless_told(
     built = info.read_info(built_pair().target_engine)
     assert replace(built, threads=3).cpu_threads == 3
     assert replace(built, threads=None).cpu_threads == 6
+
+
+@pytest.mark.parametrize(("cpus", "count"), [("0-3", 4), ("0,2-3,8", 4), ("5", 1)])
+def test_a_containers_cpus_are_those_of_its_group(root: Path, cpus: str, count: int) -> None:
+    (root / "proc/self/cgroup").write_text("0::/pod/c1\n")
+    group = root / "sys/fs/cgroup/pod"
+    group.mkdir(parents=True)
+    assert container_cpus(root) == os.cpu_count()
+    (group / "cpuset.cpus.effective").write_text(f"{cpus}\n")
+    assert container_cpus(root) == count

@@ -1,7 +1,7 @@
-"""Processes of Triton's models: children of one tritonserver.
+"""Processes of Triton's models, children of one tritonserver, and of its MPI job, a session.
 
-Each is held by a descriptor, so that another user's process, or a later one with the same number,
-is never taken for it.
+A child is held by a descriptor, so that another user's process, or a later one with the same
+number, is never taken for it.
 """
 
 import os
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STUB = "triton_python_backend_stub"  # the program that runs a Python model
+ENDED = "ZX"  # states of a process that nobody has waited for
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def models_of(server: int) -> dict[int, str]:
     """Return the model of each process that runs one for this tritonserver."""
     models = {}
     for pid in _children_of(server):
-        words = _command_line(pid)
+        words = command_line(pid)
         if words and words[0].endswith(STUB):
             models[pid] = Path(words[1]).parent.parent.name  # MODEL/1/model.py
     return models
@@ -52,7 +53,7 @@ def hold(pid: int, model: str, server: int) -> Child | None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    if _parent_of(pid) != server:  # the number has a new owner
+    if parent_of(pid) != server:  # the number has a new owner
         os.close(handle)
         return None
     return Child(pid, model, handle)
@@ -69,21 +70,53 @@ def kill_all(children: Iterable[Child], seconds: float) -> None:
         time.sleep(0.01)
 
 
-def _children_of(parent: int) -> list[int]:
-    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if _parent_of(pid) == parent]
+def kill_session(leader: int, seconds: float) -> None:
+    """End all processes of a session and wait for that, at most `seconds`.
+
+    Not for a leader that was waited for already: its number may have a new owner.
+    """
+    deadline = time.monotonic() + seconds
+    while (pids := _members_of(leader)) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
-def _parent_of(pid: int) -> int | None:
-    with suppress(OSError, ValueError):
-        status = Path(f"/proc/{pid}/stat").read_text()
-        _, _, after_name = status.rpartition(")")  # the name may hold anything
-        return int(after_name.split()[1])
-    return None
-
-
-def _command_line(pid: int) -> list[str]:
+def command_line(pid: int) -> list[str]:
     """Return a process's words; none if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def parent_of(pid: int) -> int | None:
+    status = _status_of(pid)
+    return int(status[1]) if status else None
+
+
+def _children_of(parent: int) -> list[int]:
+    return [pid for pid in _all_pids() if parent_of(pid) == parent]
+
+
+def _members_of(session: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    members = []
+    for pid in _all_pids():
+        status = _status_of(pid)
+        if status and int(status[3]) == session and status[0] not in ENDED:
+            members.append(pid)
+    return members
+
+
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _status_of(pid: int) -> list[str]:
+    """Return state, parent, process group, session and more; nothing if it has ended."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/stat").read_text()
+        _, _, after_name = status.rpartition(")")  # the name may hold anything
+        return after_name.split()
     return []

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,15 +107,15 @@ def _arguments_for_triton_spans(binary: Path) -> list[str]:
     return [f"--trace-config={each}" for each in settings]
 
 
-def environment(binary: Binary) -> dict[str, str]:
+def environment(binary: Binary, surrounding: Mapping[str, str] = os.environ) -> dict[str, str]:
     first = {
         # the embedded interpreter takes its prefix from the first `python3` on PATH
         "PATH": [Path(sys.prefix) / "bin"],
         # the directory of libpython3.x.so
         "LD_LIBRARY_PATH": [*binary.libraries, sysconfig.get_config_var("LIBDIR")],
     }
-    return os.environ | {
-        name: os.pathsep.join(str(path) for path in (*paths, os.environ.get(name)) if path)
+    return {**surrounding} | {
+        name: os.pathsep.join(str(path) for path in (*paths, surrounding.get(name)) if path)
         for name, paths in first.items()
     }
 

@@ -1,6 +1,7 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -37,6 +38,7 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
+from dflash_trt.serving.server.ranks import Ranks, check_programs, is_launched
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
@@ -164,10 +166,14 @@ class Server:
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         bundle = engines / tensorrt_llm.KIND
         has_bundle = (bundle / ENGINE_FILE).is_file()
-        self._variables = tensorrt_llm.read_info(bundle).environment if has_bundle else {}
+        info = tensorrt_llm.read_info(bundle) if has_bundle else None
+        self._variables = info.environment if info else {}
         self.health = Health(ports, self.security)
         listen("grpc", self.security.host, ports.grpc).close()
         self._runtime = internal.new_runtime()
+        self._ranks: Ranks | None = None
+        if info and not is_launched():
+            self._ranks = Ranks(self._runtime, info.gpus, self._variables)
         self._keep_log = keep_log
         try:
             file = log or self._runtime / "server.log"
@@ -183,6 +189,8 @@ class Server:
         try:
             self._binary = find_binary(self._runtime)
             refuse_exposed_old_server(self.security, self._binary.path)
+            if self._ranks:
+                check_programs()
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -209,9 +217,10 @@ class Server:
         self.build.check_unchanged()
         self._forget_children()
         self._log_start = self.log.count()
+        surrounding = self._ranks.start(self.log) if self._ranks else os.environ
         self.process = subprocess.Popen(
             command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
-            env=environment(self._binary)
+            env=environment(self._binary, surrounding)
             | self._variables
             | self.log.environment
             | {
@@ -247,8 +256,9 @@ class Server:
         while time.monotonic() - begun < START_TIMEOUT:
             if (problem := self._failed_start(started)) is not None:
                 crashes += 1
-                if crashes > START_CRASHES:
-                    raise ServerError(f"{problem} while it started, again and again", self._hint())
+                if crashes > START_CRASHES or is_launched():
+                    times = "once" if crashes == 1 else f"{crashes} times"
+                    raise ServerError(f"{problem} while it started, {times}", self._hint())
                 say(f"{problem} while it started; starting it again")
                 self.kill()
                 self.start()
@@ -290,6 +300,8 @@ class Server:
         for child in self._children.values():
             if child.has_ended:
                 return f"the process of {child.model} ended (pid {child.pid})"
+        if self._ranks and self._ranks.has_ended:
+            return "a rank of TensorRT-LLM ended, and mpirun the others"
         return None
 
     def _models_without_process(self) -> set[str]:
@@ -371,6 +383,8 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_TIMEOUT + 3)
+        if self._ranks and self.process.poll() is not None:
+            self._ranks.stop()
         self.kill()
 
     def kill(self) -> None:
@@ -383,6 +397,8 @@ class Server:
             self.process.wait(KILL_TIMEOUT)
         kill_all(self._children.values(), KILL_TIMEOUT)
         self._forget_children()
+        if self._ranks:
+            self._ranks.kill()
         for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
             region.unlink(missing_ok=True)
 

@@ -21,6 +21,7 @@ from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.door import Door
 from dflash_trt.serving.server.process import Say, Server, find_repository
+from dflash_trt.serving.server.ranks import end_job_on_failure, is_launched
 from dflash_trt.serving.server.supervisor import Supervised, supervise
 from dflash_trt.serving.server.update_drafter import Updates
 
@@ -42,6 +43,7 @@ class Options:
     log_format: LogFormat = "text"
 
 
+@end_job_on_failure()
 def serve(directory: Path, options: Options) -> int:
     """Serve a built directory until SIGINT, SIGTERM or SIGHUP; return the exit code 0.
 
@@ -61,7 +63,7 @@ def serve(directory: Path, options: Options) -> int:
 
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
-        tensorrt_llm.check_host(tensorrt_llm.read_info(bundle))
+        tensorrt_llm.check_host(tensorrt_llm.read_info(bundle), launched=is_launched())
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(most, FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))

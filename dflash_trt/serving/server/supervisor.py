@@ -13,6 +13,7 @@ from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.door import OK, Door
 from dflash_trt.serving.server.process import Say, Server
+from dflash_trt.serving.server.ranks import is_launched
 
 POLL = 0.25  # seconds between two looks at the processes
 PROBE_INTERVAL = 10.0  # seconds between checks that requests make progress, and per check
@@ -42,6 +43,11 @@ def supervise(watched: Supervised, stop: threading.Event) -> None:
     restarts, since = 0, time.monotonic()
     while (problem := _wait_for_problem(watched, stop)) is not None:
         application.tell("unready")
+        if is_launched():
+            raise ServerError(
+                f"{problem}, and ranks of a launched job cannot start again",
+                "Start the job again: sbatch --requeue does that",
+            )
         if time.monotonic() - since > HEALTHY:
             restarts = 0
         while not _restart(watched, problem, restarts, stop):

@@ -20,6 +20,8 @@ that is not there, a value of another type.
 - `GuidedDecodingParams`: tensorrt_llm/sampling_params.py@000a01d
 - `cached_tokens` of a result: pull request 7637, read by ai-dynamo/dynamo (pull request 13567, with
   1.3.0rc23); `cache_salt`: pull requests 7106 and 13793
+- the ranks of a job that `trtllm-llmapi-launch` started: `llmapi/mpi_session.py`, over real MPI;
+  they compute nothing here
 - penalties with a drafter: `SpecSampler.validate_request` (pull requests 17955 and 18401)
 
 A head of EAGLE-3 is not run: in its place, as for NGram, tokens are proposed that followed the same
@@ -30,8 +32,16 @@ sentence). Not published, and chosen here: whether the end id is among `token_id
 `request_perf_metrics` comes with the last response only.
 """
 
-from tensorrt_llm.llm import LLM
-from tensorrt_llm.sampling_params import SamplingParams
+import importlib
+from typing import Any
 
 __version__ = "1.4.0rc1"
 __all__ = ["LLM", "SamplingParams"]
+HOMES = {"LLM": "llm", "SamplingParams": "sampling_params"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used: a rank has no use for our engines."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -8,6 +8,7 @@ from huggingface_hub import snapshot_download
 
 from tensorrt_llm.engine import Engine
 from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
+from tensorrt_llm.llmapi.mpi_session import Session
 from tensorrt_llm.results import RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
@@ -36,6 +37,7 @@ class LLM:
         if not Path(model).is_dir():  # an id on the Hub
             self._args["model"] = snapshot_download(str(model), revision=revision)
         self._engine: Engine | None = Engine(self._args)
+        self._session = Session(tensor_parallel_size, self._engine.die)
         self._ids = itertools.count(1)
 
     def generate_async(
@@ -82,3 +84,4 @@ class LLM:
         if self._engine is not None:
             self._engine.stop()
             self._engine = None
+            self._session.shutdown()
