@@ -23,8 +23,11 @@ def serve(
     host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
     grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
     grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
+    http_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on the HTTP port.")] = None,
+    http_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="File with the key that requests must send.")
+        Path | None,
+        typer.Option(help="File with keys, one a line, of which requests must send one."),
     ] = None,
     insecure_old_server: Annotated[
         bool,
@@ -91,6 +94,8 @@ def serve(
         host,
         grpc_cert=grpc_cert,
         grpc_key=grpc_key,
+        http_cert=http_cert,
+        http_key=http_key,
         key_file=key_file,
         old_server_exposed=insecure_old_server,
         allow_origin=allow_origin or (),
@@ -137,6 +142,10 @@ def update_drafter(
 KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols
 
 
+def _first_key(file: Path) -> str:
+    return next(iter(file.read_text("ascii", "ignore").split()), "")
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     url: Annotated[
@@ -164,7 +173,7 @@ def generate(
     with Client(
         url,
         tls=Tls(root_certificate=tls_ca) if tls_ca else None,
-        headers={KEY_HEADER: key_file.read_text("ascii", "ignore").strip()} if key_file else None,
+        headers={KEY_HEADER: _first_key(key_file)} if key_file else None,
     ) as client:
         for chunk in client.stream(
             [{"role": "user", "content": prompt_text}] if chat else prompt_text,

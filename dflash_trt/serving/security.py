@@ -15,7 +15,7 @@ from dflash_trt.build.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
-from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.ports import LOOPBACK, reachable_address
 
 # 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
@@ -37,10 +37,12 @@ class Tls:
 class Security:
     host: str = LOOPBACK  # an IPv4 address
     tls: Tls | None = None  # of gRPC
+    http_tls: Tls | None = None
     old_server_exposed: bool = False  # risk accepted by the user
     allow_origin: tuple[str, ...] = ()  # web origins that may call
     allow_host: tuple[str, ...] = ()  # further names of this machine in requests to it
-    key: str | None = field(default=None, repr=False)  # that clients must send
+    keys: tuple[str, ...] = field(default=(), repr=False)  # of which clients must send one
+    key_file: Path | None = None  # where they come from; it may change
     # `serve` shows it to its Triton; it also closes APIs without a public key
     own_key: str = field(default_factory=new_key, repr=False)
     client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
@@ -55,13 +57,25 @@ class Security:
 
         On loopback without a key, a web page could ask by a name of its own that leads there.
         """
-        if self.key is not None or self.exposed:
+        if self.keys or self.exposed:
             return None
         return frozenset({"localhost", LOOPBACK, self.host, *map(str.lower, self.allow_host)})
 
     @property
+    def grpc_key(self) -> str | None:
+        """The first key: Triton takes one."""
+        return self.keys[0] if self.keys else None
+
+    @property
     def http_host(self) -> str:
-        return LOOPBACK if self.tls else self.host  # HTTP lacks TLS
+        only_grpc = self.tls is not None and self.http_tls is None
+        return LOOPBACK if only_grpc else self.host
+
+    @property
+    def http_url(self) -> str:
+        """The application's address for this machine, without its port."""
+        scheme = "https" if self.http_tls else "http"
+        return f"{scheme}://{reachable_address(self.http_host)}"
 
     @property
     def http_headers(self) -> dict[str, str]:
@@ -69,7 +83,8 @@ class Security:
 
     @property
     def grpc_headers(self) -> dict[str, str]:
-        return {f"triton-grpc-protocol-{KEY_HEADER}": self.key} if self.key else {}
+        key = self.grpc_key
+        return {f"triton-grpc-protocol-{KEY_HEADER}": key} if key else {}
 
     def client_tls(self) -> client.Tls | None:
         return client.Tls(self.tls.cert, certificate_name(self.tls)) if self.tls else None
@@ -80,8 +95,8 @@ class Security:
             f"--http-restricted-api={','.join(APIS)}:{OWN_KEY_HEADER}={self.own_key}",
             _restrict(CHANGES, "admin-key", self.own_key),
         ]
-        if self.key:
-            arguments.append(_restrict(("inference",), KEY_HEADER, self.key))
+        if self.grpc_key:
+            arguments.append(_restrict(("inference",), KEY_HEADER, self.grpc_key))
         if self.tls:
             arguments += [
                 f"--grpc-max-connection-age={CONNECTION_AGE}",
@@ -97,6 +112,8 @@ def read_security(
     *,
     grpc_cert: Path | None = None,
     grpc_key: Path | None = None,
+    http_cert: Path | None = None,
+    http_key: Path | None = None,
     key_file: Path | None = None,
     old_server_exposed: bool = False,
     allow_origin: Sequence[str] = (),
@@ -109,25 +126,32 @@ def read_security(
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
-    tls = None
-    if grpc_cert and grpc_key:
-        tls = Tls(grpc_cert.resolve(), grpc_key.resolve())
-        certificate_name(tls)
-    elif grpc_cert or grpc_key:
-        raise ServerError(
-            "TLS needs a certificate and its key", "Give both --grpc-cert and --grpc-key"
-        )
     return Security(
         host,
-        tls,
+        _read_tls("grpc", grpc_cert, grpc_key),
+        _read_tls("http", http_cert, http_key),
         old_server_exposed,
         tuple(allow_origin),
         tuple(allow_host),
-        key=_read_key(key_file),
+        keys=read_keys(key_file) if key_file else (),
+        key_file=key_file,
     )
 
 
-def certificate_name(tls: Tls) -> str:
+def _read_tls(door: str, cert: Path | None, key: Path | None) -> Tls | None:
+    """Return a certificate that can be used; door: of the options' names."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ServerError(
+            "TLS needs a certificate and its key", f"Give both --{door}-cert and --{door}-key"
+        )
+    tls = Tls(cert.resolve(), key.resolve())
+    certificate_name(tls, door)
+    return tls
+
+
+def certificate_name(tls: Tls, door: str = "grpc") -> str:
     """Return a name in the certificate, with which its owner is addressed anywhere.
 
     Raises ServerError for a certificate that no client would accept. The standard library shows a
@@ -149,14 +173,14 @@ def certificate_name(tls: Tls) -> str:
         found = asking.getpeercert() or {}
     except (OSError, ValueError) as error:  # some errors have no file name
         raise ServerError(
-            f"--grpc-cert {tls.cert} and --grpc-key {tls.key} cannot be used: {error}",
+            f"--{door}-cert {tls.cert} and --{door}-key {tls.key} cannot be used: {error}",
             "Give PEM files: a valid certificate, and its own key without a password",
         ) from None
     fields: Any = (*found.get("subjectAltName", ()), *chain(*found.get("subject", ())))
     names = [value for kind, value in fields if kind in ("DNS", "IP Address", "commonName")]
     if not names:
         raise ServerError(
-            f"--grpc-cert {tls.cert} names no host", "Give a certificate with a subjectAltName"
+            f"--{door}-cert {tls.cert} names no host", "Give a certificate with a subjectAltName"
         )
     return str(names[0]).replace("*", "any")
 
@@ -191,18 +215,18 @@ def _restrict(apis: tuple[str, ...], header: str, key: str) -> str:
     return f"--grpc-restricted-protocol={','.join(apis)}:{header}={key}"
 
 
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the keys of a file, one a line; raises ServerError naming the option."""
     try:
-        key = path.read_text(encoding="ascii").strip()
+        lines = map(str.strip, path.read_text(encoding="ascii").splitlines())
+        keys = tuple(filter(None, lines))
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(
-            f"--key-file {path} cannot be read: {error}", "Give a text file with the key"
+            f"--key-file {path} cannot be read: {error}", "Give a text file with a key a line"
         ) from None
-    if not KEY.fullmatch(key):
+    if not keys or not all(map(KEY.fullmatch, keys)):
         raise ServerError(
-            f"--key-file {path} does not hold a key: 16 to 256 letters, digits, - or _",
+            f"--key-file {path} does not hold keys: 16 to 256 letters, digits, - or _ a line",
             f"Make one: openssl rand -hex 32 > {path}",
         )
-    return key
+    return keys

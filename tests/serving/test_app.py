@@ -267,7 +267,7 @@ def test_only_public_routes_reach_triton(door: Door) -> None:
 
 def test_the_key(built: Path) -> None:
     """Either header works for both APIs, and health needs no key."""
-    security = Security(key=KEY)
+    security = Security(keys=(KEY,))
     with ExitStack() as stack:
         door = start(stack, built, security)
         door.triton.go.set()

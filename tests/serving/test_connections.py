@@ -162,7 +162,7 @@ def test_a_body_that_was_refused_leaves_its_connection_open(served: str) -> None
 
 def test_large_bodies_are_for_who_may_ask(built: Path) -> None:
     """Otherwise 129 clients without the key fill the memory of all bodies."""
-    security = Security(key="inference-0123456789")
+    security = Security(keys=("inference-0123456789",))
     with ExitStack() as stack:
         triton = stack.enter_context(fake_triton())
         url = stack.enter_context(openai_front(built, Ports(triton.port, 1, 1), security))

@@ -21,7 +21,7 @@ READ = 404  # of the model that there is none: the body was read
 
 @pytest.fixture(scope="module")
 def url(built: Path) -> Iterator[str]:
-    with openai_front(built, NOWHERE, Security(key=KEY, allow_origin=(PAGE,))) as url:
+    with openai_front(built, NOWHERE, Security(keys=(KEY,), allow_origin=(PAGE,))) as url:
         yield url
 
 

@@ -238,7 +238,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
 
 def test_the_front_shows_triton_its_key_and_says_for_whom_it_asks(chat_built: Path) -> None:
     with stand_in.stand_in(parts(part())) as server:
-        security = Security(key="s3cret")
+        security = Security(keys=("s3cret",))
         with openai_front(chat_built, server.ports, security) as own:
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}

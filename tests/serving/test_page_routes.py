@@ -21,7 +21,7 @@ WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 @pytest.fixture(scope="module")
 def front(chat_built: Path, triton: Ports) -> Iterator[httpx.Client]:
     with (
-        openai_front(chat_built, triton, Security(key=KEY)) as url,
+        openai_front(chat_built, triton, Security(keys=(KEY,))) as url,
         httpx.Client(base_url=url) as client,
     ):
         yield client
@@ -89,7 +89,7 @@ def test_what_the_server_runs(front: httpx.Client, chat_built: Path) -> None:
 
 def test_info_asks_a_server(chat_built: Path, triton: Ports, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
-    with openai_front(chat_built, triton, Security(key=KEY)) as url:
+    with openai_front(chat_built, triton, Security(keys=(KEY,))) as url:
         code, out, _ = run("info", "--url", url, "--key-file", tmp_path / "key")
         refused = run("info", "--url", url)
     assert code == 0

@@ -1,6 +1,9 @@
 """Who may reach the real server, with which keys and certificates, and what its log keeps."""
 
 import re
+import socket
+import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
@@ -10,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-from load import tensors
+from live import serve_ports, serving
+from load import tensors, wait_until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -47,7 +51,7 @@ LOOKS: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(scope="module")
 def keyed(built: Path) -> Iterator[Ports]:
-    with running_server(built, Security(key=KEY)) as ports:
+    with running_server(built, Security(keys=(KEY,))) as ports:
         yield ports
 
 
@@ -133,6 +137,55 @@ def test_tls(built: Path, tmp_path: Path) -> None:
             _infer(channel)
 
 
+def test_tls_on_http(built: Path, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1", "localhost")
+    ca.cert_pem.write_to_path(tmp_path / "ca")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    ports = serve_ports()
+    url = f"https://localhost:{ports.http}"
+    options = (f"--http-cert={tmp_path / 'cert'}", f"--http-key={tmp_path / 'key'}")
+    trust = ssl.create_default_context(cafile=tmp_path / "ca")
+    with (
+        serving(built, ports, *options) as (_, said),
+        httpx.Client(base_url=url, verify=trust, timeout=WAIT) as client,
+        socket.create_connection(("127.0.0.1", ports.http)) as silent,
+    ):
+        assert f"https://127.0.0.1:{ports.http}/v1" in said
+        assert client.get("/health").status_code == 200
+        body = {"model": "dflash", "prompt": PROMPT, "max_tokens": 4}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://localhost:{ports.http}/health")
+        silent.settimeout(WAIT)
+        assert silent.recv(1) == b""  # closed, though no handshake began
+
+
+def test_keys_change_while_it_runs(built: Path, tmp_path: Path) -> None:
+    old, new, third = (f"{name}-0123456789abcdef" for name in ("old", "new", "third"))
+    file, ports = tmp_path / "keys", serve_ports()
+    file.write_text(f"{old}\n{new}\n")
+    url = f"http://127.0.0.1:{ports.http}/v1/models"
+
+    def status(key: str) -> int:
+        return httpx.get(url, headers={"Authorization": f"Bearer {key}"}).status_code
+
+    with serving(built, ports, f"--key-file={file}"):
+        assert [status(key) for key in (old, new, third)] == [200, 200, 401]
+        (tmp_path / "next").write_text(f"{new}\n\n{third}\n")
+        (tmp_path / "next").replace(file)
+        wait_until(lambda: status(third) == 200)
+        assert [status(key) for key in (old, new)] == [401, 200]
+        file.write_text("short")
+        time.sleep(1)
+        assert [status(key) for key in (old, new, third, "short")] == [401, 200, 200, 401]
+        with InferenceServerClient(f"127.0.0.1:{ports.grpc}") as channel:
+            inputs = tensors({"text_input": "a", "max_tokens": 1})
+            header = {"triton-grpc-protocol-inference-key": old}
+            assert channel.infer("dflash_infer", inputs, headers=header)  # until a restart
+
+
 def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
     def name(**options: Any) -> str:
         issued = trustme.CA().issue_cert(*options.pop("names", ()), **options)
@@ -213,7 +266,7 @@ def test_bad_options_are_named(tmp_path: Path) -> None:
 def test_a_key_is_read_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(KEY + "\n")
     security = read_security("127.0.0.1", key_file=tmp_path / "file")
-    assert security.key == KEY
+    assert security.keys == (KEY,)
     assert KEY not in repr(security)
     assert security.own_key not in repr(security)
     assert Security().own_key != Security().own_key
@@ -221,7 +274,7 @@ def test_a_key_is_read_and_not_shown(tmp_path: Path) -> None:
 
 def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
     secret = "zzqx" * 4
-    security = Security(key=KEY)
+    security = Security(keys=(KEY,))
     ports = free_ports()
     with ExitStack() as stack:
         server, application = prepare(

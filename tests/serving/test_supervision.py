@@ -32,6 +32,7 @@ from dflash_trt.serving.server import run, supervisor
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.children import STUB
 from dflash_trt.serving.server.door import Door
+from dflash_trt.serving.server.keys import KeyFile
 from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 
 pytestmark = pytest.mark.soak
@@ -107,7 +108,9 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell = lambda phase: (told.append(phase), tell(phase))[1]  # type: ignore[method-assign]
         door = Door(ports.http, options.security)
         stack.callback(door.close)
-        watched = supervisor.Supervised(server, application, door, said.append)
+        watched = supervisor.Supervised(
+            server, application, door, KeyFile(None, said.append), said.append
+        )
         result = pool.submit(supervisor.supervise, watched, stop)
         try:
             url = f"http://127.0.0.1:{ports.http}"

@@ -1,6 +1,6 @@
 """The HTTP application: OpenAI's API, Triton's, the metrics and the page, on one port."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,7 @@ class ServeState:
     """What `serve` tells the application: a line of JSON at each change."""
 
     phase: Phase = "unready"
+    keys: tuple[str, ...] = field(default=(), repr=False)  # of which clients must send one
     drain_seconds: float = 0.0  # for running requests, with `draining`
     server_restarts: int = 0
     application_restarts: int = 0

@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 import time
+from asyncio import constants
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
@@ -17,10 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
-from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec, state_codec
+from dflash_trt.serving.app import LISTENING, ApplicationSettings, ServeState, codec, state_codec
 from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.connections import (
     ACCEPTED_AT_ONCE,
+    HEADER_TIME,
     Connection,
     Connections,
     connection_limit,
@@ -52,7 +54,8 @@ async def serve_until_drained() -> None:
     settings = codec.validate_json(await lines.readline())
     async with AsyncExitStack() as stack:
         asyncio.get_running_loop().set_exception_handler(_NoFilesHandler())
-        state = State(Connections(connection_limit()))
+        serve = ServeState(keys=settings.security.keys)
+        state = State(Connections(connection_limit()), serve)
         client = await stack.enter_async_context(_client(settings))
         served = read_served(settings, client)
         server = await _server(settings, served, state, stack)
@@ -94,10 +97,12 @@ async def _server(
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 
-    doors = Doors(security.key, security.own_key, security.hosts, frozenset(security.allow_origin))
+    doors = Doors(security.own_key, security.hosts, frozenset(security.allow_origin))
     guarded: ASGIApp = Guard(by_path, state, doors)
     if origins := security.allow_origin:  # a browser's preflight request has no key
         guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
+    tls = security.http_tls
+    vars(constants)["SSL_HANDSHAKE_TIMEOUT"] = HEADER_TIME  # uvicorn has no option for it
     return uvicorn.Server(
         uvicorn.Config(
             tracing.instrument(guarded),
@@ -109,6 +114,8 @@ async def _server(
             access_log=False,
             proxy_headers=False,  # a client is identified by its connection's address
             server_header=False,
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=GRACE,
         )

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
@@ -106,7 +107,6 @@ class Doors:
     On loopback without a key any web page that a browser of this machine shows could ask.
     """
 
-    key: str | None  # that clients must send
     own_key: str  # that `serve` sends
     hosts: frozenset[str] | None  # names by which clients may call this machine; None: any
     origins: frozenset[str]  # of other web pages that may ask; "*": all
@@ -133,10 +133,11 @@ class Doors:
             "key."
         )
 
-    def has_key(self, request: HTTPConnection) -> bool:
-        if self.key is None or self.is_own(request):
+    def has_key(self, request: HTTPConnection, keys: Sequence[str]) -> bool:
+        if not keys or self.is_own(request):
             return True
-        return secrets.compare_digest(shown_key(request).encode(), self.key.encode())
+        shown = shown_key(request).encode()
+        return any(secrets.compare_digest(shown, key.encode()) for key in keys)
 
     def is_own(self, request: HTTPConnection) -> bool:
         """Return whether `serve` itself asks."""
@@ -191,7 +192,7 @@ class Guard:
             return _refuse(path, 503, FULL)
         if _is_open(path, method):
             return None
-        if not self.doors.has_key(request):
+        if not self.doors.has_key(request, self.state.serve.keys):
             return _refuse(path, 401, KEY_MISSING)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):

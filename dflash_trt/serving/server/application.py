@@ -45,7 +45,7 @@ class Application:
     ) -> None:
         self._build = build
         self._process: subprocess.Popen[bytes] | None = None
-        self._state = ServeState()
+        self._state = ServeState(keys=security.keys)
         self._lock = threading.Lock()  # of the state and the pipe
         self._listener = listen("http", security.http_host, http_port)
         self._settings = ApplicationSettings(
@@ -97,6 +97,9 @@ class Application:
 
     def tell(self, phase: Phase) -> None:
         self._change(phase=phase)
+
+    def change_keys(self, keys: tuple[str, ...]) -> None:
+        self._change(keys=keys)
 
     def drain(self, seconds: float) -> None:
         """Have it refuse new requests, and exit when none runs or after the time."""

@@ -20,6 +20,7 @@ from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.door import Door
+from dflash_trt.serving.server.keys import KeyFile
 from dflash_trt.serving.server.process import Say, Server, find_repository
 from dflash_trt.serving.server.ranks import end_job_on_failure, is_launched
 from dflash_trt.serving.server.supervisor import Supervised, supervise
@@ -92,7 +93,8 @@ def serve(directory: Path, options: Options) -> int:
                 say("ready")
             else:
                 show(_how_to_call(options))
-            supervise(Supervised(server, application, door, say), stop)  # until `stop` is set
+            keys = KeyFile(options.security.key_file, say)
+            supervise(Supervised(server, application, door, keys, say), stop)  # until `stop` is set
             _leave(server, application, options.drain_delay, say)
             application.drain(options.drain_seconds)
             _drain(server, options.drain_seconds, say)
@@ -180,10 +182,10 @@ def _until_signaled(stop: threading.Event, server: Server) -> Iterator[None]:
 
 def _how_to_call(options: Options) -> str:
     security = options.security
-    http = f"http://{reachable_address(security.http_host)}:{options.http_port}"
+    http = f"{security.http_url}:{options.http_port}"
     address = reachable_address(security.host)
     grpc = f"{address}:{options.grpc_port}"
-    key = f" -H '{KEY_HEADER}: KEY'" if security.key else ""
+    key = f" -H '{KEY_HEADER}: KEY'" if security.keys else ""
     tls = " (TLS)" if security.tls else ""
     others = ", and this machine's other addresses" if address != security.host else ""
     lines = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.door import OK, Door
+from dflash_trt.serving.server.keys import KeyFile
 from dflash_trt.serving.server.process import Say, Server
 from dflash_trt.serving.server.ranks import is_launched
 
@@ -30,6 +31,7 @@ class Supervised:
     server: Server
     application: Application
     door: Door
+    keys: KeyFile
     say: Say
 
 
@@ -95,6 +97,9 @@ def _wait_for_problem(watched: Supervised, stop: threading.Event) -> str | None:
                 return problem
             if not hangs.empty():
                 return hangs.get()
+            keys = watched.keys.changed_keys()
+            if keys is not None:
+                application.change_keys(keys)
             try:
                 if (code := application.poll()) is not None:
                     say(f"the application ended (exit {code}); starting another")
