@@ -63,6 +63,12 @@ class Supervised:
     def regions(self) -> set[str]:
         return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
 
+    def restarts(self, process: str) -> int:
+        page = httpx.get(f"{self.url}/metrics", timeout=WAIT).text
+        found = re.search(rf'dflash_restarts_total{{process="{process}"}} (\d+)', page)
+        assert found is not None
+        return int(found[1])
+
     def wait_until(self, words: str) -> str:
         wait_until(lambda: any(words in line for line in self.said))
         return next(line for line in self.said if words in line)
@@ -133,6 +139,7 @@ def supervised(built: Path) -> Iterator[Supervised]:
 def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> None:
     server, said, regions = supervised.server, supervised.said, supervised.regions()
     said.clear()
+    before = supervised.restarts("server")
     with ThreadPoolExecutor(3) as streaming, ThreadPoolExecutor(PLAIN) as waiting:
         streams = [streaming.submit(_ask, server, LONG, 1.0) for _ in range(3)]
         answers = [waiting.submit(_infer, supervised.url, LONG) for _ in range(PLAIN)]
@@ -152,6 +159,7 @@ def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> Non
     assert _ask(server, 32) == supervised.text
     assert supervised.regions()
     assert supervised.regions().isdisjoint(regions)
+    assert supervised.restarts("server") == before + 1
 
 
 @pytest.mark.parametrize("model", ["verify", "tritonserver"])
@@ -253,6 +261,7 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
     supervised.wait_until("the application ended (exit -9)")
     wait_until(lambda: httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code == 200)
     assert supervised.pid("dflash") == before
+    assert supervised.restarts("application") >= 1
 
 
 def test_a_hung_application_is_replaced_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
