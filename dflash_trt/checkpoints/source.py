@@ -132,6 +132,11 @@ def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> 
     packaged = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
     if path.is_dir():
         return path
+    if path.suffix in (".yaml", ".yml"):
+        raise CheckpointError(
+            f"the {role} {argument} is a config, which names a target and a drafter",
+            "Give the two themselves, or run `dflash-trt plan` with the config",
+        )
     if path.is_file():
         source: Source = TargetSource(gguf=path)
     elif hub and not path.exists():

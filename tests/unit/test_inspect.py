@@ -247,6 +247,12 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
 
+def test_a_config_in_a_models_place_is_told() -> None:
+    code, out, err = run("inspect", DEMO.parents[1] / "build_configs" / "pycode.yaml")
+    assert (code, out) == (1, "")
+    assert "is a config, which names a target and a drafter" in err
+
+
 def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
     config = config_of(pair)
     dflash(pair / "drafter", mask_token_id=65)
