@@ -135,7 +135,7 @@ def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> 
     if path.suffix in (".yaml", ".yml"):
         raise CheckpointError(
             f"the {role} {argument} is a config, which names a target and a drafter",
-            "Give the two themselves, or run `dflash-trt plan` with the config",
+            "Give the two themselves, or run `dflash-trt build` with the config",
         )
     if path.is_file():
         source: Source = TargetSource(gguf=path)
