@@ -3,12 +3,19 @@
 Separate from what runs them: a process that steps an engine never loads the graph builder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.engines import MAX_BUFFERED, EngineInfo, most_verified, rank_directory, write_info
+from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
+from dflash_trt.engines import (
+    MAX_BUFFERED,
+    EngineInfo,
+    StateInfo,
+    most_verified,
+    rank_directory,
+    write_info,
+)
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
@@ -20,6 +27,7 @@ from dflash_trt.graphs import (
     drafter_graph,
     share,
     target_graph,
+    use_cpu_kernels,
 )
 
 
@@ -39,14 +47,20 @@ def build_target(
     target: Target, drafter: DrafterSpec | None, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     """Write the engine, with the drafter's taps; return manifest entries of large files."""
+    verified = most_verified(drafter.block_size if drafter else 1)
     # a round that starts at the last position still writes all its rows
-    rows = options.max_seq_len + most_verified(drafter.block_size if drafter else 1)
+    cache_len = _aligned(options.max_seq_len + verified)
     taps = drafter.target_layer_ids if drafter else ()
-    cache_len = _aligned(rows)
 
     def graph(rank: Rank) -> GraphBuilder:
         return target_graph(
-            target, taps, cache_len, options.kind, storage=options.storage, rank=rank
+            target,
+            taps,
+            cache_len,
+            options.kind,
+            storage=options.storage,
+            rank=rank,
+            most_drafts=verified - 1,
         )
 
     return _build_ranks("target", target, drafter, cache_len, graph, directory, options)
@@ -67,6 +81,13 @@ def build_drafter(
     return _build_ranks("drafter", drafter, spec, cache_len, graph, directory, options)
 
 
+def _states(nets: Sequence[DeltaNet], most_drafts: int) -> StateInfo | None:
+    if not nets:
+        return None
+    shapes = nets[0].state_shapes(most_drafts)
+    return StateInfo(layers=len(nets), window=nets[0].kernel_size - 1, **shapes._asdict())
+
+
 def _aligned(rows: int) -> int:
     """Round up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
     return -(-rows // 8) * 8
@@ -84,7 +105,10 @@ def _build_ranks(
     written = dict[Path, Entry]()
     for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
         graph = make_graph(rank)
+        if options.kind == "onnxruntime" and options.device == "cpu":
+            use_cpu_kernels(graph.graph)
         own, _ = share(model.spec, model.weights, rank)
+        drafts = most_verified(drafter.block_size if drafter else 1) - 1
         info = EngineInfo(
             kind="onnxruntime",
             role=role,
@@ -98,7 +122,8 @@ def _build_ranks(
             block_size=drafter.block_size if drafter else 1,
             sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
             mask_token_id=drafter.mask_token_id if drafter else 0,
-            caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
+            caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.attention_layers),
+            states=_states(own.delta_nets, drafts),
             feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
             quantized=graph.storage.bits is not None,
             rank=rank.index,

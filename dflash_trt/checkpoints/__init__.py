@@ -36,6 +36,7 @@ from dflash_trt.checkpoints.source import Located, Report, locate, locate_argume
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DecoderSpec,
+    DeltaNet,
     DrafterSpec,
     Experts,
     LayerSpec,

@@ -20,13 +20,20 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 
+# of hybrids: layers that predict the token after the next, and the vision tower (transformers
+# ignores both in its class for text, `_keys_to_ignore_on_load_unexpected`)
+BESIDE = ("mtp.", "model.visual.")
+
+
 @check("error")
 def target_tensors(pair: Pair) -> Found:
     """Check that every tensor is used: an unused one is a missing part of the model."""
     target = pair.target
     # a multimodal model has its decoder in a separate name space
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    return tensors_fit(target.weights, target_shapes(target.spec), scope)
+    names = target.weights.names
+    beside = tuple(name for name in names if target.spec.delta_nets and name.startswith(BESIDE))
+    return tensors_fit(target.weights, target_shapes(target.spec), scope, beside)
 
 
 @check("error")

@@ -179,7 +179,7 @@ class Scheduler:
         feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.cache is not None)
         if not wanted and feed:
             wanted = self._policy.draft_tokens
-        row = [count, count, start, sequence.round_budget if last else 0]
+        row = [count, count, start, sequence.round_budget if last else 0, sequence.replayed]
         lines = [prompt[start : end + scored]]
         masks = _masks([sequence], [None]) if last else None
         output, report = self._run([sequence], len(decoding), [row], lines, wanted, masks)
@@ -243,7 +243,8 @@ class Scheduler:
         rows, lines = [], []
         for sequence, proposal in zip(sequences, plan.chosen, strict=True):
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
-            rows.append([len(line), 1, sequence.position, sequence.round_budget])
+            budget, replayed = sequence.round_budget, sequence.replayed
+            rows.append([len(line), 1, sequence.position, budget, replayed])
             lines.append(line)
         self._last_verified = len(rows) * (1 + plan.width)
         wanted = plan.draft_tokens or self._without_drafter
@@ -295,7 +296,7 @@ class Scheduler:
             sources = proposal.sources[:accepted] if proposal else []
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
-                sequence.advance(accepted + 1, wanted)
+                sequence.advance(accepted + 1, wanted, accepted)
                 # a text may end before its last accepted drafts
                 kept = min(accepted, committed)
                 sequence.end_round(proposal, kept, committed, output.logprobs[i])

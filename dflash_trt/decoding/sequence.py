@@ -70,6 +70,7 @@ class SequenceState:
     accepted: int = 0  # draft tokens accepted
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the target's KV cache: prompt and generated, but the last
+    replayed: int = 0  # the last of them: drafts that a hybrid's state does not hold yet
     # for the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
@@ -105,12 +106,13 @@ class SequenceState:
         """Budget passed to rounds; at most 1 if out of sync, which leaves no room for drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
-    def advance(self, tokens: int, num_draft_tokens: int) -> None:
+    def advance(self, tokens: int, num_draft_tokens: int, accepted: int = 0) -> None:
         """Count tokens added to the target's KV cache, a prompt's before its first commit.
 
-        num_draft_tokens: wanted, or DISCARD.
+        num_draft_tokens: wanted, or DISCARD. accepted: of the tokens, drafts.
         """
         self.position += tokens
+        self.replayed = accepted
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
         # the drafter does not run if all texts end, see `all_end` of `rounds.draft`

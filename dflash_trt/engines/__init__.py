@@ -6,6 +6,7 @@ from dflash_trt.engines.info import (
     ENGINE_FILE,
     MAX_BUFFERED,
     EngineInfo,
+    StateInfo,
     most_verified,
     rank_directory,
     read_info,
@@ -13,6 +14,7 @@ from dflash_trt.engines.info import (
 )
 from dflash_trt.engines.step import (
     FIRST_BLOCK,
+    FIRST_STATE,
     NOTHING,
     Engine,
     Step,

@@ -15,7 +15,7 @@ import torch
 from builds import build_engines, build_pair
 from built_pairs import SLOTS
 from exact import drafter_step, run_all, scheduler_of, target_step
-from families import BIASED, DRAFTER, FAMILIES, SLIDING, TARGET, pair_of, to_speculators
+from families import ATTENTION, BIASED, DRAFTER, FAMILIES, SLIDING, TARGET, pair_of, to_speculators
 from op_profile import assert_in_profile
 from pairs import Pair, make_pair, write_pair
 from ranks import Ranks
@@ -91,7 +91,7 @@ def assert_ranks_agree(
         assert texts_of(*together) == texts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENTION)
 def test_every_family(family: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, FAMILIES[family](), DRAFTER | SLIDING)
     assert_ranks_agree(pair, tmp_path)

@@ -11,6 +11,7 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer
+from dflash_trt.engines import NOTHING
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 
@@ -89,7 +90,7 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[S
 def target_step(
     engine: AnyEngine, tokens: Sequence[int], start: int, row: int = 0
 ) -> dict[str, Any]:
-    """Return all logits and features of `tokens`, which are at `start ..` of their text."""
+    """Return all logits and features of known `tokens`, which are at `start ..` of their text."""
     n = len(tokens)
     step = engine.step(row, 1, n, start + n, n)
     step.inputs["tokens"][:] = tokens
@@ -98,6 +99,10 @@ def target_step(
     step.inputs["mask"][..., :start] = True
     step.inputs["mask"][..., start:] = np.tri(n, dtype=bool)
     step.inputs["head_rows"][:] = np.arange(n)
+    if engine.info.states is not None:
+        if start == 0:
+            engine.copy_kv(NOTHING, row, 0)
+        step.inputs["known"][:], step.inputs["accepted"][:] = n, 0
     step.run()
     return step.outputs
 
