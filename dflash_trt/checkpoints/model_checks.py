@@ -19,7 +19,6 @@ from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
-
 # of hybrids: layers that predict the token after the next, and the vision tower (transformers
 # ignores both in its class for text, `_keys_to_ignore_on_load_unexpected`)
 BESIDE = ("mtp.", "model.visual.")

@@ -16,3 +16,4 @@ from dflash_trt.decoding.rounds import FeatureBuffer, draft, in_process, needs_d
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport, WaitingQueue
 from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_request
+from dflash_trt.decoding.state_cache import StateCache, open_prefix_cache

@@ -110,6 +110,15 @@ def parse_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
     return zip(*(numbers[i::4] for i in range(4)), strict=True)
 
 
+def all_texts_end(rows: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> bool:
+    """Return whether no text of a round has room for drafts: then the drafter does not run."""
+    budgets = (budget for _, _, _, budget, _ in rows)
+    return all(
+        budget and budget - accepted <= 1
+        for budget, (accepted, *_) in zip(budgets, results, strict=True)
+    )
+
+
 def verify_input(
     batch: Sequence[int],
     rows: Sequence[Sequence[int]],

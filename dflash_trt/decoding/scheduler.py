@@ -17,6 +17,7 @@ from dflash_trt.decoding.messages import (
     Int64,
     RoundOutput,
     RunRound,
+    all_texts_end,
     verify_input,
 )
 from dflash_trt.decoding.prefix_cache import PrefixCache
@@ -171,7 +172,8 @@ class Scheduler:
             most = -(-left // -(-left // most))  # chunks of equal size
         if scored:  # a scored chunk needs as many head rows as a round has
             most = min(most, self._max_verified - 1)
-        end = min(start + most, len(prompt))
+        stops = [place for place in sequence.stops if place > start]
+        end = min(start + most, len(prompt), *stops)
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_after_prompt(sequence)
         wanted = self._policy.draft_tokens if drafts else self._order_without_drafter([sequence])
@@ -186,15 +188,18 @@ class Scheduler:
         report.prompt_tokens = count
         if scored:
             output = sequence.score_prompt(output, count - last)
-        sequence.advance(count, wanted)
+        ran = _drafter_ran(wanted, [row], output)
+        sequence.advance(count, wanted, drafter_ran=ran)
         if not last and output.results[0, 0] >= 0:
+            if end in sequence.stops:
+                self._slots.store_prompt(sequence)
             return []
         self._slots.prefilling = None
         decoding.append(sequence)
         self._without_drafter = self._order_without_drafter(decoding)
-        self._commit([sequence], None, output, report, wanted)
+        self._commit([sequence], None, output, report, wanted, ran)
         if sequence.finish_reason is None:
-            self._slots.store_prefix(sequence)
+            self._slots.store_prompt(sequence)
         return [sequence]
 
     def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
@@ -250,7 +255,8 @@ class Scheduler:
         wanted = plan.draft_tokens or self._without_drafter
         masks = _masks(sequences, plan.chosen)
         output, report = self._run(sequences, 0, rows, lines, wanted, masks)
-        self._commit(sequences, plan, output, report, wanted)
+        ran = _drafter_ran(wanted, rows, output)
+        self._commit(sequences, plan, output, report, wanted, ran)
         return report
 
     def _run(
@@ -284,6 +290,7 @@ class Scheduler:
         output: RoundOutput,
         report: StepReport,
         wanted: int,
+        drafter_ran: bool,
     ) -> None:
         """Commit a step's output and store the next candidates; plan: None after a prompt."""
         for i, (accepted, token, _) in enumerate(output.results.tolist()):
@@ -296,7 +303,7 @@ class Scheduler:
             sources = proposal.sources[:accepted] if proposal else []
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
-                sequence.advance(accepted + 1, wanted, accepted)
+                sequence.advance(accepted + 1, wanted, accepted=accepted, drafter_ran=drafter_ran)
                 # a text may end before its last accepted drafts
                 kept = min(accepted, committed)
                 sequence.end_round(proposal, kept, committed, output.logprobs[i])
@@ -308,6 +315,10 @@ class Scheduler:
                 self._slots.free(sequence)
                 continue
             sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
+
+
+def _drafter_ran(wanted: int, rows: Sequence[Sequence[int]], output: RoundOutput) -> bool:
+    return wanted > 0 and not all_texts_end(rows, output.results.tolist())
 
 
 def _history(sequences: Sequence[SequenceState]) -> Int64:

@@ -82,7 +82,9 @@ class EngineInfo:
     block_size: Size  # the anchor and the tokens drafted at once; 1 without a drafter
     sample_from_anchor: bool  # the first draft is from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim per attention layer
+    caches: tuple[
+        tuple[Size, Size], ...
+    ]  # kv heads (of this rank) and head_dim per attention layer
     feature_size: int  # taps * hidden_size; 0 without taps
     states: StateInfo | None = None  # of a hybrid
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits

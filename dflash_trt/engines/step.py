@@ -187,8 +187,8 @@ class LoadedEngine(ABC):
             self._alike.append(self._zeros(shape))
             self._caches.update(zip(names, self._alike[-1], strict=True))
         if (states := self.info.states) is not None:
-            for name, shape in states.caches.items():
-                whole = self._zeros((states.layers, self.info.slots, *shape))
+            for name, of_slot in states.caches.items():
+                whole = self._zeros((states.layers, self.info.slots, *of_slot))
                 self._states[name] = whole
                 self._caches |= {f"{name}_{layer}": part for layer, part in enumerate(whole)}
 

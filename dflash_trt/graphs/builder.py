@@ -200,9 +200,7 @@ class GraphBuilder:
     ) -> Sequence[ir.Value]:
         return self._nodes.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
 
-    def when(
-        self, condition: ir.Value, name: str, then: Build, otherwise: Build
-    ) -> ir.Value:
+    def when(self, condition: ir.Value, name: str, then: Build, otherwise: Build) -> ir.Value:
         """Compute `then()` where the bool scalar `condition` is true, else `otherwise()`.
 
         name: unique; values inside get names that begin with it.

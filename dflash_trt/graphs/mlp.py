@@ -32,7 +32,8 @@ def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Rout
     if experts.shared is None:
         scores = linear(g, x, router, bias=biased, exact=True)
     else:  # one product: kernels for a single column are others
-        gates = linear(g, x, router, f"{layer.prefix}mlp.shared_expert_gate", bias=False, exact=True)
+        names = router, f"{layer.prefix}mlp.shared_expert_gate"
+        gates = linear(g, x, *names, bias=False, exact=True)
         scores, shared_gate = g.split(gates, (experts.count, 1), axis=1)
     if not experts.normalized:
         scores = g.op("Softmax", scores, axis=-1)

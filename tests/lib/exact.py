@@ -9,9 +9,10 @@ import reference
 from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
-from dflash_trt.decoding.prefix_cache import PrefixCache
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer
-from dflash_trt.engines import NOTHING
+from dflash_trt.decoding.state_cache import StateCache
+from dflash_trt.engines import NOTHING, EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 
@@ -67,6 +68,11 @@ def scheduler_of(
         prefix_cache=prefix_cache,
         first_slot=first_slot,
     )
+
+
+def prefix_cache_of(target: EngineInfo, blocks: int) -> PrefixCache:
+    """Return the prefix cache of a target; a hybrid's state takes as much as three blocks."""
+    return PrefixCache(blocks) if target.states is None else StateCache(blocks, 3, BLOCK)
 
 
 def run_all(

@@ -23,7 +23,7 @@ import numpy as np
 import reference
 import torch
 from builds import build_engines
-from exact import run_all, scheduler_of, submit
+from exact import prefix_cache_of, run_all, scheduler_of, submit
 from families import FAMILIES, FORMATS, pair_of
 from guesses import COSTS, AtRandom, Guesses
 from pairs import Pair
@@ -41,7 +41,6 @@ from dflash_trt.decoding import (
     SequenceState,
     in_process,
 )
-from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
@@ -239,7 +238,7 @@ def _scheduler(
         slots=slots,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=chunk,
-        prefix_cache=PrefixCache(blocks) if blocks else None,
+        prefix_cache=prefix_cache_of(target, blocks) if blocks else None,
         first_slot=first,
     )
     return scheduler, f"{kind}, {slots} slots from {first}, chunk {chunk}, {blocks} blocks kept"

@@ -117,7 +117,7 @@ def write_pair(
     text.bos_token_id = None
     text.pad_token_id = None if text is config else 0  # Gemma 4 with images needs one
     text.eos_token_id = vocab - 2
-    with_images = config.model_type in ("qwen3_5", "qwen3_5_moe")  # the causal class leaves them out
+    with_images = config.model_type in ("qwen3_5", "qwen3_5_moe")  # whose causal class has none
     kind = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
     target = kind.from_config(config)
     _redraw(target, generator)

@@ -106,7 +106,7 @@ class MadeUpEngine:
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
     def _verify(self, x: VerifyInput, i: int, sequence: SequenceState | None) -> list[int]:
-        length, known, place, _ = x.rows[i].tolist()
+        length, known, place, *_ = x.rows[i].tolist()
         tokens, salt = (
             x.tokens[i, :length].tolist(),
             sequence.request.cache_salt if sequence else "",
