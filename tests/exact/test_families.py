@@ -37,7 +37,7 @@ def test_drafter_logits(case: Case) -> None:
     assert_drafter_logits(case)
 
 
-@pytest.mark.parametrize("case", [*DENSE, *MOE, *FORMS, "dflash2"], indirect=True)
+@pytest.mark.parametrize("case", [*DENSE, *MOE, *HYBRIDS, *FORMS, "dflash2"], indirect=True)
 def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
 

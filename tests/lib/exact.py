@@ -33,13 +33,20 @@ def case_for(built: BuiltPair, new_tokens: int = NEW_TOKENS) -> Case:
     """Return the references' texts for prompts whose continuation a taught drafter knows."""
     pair = built.pair
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
-    return Case(
-        built,
-        prompts,
-        reference.greedy(pair.target_dir, prompts, new_tokens),
-        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens),
-        new_tokens,
-    )
+    greedy = reference.greedy(pair.target_dir, prompts, new_tokens)
+    if built.target.spec.delta_nets:
+        # z-lab's loop leaves rejected drafts in their states (z-lab/dflash#172): its drafter alone
+        # says how long rounds are
+        drafts = built.drafter.spec.block_size - 1
+        zlab = []
+        for prompt, text in zip(prompts, greedy, strict=True):
+            rounds = reference.round_lengths(
+                pair.target_dir, pair.drafter_dir, prompt, text, drafts
+            )
+            zlab.append(reference.Generated(text, rounds))
+    else:
+        zlab = reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens)
+    return Case(built, prompts, greedy, zlab, new_tokens)
 
 
 def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
