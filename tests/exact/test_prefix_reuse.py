@@ -14,9 +14,9 @@ from exact import run_all
 from test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
+from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.speculation import Fixed, Policy
 from dflash_trt.engines import FIRST_BLOCK
 
