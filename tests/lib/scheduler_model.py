@@ -164,8 +164,9 @@ class MadeUpEngine:
             for place in range(wanted):  # the anchor is not in the row yet
                 text.append(next_token(text))
                 right = next_token(text)
-                if right not in ids[i, place] and self._dice.random() < 0.7:
-                    ids[i, place, self._dice.integers(3)] = right
+                if self._dice.random() < 0.7:  # the first one is proposed
+                    ids[i, place] = self._dice.permuted(ids[i, place])
+                    ids[i, place, self._dice.choice([0, 0, 1, 2])] = right
         return ids, np.broadcast_to(np.float32([0.5, 0.3, 0.2]), ids.shape), 0.0
 
 
@@ -175,7 +176,7 @@ class SchedulerModel(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 3),
         chunk=st.sampled_from([1, 7, 16, MAX_SEQ_LEN]),
-        blocks=st.sampled_from([0, 3, 9, 50]),
+        blocks=st.sampled_from([0, 3, 12, 50]),
         hybrid=st.booleans(),
         seed=st.integers(0, 2**31),
     )
@@ -184,7 +185,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.queue = WaitingQueue[SequenceState]()
         self.cache: PrefixCache | None = None
         if blocks:
-            self.cache = StateCache(blocks, 3, BLOCK) if hybrid else PrefixCache(blocks)
+            self.cache = StateCache(4 * blocks, 3, BLOCK) if hybrid else PrefixCache(blocks)
         self.engine = MadeUpEngine(seed, hybrid=hybrid)
         self._renew()
         self.asked: list[SequenceState] = []
@@ -215,6 +216,19 @@ class SchedulerModel(RuleBasedStateMachine):
         stops = more.pop("stops")
         request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
         self.asked.append(self.scheduler.submit(request))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), more=st.integers(0, 20), most=st.integers(1, 20))
+    def go_on(self, data: Any, more: int, most: int) -> None:
+        """Submit the next turn of a chat, once the last one has ended in any way."""
+        before = self.asked[data.draw(st.integers(0, len(self.asked) - 1))]
+        for _ in range(LONG):
+            if before.finish_reason is not None:
+                break
+            self._step()
+        prompt = [*before.request.prompt, *before.tokens, *[9] * more][: MAX_SEQ_LEN - most]
+        salt = before.request.cache_salt
+        self.asked.append(self.scheduler.submit(Request(prompt, most, cache_salt=salt)))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
