@@ -2,16 +2,23 @@
 
 import onnx_ir as ir
 
+from dflash_trt.graphs.builder import OPSET
+
 MICROSOFT = "com.microsoft"
-# in its own domain ONNX Runtime 1.32 has a kernel for it; the standard's one is a loop of small
-# products, which takes ten times as long a token. Both are exact: a row's bits depend on it alone
-FASTER = ("LinearAttention",)
+# ONNX Runtime 1.31 and 1.32 have a kernel for it in this domain. Of the standard's one 1.32 makes a
+# loop of small products, which takes ten times as long a token; 1.31 does not know it. Both are
+# exact: a row's bits depend on it alone
+LINEAR_ATTENTION = "LinearAttention"
 
 
 def use_cpu_kernels(graph: ir.Graph) -> None:
-    """Replace nodes by those of ONNX Runtime's domain that compute the same."""
-    nodes = [node for node in graph.all_nodes() if node.op_type in FASTER and not node.domain]
+    """Use ONNX Runtime's `LinearAttention`, and the opset that is enough without the standard's.
+
+    Opset 25 has a new `Attention`, for which ONNX Runtime 1.32 has no kernel either: taken apart it
+    takes ten times as long.
+    """
+    nodes = [node for node in graph.all_nodes() if node.op_type == LINEAR_ATTENTION]
     for node in nodes:
         node.domain = MICROSOFT
     if nodes:
-        graph.opset_imports[MICROSOFT] = 1
+        graph.opset_imports.update({"": OPSET, MICROSOFT: 1})

@@ -6,6 +6,7 @@ random traffic in test_lossless.py.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -40,6 +41,7 @@ from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row
 from dflash_trt.engines.onnxruntime import Engine, use_one_pool
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs import target_graph, use_cpu_kernels
+from dflash_trt.graphs.builder import OPSET
 from dflash_trt.graphs.positions import inverse_frequencies
 
 ONE = "qwen3.5"
@@ -236,13 +238,28 @@ def test_the_cpus_pass_changes_nothing_but_rounding(name: str, tmp_path: Path) -
 
 def test_the_graph_has_the_standards_operator_and_the_cpus_its_own(case: Case) -> None:
     model = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False)
-    assert {(o.domain, o.version) for o in model.opset_import} == {("", 27), ("com.microsoft", 1)}
+    assert {(o.domain, o.version) for o in model.opset_import} == {("", 24), ("com.microsoft", 1)}
     graph = target_graph(case.built.target, (), 64, most_drafts=15).graph
     nodes = [node for node in graph.all_nodes() if node.op_type == "LinearAttention"]
     assert len(nodes) == 2 * len(case.built.target.spec.delta_nets)
     assert {node.domain for node in nodes} == {""}
     use_cpu_kernels(graph)
     assert {node.domain for node in nodes} == {"com.microsoft"}
+
+
+def test_onnx_runtime_takes_no_attention_apart(case: Case, tmp_path: Path) -> None:
+    """It does where it has no kernel: `Attention` of opset 25, the standard's `LinearAttention`."""
+    use_one_pool(2)
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.optimized_model_filepath = str(tmp_path / "placed.onnx")
+    ort.InferenceSession(case.built.target_engine / "model.onnx", options)
+    graph = onnx.load(tmp_path / "placed.onnx", load_external_data=False).graph
+    branches = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    placed = Counter(node.op_type for part in (graph, *branches) for node in part.node)
+    spec = case.built.target.spec
+    assert placed["Attention"] == len(spec.attention_layers)
+    assert placed["LinearAttention"] == 2 * len(spec.delta_nets)
 
 
 # --- no number depends on its neighbors ---------------------------------------------------------
@@ -264,7 +281,7 @@ def _session(op: str) -> ort.InferenceSession:
     x, y = (onnx.helper.make_tensor_value_info(name, 1, ["N"]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node(op, ["x"], ["y"])], "op", [x], [y])
     model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11
+        graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=11
     )
     return _open(model)
 
@@ -342,7 +359,7 @@ def _linear_attention(heads: int, keys: int, values: int) -> ort.InferenceSessio
         scale=keys**-0.5,
     )
     graph = helper.make_graph([node], "linear_attention", infos[:6], infos[6:])
-    opsets = [helper.make_opsetid("", 27), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return _open(helper.make_model(graph, opset_imports=opsets, ir_version=11))
 
 
