@@ -32,11 +32,17 @@ MAX_CHOICES = 64
 MAX_LOGPROBS = 20
 MAX_WORD = 256  # characters of a stop word or bad word
 MAX_TEXTS = 2**14  # characters of a list of texts
+MAX_TOOLS = 1024  # OpenAI takes 128
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes in a tensor
 OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 # tensorrtllm_backend's fields, with neutral values; None: any value
 UNUSED = {"pad_id": None, "end_id": None, "beam_width": 1, "length_penalty": 1, "len_penalty": 1}
 UNUSED |= dict.fromkeys(("return_log_probs", "return_context_logits", "early_stopping"), False)
+# request parameters of Triton's protocol and its clients that are taken
+TRITON_PARAMETERS = {
+    *("id", "timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"),
+    *("sequence_id", "sequence_start", "sequence_end", "headers"),
+}
 JSON = "JSON"  # a tensor of BYTES with a JSON document
 T = TypeVar("T")
 
@@ -144,7 +150,9 @@ class Sampling(Schema):
 class ChatTemplate(Schema):
     """Fields for a chat template, beside the messages."""
 
-    tools: Objects = Field([], description="a JSON list, for the chat template")
+    tools: Objects = Field(
+        [], max_length=MAX_TOOLS, description="a JSON list, for the chat template"
+    )
     tool_choice: Annotated[str | dict[str, Any], JSON] = Field(
         "auto",
         description='none, auto, required, or as JSON {"type": "function", "function": '

@@ -3,9 +3,10 @@
     python scripts/calibrate_plan.py           writes constants.yaml, then prints
     python scripts/calibrate_plan.py --show    only prints
 
-Seven numbers are fitted, to the figures marked `use: calibrate`: the squares of ln(predicted /
-measured) are made small by Gauss-Newton steps over the numbers' logarithms. One is taken, not
-fitted: the seconds of a small all-reduce, for which no figure tells it from small kernels.
+Eight numbers are fitted, to the figures marked `use: calibrate`: the squares of ln(predicted /
+measured) are made small by Gauss-Newton steps over the numbers' logarithms. Two are taken, not
+fitted: the seconds of a small all-reduce, for which no figure tells it from small kernels, and of
+one in two shots.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from dflash_trt.planning.published import acceptance_tables
 
 CONSTANTS = Path(__file__).parents[1] / "dflash_trt" / "planning" / "constants.yaml"
 ALL_REDUCE = 6e-6  # seconds, taken: one-shot, fused with the norm, eight GPUs
+TWO_SHOTS = 25e-6  # seconds, taken: NCCL's for a few kilobytes, eight GPUs
 START = Constants(
     bandwidth=0.8,
     flops=0.4,
@@ -48,8 +50,10 @@ START = Constants(
     kernel={"sglang": 5e-6, "tensorrt_llm": 4e-6},
     host={"sglang": 1e-3, "tensorrt_llm": 1e-3},
     all_reduce=ALL_REDUCE,
+    one_shot=0.2,
+    two_shots=TWO_SHOTS,
 )
-FITTED = 7
+FITTED = 8
 
 
 @dataclass(frozen=True)
@@ -147,13 +151,13 @@ def errors(constants: Constants, use: str) -> list[float]:
 def numbers(constants: Constants) -> np.ndarray:
     """Return the fitted constants as logarithms."""
     kernel, host = constants.kernel, constants.host
-    shares = (constants.bandwidth, constants.flops, constants.expert_flops)
+    shares = (constants.bandwidth, constants.flops, constants.expert_flops, constants.one_shot)
     seconds = (kernel["sglang"], kernel["tensorrt_llm"], host["sglang"], host["tensorrt_llm"])
     return np.log([*shares, *seconds])
 
 
 def constants(logarithms: np.ndarray) -> Constants:
-    bandwidth, flops, expert_flops, k0, k1, h0, h1 = map(float, np.exp(logarithms))
+    bandwidth, flops, expert_flops, one_shot, k0, k1, h0, h1 = map(float, np.exp(logarithms))
     return Constants(
         bandwidth=bandwidth,
         flops=flops,
@@ -161,6 +165,8 @@ def constants(logarithms: np.ndarray) -> Constants:
         kernel={"sglang": k0, "tensorrt_llm": k1},
         host={"sglang": h0, "tensorrt_llm": h1},
         all_reduce=ALL_REDUCE,
+        one_shot=one_shot,
+        two_shots=TWO_SHOTS,
     )
 
 

@@ -21,7 +21,8 @@ from importlib.util import find_spec
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+
+import httpx
 
 from dflash_trt.bench.report import Table
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
@@ -187,6 +188,13 @@ def _measure_method(
         report(f"loads of {method}", len(loads), len(loads))
 
 
+def _answers(url: str) -> bool:
+    """Return whether a server of this machine, to which no proxy leads, answers well."""
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=10, trust_env=False).is_success
+    return False
+
+
 @contextmanager
 def _serving(build: Path, log: Path) -> Iterator[str]:
     """Run `dflash-trt serve` during the block; yield its URL, or raise ServerError with its log."""
@@ -204,7 +212,7 @@ def _serving(build: Path, log: Path) -> Iterator[str]:
         )
     try:
         while server.poll() is None:
-            with suppress(OSError), urlopen(f"{url}/v1/models", timeout=10):
+            if _answers(f"{url}/v1/models"):
                 break
             time.sleep(POLL)
         else:

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dflash_trt.build.identity import Record
+from dflash_trt.build.manifest import build_digest
+from dflash_trt.build.program import program
 from dflash_trt.machine import machine, versions
 
 
@@ -47,6 +52,11 @@ class Cell:
         """Tokens committed per round."""
         return 1 + sum(self.kept)
 
+    @property
+    def setting(self) -> str:
+        """Return what was decoded how, without the task."""
+        return str(self).removeprefix(f"{self.task}, ")
+
     def __str__(self) -> str:
         drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
         parts = [self.task, self.method]
@@ -82,3 +92,18 @@ def step_milliseconds(cell: Cell) -> list[float]:
         median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
         for name in ("verify", "draft", "scheduler")
     ]
+
+
+def record_of(directory: Path, run: Run) -> Record:
+    """Return what is kept of a run beside the measured build."""
+    acceptance: dict[str, dict[str, float]] = {}
+    for cell in run.cells:
+        if cell.method != "plain":
+            acceptance.setdefault(cell.task, {})[cell.setting] = round(cell.tau, 4)
+    return Record(
+        build=build_digest(directory),
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        program=str(program()),
+        machine=f"{run.machine['cpu']}, {run.machine['cores']} cores",
+        acceptance=acceptance,
+    )

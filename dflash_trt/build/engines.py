@@ -8,24 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
-from dflash_trt.engines import (
-    MAX_BUFFERED,
-    EngineInfo,
-    StateInfo,
-    most_verified,
-    rank_directory,
-    write_info,
-)
+from dflash_trt.engines import MAX_BUFFERED, EngineInfo, StateInfo, most_verified, write_info
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
     GraphBuilder,
     Kind,
-    Rank,
     Storage,
     candidates_per_draft,
     drafter_graph,
-    share,
     target_graph,
     use_cpu_kernels,
 )
@@ -37,7 +28,6 @@ class EngineOptions:
     max_seq_len: int
     threads: int | None = None
     storage: Storage = COPIED
-    ranks: int = 1  # GPUs that compute it together, with an engine each (`rank_directory`)
     kind: Kind = "onnxruntime"  # of the graph (`GraphBuilder`)
     device: str = "cpu"  # or "cuda", where each node must have a kernel
     progress: Callable[[str], None] = lambda _: None  # called with each tensor's name
@@ -51,19 +41,15 @@ def build_target(
     # a round that starts at the last position still writes all its rows
     cache_len = _aligned(options.max_seq_len + verified)
     taps = drafter.target_layer_ids if drafter else ()
-
-    def graph(rank: Rank) -> GraphBuilder:
-        return target_graph(
-            target,
-            taps,
-            cache_len,
-            options.kind,
-            storage=options.storage,
-            rank=rank,
-            most_drafts=verified - 1,
-        )
-
-    return _build_ranks("target", target, drafter, cache_len, graph, directory, options)
+    graph = target_graph(
+        target,
+        taps,
+        cache_len,
+        options.kind,
+        storage=options.storage,
+        most_drafts=verified - 1,
+    )
+    return _build("target", target, drafter, cache_len, graph, directory, options)
 
 
 def build_drafter(
@@ -74,11 +60,8 @@ def build_drafter(
     # a neighbor's buffered and verified features, and the block, come after the last position
     rows = options.max_seq_len + MAX_BUFFERED + most_verified(spec.block_size) + spec.block_size
     cache_len = _aligned(rows)
-
-    def graph(rank: Rank) -> GraphBuilder:
-        return drafter_graph(drafter, target, cache_len, storage=options.storage, rank=rank)
-
-    return _build_ranks("drafter", drafter, spec, cache_len, graph, directory, options)
+    graph = drafter_graph(drafter, target, cache_len, storage=options.storage)
+    return _build("drafter", drafter, spec, cache_len, graph, directory, options)
 
 
 def _states(nets: Sequence[DeltaNet], most_drafts: int) -> StateInfo | None:
@@ -93,50 +76,43 @@ def _aligned(rows: int) -> int:
     return -(-rows // 8) * 8
 
 
-def _build_ranks(
+def _build(
     role: str,
     model: Target | Drafter,
     drafter: DrafterSpec | None,
     cache_len: int,
-    make_graph: Callable[[Rank], GraphBuilder],
+    graph: GraphBuilder,
     directory: Path,
     options: EngineOptions,
 ) -> dict[Path, Entry]:
-    written = dict[Path, Entry]()
-    for rank in (Rank(index, options.ranks) for index in range(options.ranks)):
-        graph = make_graph(rank)
-        if options.kind == "onnxruntime" and options.device == "cpu":
-            use_cpu_kernels(graph.graph)
-        own, _ = share(model.spec, model.weights, rank)
-        drafts = most_verified(drafter.block_size if drafter else 1) - 1
-        info = EngineInfo(
-            kind="onnxruntime",
-            role=role,
-            slots=options.slots,
-            max_seq_len=options.max_seq_len,
-            cache_len=cache_len,
-            threads=options.threads,
-            vocab_size=model.spec.num_logits,
-            best=candidates_per_draft(drafter) if drafter and role == "drafter" else 1,
-            pair_scores=bool(drafter and role == "drafter" and drafter.selector),
-            block_size=drafter.block_size if drafter else 1,
-            sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
-            mask_token_id=drafter.mask_token_id if drafter else 0,
-            caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.attention_layers),
-            states=_states(own.delta_nets, drafts),
-            feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
-            quantized=graph.storage.bits is not None,
-            rank=rank.index,
-            ranks=rank.of,
-            device=options.device,
-        )
-        at = rank_directory(directory, rank.index)
-        at.mkdir(parents=True, exist_ok=True)
-        written |= graph.save(at, options.progress)
-        if options.device == "cuda":
-            # imported here: it takes a while to load
-            from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
+    if options.kind == "onnxruntime" and options.device == "cpu":
+        use_cpu_kernels(graph.graph)
+    spec, block_size = model.spec, drafter.block_size if drafter else 1
+    info = EngineInfo(
+        kind="onnxruntime",
+        role=role,
+        slots=options.slots,
+        max_seq_len=options.max_seq_len,
+        cache_len=cache_len,
+        threads=options.threads,
+        vocab_size=spec.num_logits,
+        best=candidates_per_draft(drafter) if drafter and role == "drafter" else 1,
+        pair_scores=bool(drafter and role == "drafter" and drafter.selector),
+        block_size=block_size,
+        sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
+        mask_token_id=drafter.mask_token_id if drafter else 0,
+        caches=tuple((x.num_key_value_heads, x.head_dim) for x in spec.attention_layers),
+        states=_states(spec.delta_nets, most_verified(block_size) - 1),
+        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
+        quantized=graph.storage.bits is not None,
+        device=options.device,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    written = graph.save(directory, options.progress)
+    if options.device == "cuda":
+        # imported here: it takes a while to load
+        from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
 
-            check_graph(at / "model.onnx")
-        write_info(at, info)
+        check_graph(directory / "model.onnx")
+    write_info(directory, info)
     return written

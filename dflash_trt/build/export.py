@@ -11,6 +11,8 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -22,7 +24,7 @@ from dflash_trt.checkpoints import (
     drafter_format,
     drafter_layout,
     engine_kinds,
-    locate,
+    locate_config,
     pair_findings,
 )
 from dflash_trt.checkpoints.drafter import DFLASH2
@@ -53,11 +55,16 @@ NEWER = "context_recompute_tail"  # what that does not have, so that it reuses n
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
     """Return the script; raises ConfigError, CheckpointError, or PairError if unsupported."""
+    with TemporaryDirectory(prefix="dflash-trt-export-") as scratch:
+        return _export(config, engine, report, Path(scratch))
+
+
+def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> str:
     machine = config.llm.machine
-    target = locate(config.target, "target", report, weights=False)  # JSON files only
+    target = locate_config(config.target, "target", report, scratch)
     drafter, pinned = None, config.drafter
     if pinned is not None:
-        drafter = locate(pinned, "drafter", report, weights=False)
+        drafter = locate_config(pinned, "drafter", report, scratch)
         pinned = pinned.pinned(drafter.commit)
     changed = {"target": config.target.pinned(target.commit), "drafter": pinned}
     config = config.model_copy(update=changed)
@@ -104,6 +111,8 @@ def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[s
     for option, value in zip(FLAGS[engine].split(), values, strict=True):
         if value is not None:
             yield option, None if value == "" else value
+    if args.trust_remote_code:
+        yield "--trust-remote-code", None
 
 
 def _vllm(context: Context, args: LlmArgs) -> list[str]:

@@ -1,5 +1,10 @@
-"""Reading `manifest.json` of a build, and comparing every file with it."""
+"""Reading `manifest.json` of a build, and comparing every file with it.
 
+The SHA-256 of `manifest.json` names the build. Files of `deploy/` hold that digest, so the manifest
+counts them with zeros in its place.
+"""
+
+import hashlib
 import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -10,10 +15,24 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
-from dflash_trt.files import LARGE, Entry, Size, manifest_entry, read_as, read_json
+from dflash_trt.files import (
+    LARGE,
+    Entry,
+    Size,
+    manifest_entry,
+    read_as,
+    read_bytes,
+    read_json,
+)
 
 MANIFEST = "manifest.json"
+CONFIG = "config.yaml"  # as it was written
 SIGNATURE = "model.sig"  # covers all that a server reads, the manifest included: `signing.py`
+MEASURED = "measured.json"  # what `bench engine --record` measured
+UNCOVERED = (SIGNATURE, MEASURED)  # may come and go: in no manifest
+DEPLOY = "deploy/"
+SHORT = 12  # hex digits of a digest in names
+NO_DIGEST = "0" * 64  # stands for the digest in files of `deploy/` until it is known
 # cluster files: in the manifest, but not in images and signatures
 DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
 FULL = 16 << 30  # bytes of a build up to which all files are hashed by default
@@ -88,6 +107,33 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def build_digest(directory: Path) -> str:
+    """Return the SHA-256 of `manifest.json` as it was written; BuildError without one."""
+    try:
+        return hashlib.sha256(read_bytes(directory / MANIFEST)).hexdigest()
+    except OSError as error:
+        raise BuildError(
+            f"{directory} is not a directory that dflash-trt built",
+            "Make one with `dflash-trt build CONFIG`",
+        ) from error
+
+
+def write_digest(directory: Path, digest: str) -> None:
+    """Put the digest into the files of `deploy/`, where zeros stand for it."""
+    for file in (directory / DEPLOY).rglob("*"):
+        if file.is_file():
+            text = file.read_text(encoding="utf-8").replace(NO_DIGEST, digest)
+            text = text.replace(NO_DIGEST[:SHORT], digest[:SHORT])
+            file.write_text(text, encoding="utf-8")
+
+
+def _entry_without_digest(file: Path, digest: str) -> Entry:
+    """Return the entry of a file of `deploy/`, as it was before `write_digest`."""
+    text = read_bytes(file).replace(digest.encode(), NO_DIGEST.encode())
+    text = text.replace(digest[:SHORT].encode(), NO_DIGEST[:SHORT].encode())
+    return {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
+
+
 def speculation_of(manifest: Manifest) -> Speculation:
     """Return a build's speculation; BuildError if another version wrote an unknown value."""
     try:
@@ -131,11 +177,14 @@ def differences(
         size = sum(int(each.get("size", 0)) for each in listed.values())
         depth = "full" if size <= FULL else "quick"
     limit = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
+    digest = build_digest(directory)
     both, changed = sorted(found.keys() & listed.keys()), []
     for done, name in enumerate(both):
         report("checking files", done, len(both))
         try:
-            if not _unchanged(found[name], listed[name], 0 if name in digested else limit):
+            hashed_below = 0 if name in digested else limit
+            of_deploy = digest if name.startswith(DEPLOY) else None
+            if not _unchanged(found[name], listed[name], hashed_below, of_deploy):
                 changed.append(name)
         except OSError as error:
             raise BuildError(
@@ -148,20 +197,24 @@ def differences(
     return Differences(changed, sorted(missing), sorted(found.keys() - listed.keys()))
 
 
-def _unchanged(file: Path, listed: Entry, hashed_below: float) -> bool:
+def _unchanged(file: Path, listed: Entry, hashed_below: float, digest: str | None) -> bool:
+    """Compare a file; digest: the build's, for a file that may hold it."""
     if file.is_symlink() or not file.is_file() or file.stat().st_size != listed.get("size"):
         return False
-    return file.stat().st_size >= hashed_below or manifest_entry(file) == listed
+    if file.stat().st_size >= hashed_below:
+        return True
+    if digest is not None:
+        return _entry_without_digest(file, digest) == listed
+    return manifest_entry(file) == listed
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return all files of the build, sorted, without its signature."""
+    """Return all files of the build that its manifest covers, and the manifest; sorted."""
+    uncovered = {directory / name for name in UNCOVERED}
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
     return sorted(
-        file
-        for file in found
-        if (file.is_symlink() or not file.is_dir()) and file != directory / SIGNATURE
+        file for file in found if (file.is_symlink() or not file.is_dir()) and file not in uncovered
     )
 
 

@@ -29,7 +29,6 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs import check_even
 
 DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
@@ -53,9 +52,6 @@ def prepare(
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
     target, drafter = for_length(target, length), drafter and for_length(drafter, length)
-    if isinstance(config.engine, TensorRT):
-        for model in (target, drafter) if drafter else (target,):
-            check_even(model.spec, model.role, config.engine.tensor_parallel_size)
     of_target = Input(
         target_at, [*_input_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
     )
@@ -135,23 +131,22 @@ def _write(
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(plans)  # fails now if something is not installed
-    ranks = plans.tensor_parallel_size if plans else 1
-    count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
+    count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
     spec = drafter.spec if drafter else None
-    of_target = replace(options, progress=count, ranks=ranks, kind=engine.kind)
+    of_target = replace(options, progress=count, kind=engine.kind)
     digests = build_target(target, spec, engines / "target", of_target)
     if drafter is not None:
         tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
-        count = _Counter("building the drafter engine", tensors * ranks, report)
+        count = _Counter("building the drafter engine", tensors, report)
         bits: Literal[8] | None = None if options.storage.bits is None else 8
         storage = replace(options.storage, bits=bits, int8_inputs=True)
-        of_drafter = replace(options, progress=count, ranks=ranks, storage=storage)
+        of_drafter = replace(options, progress=count, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:
         build_plans(engines, plans, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, spec.block_size if spec else 1)
-    write_deployment(directory, config, ranks)
+    write_deployment(directory, config)
     return Written(digests)
 
 

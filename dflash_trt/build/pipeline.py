@@ -4,12 +4,12 @@ Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.build.manifest import CONFIG, MANIFEST, Manifest, build_digest, read_manifest
 from dflash_trt.build.provenance import (
     Job,
     Written,
@@ -40,12 +40,17 @@ class BuildResult:
     warnings: list[Finding]  # about the pair
     written: Written  # empty unless built
 
+    @property
+    def digest(self) -> str:
+        return build_digest(self.directory)
 
-def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
+
+def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> BuildResult:
     """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
 
-    The directory appears complete or not at all, and replaces an older build. Raises ConfigError,
-    CheckpointError, PairError, or BuildError for the output.
+    The directory appears complete or not at all, and replaces an older build. text: the config as
+    it was written, which is kept. Raises ConfigError, CheckpointError, PairError, or BuildError for
+    the output.
     """
     started = time.monotonic()
     output = output.resolve()
@@ -58,11 +63,13 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
             _check_replaceable(output)  # again, now that no other process changes it
-            inputs = inputs_manifest(job, report)
+            inputs = inputs_manifest(job, text, report)
             manifest = matching_manifest(output, inputs, report)
             built, written = manifest is None, Written()
             if manifest is None:
                 written = job.write(scratch)
+                if text:
+                    (scratch / CONFIG).write_text(text, encoding="utf-8")
                 write_bom(scratch, inputs, job)
                 manifest = write_manifest(scratch, inputs, written, report)
                 publish(scratch, output)
@@ -71,8 +78,26 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    warnings = [*job.warnings, *written.warnings]
+    warnings = [*job.warnings, *written.warnings, *_unpinned(config, job), *_spaced(output)]
     return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
+
+
+def _unpinned(config: BuildConfig, job: Job) -> Iterator[Finding]:
+    """Yield a warning for each source on the Hub whose revision may move."""
+    for role, model in job.models.items():
+        source = getattr(config, role)
+        if model.at.commit is not None and source.revision != model.at.commit:
+            found = f"{role} {source.hub} at {source.revision!r} is {model.at.commit} now"
+            fix = f"To build the same again, write revision: {model.at.commit}"
+            yield Finding("revision-pinned", "warning", found, fix)
+
+
+def _spaced(output: Path) -> Iterator[Finding]:
+    if any(character.isspace() for character in str(output)):
+        found = f"Triton serves from no path with a space, as in {output}"
+        yield Finding(
+            "path-without-space", "warning", found, "Serve it through a link: ln -s BUILD /srv/NAME"
+        )
 
 
 def _check_replaceable(output: Path) -> None:

@@ -4,29 +4,32 @@ The bill is CycloneDX 1.6, with the models as machine-learning components. It de
 build's inputs, so that it is reproducible: no time, no random serial number.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dflash_trt
+from dflash_trt.build.deployment import pinned_requirements
 from dflash_trt.build.manifest import (
     MANIFEST,
     Manifest,
+    build_digest,
     differences,
     file_name,
     files_of,
     read_manifest,
+    write_digest,
 )
-from dflash_trt.build.repository import templates
+from dflash_trt.build.program import program
 from dflash_trt.checkpoints import Located, Report, read_card, read_json
 from dflash_trt.checkpoints.findings import Finding
-from dflash_trt.config import BuildConfig
-from dflash_trt.files import Entry, manifest_entry, sha256_of_concatenated
+from dflash_trt.config import BuildConfig, TargetSource
+from dflash_trt.files import Entry, manifest_entry
 
 if TYPE_CHECKING:
     from dflash_trt.build.acceptance_probe import Cost
@@ -67,16 +70,20 @@ class Job:
         return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})
 
 
-def inputs_manifest(job: Job, report: Report) -> Manifest:
-    """Return everything that determines a build's bytes; no paths or times, for reproducibility."""
+def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
+    """Return everything that determines a build's bytes; no paths or times, for reproducibility.
+
+    text: the config as it was written; "": it comes from no file.
+    """
     config, models = job.config, job.models
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
         for role, model in models.items()
     }
     manifest = {
-        "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
+        "dflash_trt": program().as_manifest(),
         "name": config.name,
+        "config_text": hashlib.sha256(text.encode()).hexdigest() if text else None,
         "config": config.model_dump(mode="json", exclude=LEFT_OUT),
         **{role: model.known for role, model in models.items()},
         "inputs": inputs,
@@ -85,12 +92,25 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
             for role, model in models.items()
             if model.at.commit
         },
+        "packages": {"target": package} if (package := _package(config)) else {},
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
 
 
+def _package(config: BuildConfig) -> dict[str, str] | None:
+    """Return the installed package that holds the target, as its index names it; None: none."""
+    source = config.target
+    if not isinstance(source, TargetSource) or source.package is None:
+        return None
+    module = source.package
+    names = packages_distributions().get(module) or [module]
+    with suppress(PackageNotFoundError):
+        return {"name": names[0], "version": version(names[0]), "file": str(source.gguf)}
+    return {"name": names[0], "version": "", "file": str(source.gguf)}
+
+
 def write_manifest(directory: Path, inputs: Manifest, written: Written, report: Report) -> Manifest:
-    """Write `manifest.json` over all files below `directory`; must be the last file written."""
+    """Write `manifest.json` over all files below `directory`, and its digest into `deploy/`."""
     known = written.digests
     left = [file for file in files_of(directory) if file not in known]
     files = digests(directory, left, report, "hashing")
@@ -98,6 +118,7 @@ def write_manifest(directory: Path, inputs: Manifest, written: Written, report: 
     cost = {"quantization": asdict(written.cost)} if written.cost else {}
     manifest = {**inputs, **cost, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_digest(directory, build_digest(directory))
     return manifest
 
 
@@ -105,8 +126,16 @@ def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifes
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
-    same = {key: value for key, value in manifest.items() if key not in MADE} == inputs
-    return manifest if same and not differences(output, manifest, "full", report) else None
+    if _of_any_commit(manifest) != _of_any_commit(inputs):
+        return None
+    return None if differences(output, manifest, "full", report) else manifest
+
+
+def _of_any_commit(manifest: Manifest) -> Manifest:
+    """Return the inputs without the program's commit: the digest of its code says what it is."""
+    inputs = {key: value for key, value in manifest.items() if key not in MADE}
+    made_by = {key: value for key, value in manifest["dflash_trt"].items() if key != "commit"}
+    return inputs | {"dflash_trt": made_by}
 
 
 def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
@@ -118,15 +147,6 @@ def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -
     return found
 
 
-def _own_digest() -> str:
-    """Return a digest of the package's code, because other code may build other bytes."""
-    package = Path(dflash_trt.__file__).parent
-    code = [file for file in package.rglob("*") if file.is_file()]
-    code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
-    models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
-    return sha256_of_concatenated([*sorted(code), *sorted(models)])
-
-
 BOM = "bom.cdx.json"
 ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
 # libraries whose version affects a build's bytes
@@ -136,6 +156,7 @@ Json = dict[str, Any]
 
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
+    """Write the bill: both models, and the packages of the image with their versions."""
     text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
     own = {
         "type": "application",
@@ -145,6 +166,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     }
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
+    components += map(_package_component, pinned_requirements(job.config).values())
     # a drafter needs the target's embedding, head and features
     needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {
@@ -181,6 +203,9 @@ def _model(role: str, directory: Path, inputs: Manifest) -> Json:
     if hub:
         component["version"] = hub["commit"]
         component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
+    elif package := inputs["packages"].get(role):
+        component["version"] = package["version"]
+        component["purl"] = f"pkg:pypi/{package['name']}@{package['version']}"
     if license:
         component["licenses"] = [{"license": {"name": license}}]
     return component
@@ -198,6 +223,20 @@ def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
         }
         for name, entry in files.items()
     ]
+
+
+def _package_component(requirement: str) -> Json:
+    """Return a package of the image: pinned, or by name where it was not installed here."""
+    name, _, number = requirement.partition("==")
+    if not number:
+        return {"type": "library", "bom-ref": f"image/{requirement}", "name": requirement}
+    return {
+        "type": "library",
+        "bom-ref": f"image/{name}",
+        "name": name,
+        "version": number,
+        "purl": f"pkg:pypi/{name}@{number}",
+    }
 
 
 def _libraries() -> Iterator[Json]:

@@ -1,7 +1,7 @@
 """Writer of a Triton model repository: the models of `model_repository/`, filled in for a build."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
 from dflash_trt.build.settings import Settings, as_parameters
+from dflash_trt.chat import turn_end_ids
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
@@ -32,7 +33,7 @@ def write_repository(
         tokenizer=TOKENIZER,
         engines=ENGINES,
         mode=serving.mode,
-        eos_token_ids=frozenset(target.eos_token_ids),
+        eos_token_ids=text_ends(directory, target.eos_token_ids, target.vocab_size),
         slots=serving.slots,
         max_queue=serving.max_queue,
         max_seq_len=serving.max_seq_len,
@@ -55,12 +56,13 @@ def write_repository(
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
     """Write `directory/model_repository`; its public models read `llm_args.yaml` as they start."""
     target = pair.target
-    ends = eos_token_ids(target.directory, target.number("vocab_size"))
+    vocab_size = target.number("vocab_size")
+    ends = text_ends(directory, eos_token_ids(target.directory, vocab_size), vocab_size)
     parameters = {
         "mode": KIND,
         "tokenizer": TOKENIZER,
         "engines": ENGINES,
-        "eos_token_ids": sorted(set(ends)),
+        "eos_token_ids": sorted(ends),
         "max_queue": config.serving.max_queue,
         "max_per_client": config.serving.max_per_client,
         "sampling": request_defaults(config, directory),
@@ -68,6 +70,11 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
     for model in PUBLIC:
         chosen = as_parameters(parameters) if model == "dflash" else {}
         _write_model(directory / "model_repository", model, config.name, chosen)
+
+
+def text_ends(directory: Path, stated: Iterable[int], vocab_size: int) -> frozenset[int]:
+    """Return the tokens that end a text: those stated, and the chat template's end of a turn."""
+    return frozenset(stated) | frozenset(turn_end_ids(directory / "tokenizer", vocab_size))
 
 
 def request_defaults(config: BuildConfig, directory: Path) -> dict[str, int | float]:

@@ -2,13 +2,15 @@
 
 A template refuses some chats and silently leaves out parts of others. So each chat is tried as a
 specimen first: the same roles and calls, with marks as contents. It is kept if all marks appear in
-the output; otherwise the first rewrites below that make them appear are used.
+the output; otherwise the first rewrites below that make them appear are used. Where nothing shows
+all, what shows most goes, and only an instruction or a question that would be lost is refused.
 """
 
 import json
 import re
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
 from typing import Any
@@ -17,7 +19,9 @@ from dflash_trt.chat.messages import THOUGHT, Message
 from dflash_trt.errors import RequestError
 
 MARK = re.compile(r"zq(\d+)(?:[nv]\d+)?z")  # with the message's number
+TEXT_MARK = re.compile(r"zq\d+z")  # of a message's text; others are in its calls
 MOST_REWRITES = 3
+REPLIES = ("assistant", "tool")  # roles whose messages may be left out where nothing shows them
 INSTRUCTIONS = ("system", "developer")
 Rewrite = Callable[[list[Message]], list[Message]]
 # as in Qwen2.5's template, which has Hermes' calls
@@ -59,12 +63,38 @@ def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
     return {"id": f"id-of-{name}", "type": "function", "function": function}
 
 
+@dataclass(frozen=True, order=True)
+class Loss:
+    """How much of a chat a template leaves out; smaller is better."""
+
+    instructions_and_questions: int  # and other roles that a client made up
+    calls_and_results: int
+    texts: int  # of the assistant
+
+    @property
+    def must_be_refused(self) -> bool:
+        """Return whether the answer would be to another question than the client's."""
+        return self.instructions_and_questions > 0
+
+
+NOTHING_LOST = Loss(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The rewrites that show most of a chat, and the numbers of the messages that must not go."""
+
+    rewrites: tuple[Rewrite, ...] = ()
+    refused: tuple[int, ...] = ()  # messages that would be lost
+
+
 def find_rewrites(
     specimen: list[Message], render: Callable[[list[Message]], str], rewrites: Sequence[Rewrite]
-) -> tuple[tuple[Rewrite, ...], list[int]]:
-    """Return the fewest that show the most, and messages not shown; none if all are refused."""
-    marks = {found[0] for found in MARK.finditer(json.dumps(specimen))}
-    best, least, tried = tuple[Rewrite, ...](), set[str](), list[list[Message]]()
+) -> Arrangement:
+    """Return the fewest rewrites that show the most; none if the template refuses all."""
+    marks = _marks(json.dumps(specimen))
+    best, least = Arrangement(), None
+    tried = list[list[Message]]()
     for count in range(MOST_REWRITES + 1):
         for chosen in combinations(rewrites, count):
             arranged = rewritten(specimen, chosen)
@@ -75,12 +105,39 @@ def find_rewrites(
                 text = render(arranged)
             except RequestError:
                 continue
-            lost = marks - {found[0] for found in MARK.finditer(text)}
-            if not lost:
-                return chosen, []
-            if not least or len(lost) < len(least):
-                best, least = chosen, lost
-    return best, sorted({int(MARK.findall(mark)[0]) for mark in least})
+            lost = marks - _marks(text)
+            loss = _loss(specimen, lost)
+            if least is None or loss < least:
+                best, least = Arrangement(chosen, _refused(specimen, lost)), loss
+            if loss == NOTHING_LOST:
+                return best
+    return best
+
+
+def _marks(text: str) -> set[str]:
+    return {match[0] for match in MARK.finditer(text)}
+
+
+def _message_of(mark: str) -> int:
+    return int(MARK.findall(mark)[0])
+
+
+def _loss(specimen: Sequence[Message], lost: Iterable[str]) -> Loss:
+    instructions, calls, texts = 0, 0, 0
+    for mark in lost:
+        role = specimen[_message_of(mark)]["role"]
+        if role not in REPLIES:
+            instructions += 1
+        elif role == "tool" or not TEXT_MARK.fullmatch(mark):
+            calls += 1
+        else:
+            texts += 1
+    return Loss(instructions, calls, texts)
+
+
+def _refused(specimen: Sequence[Message], lost: Iterable[str]) -> tuple[int, ...]:
+    numbers = {_message_of(mark) for mark in lost}
+    return tuple(sorted(n for n in numbers if specimen[n]["role"] not in REPLIES))
 
 
 def rewritten(messages: list[Message], rewrites: Sequence[Rewrite]) -> list[Message]:
@@ -111,23 +168,28 @@ def system_in_user(messages: list[Message]) -> list[Message]:
 
 
 def calls_in_words(messages: list[Message]) -> list[Message]:
-    """Write calls as text in Hermes' format, and tool results as user messages."""
-    result: list[Message] = []
+    """Write calls as text in Hermes' format, and tool results in a row as one user message."""
+    result = list[Message]()
+    responses = list[str]()  # of tools, not yet in a message
+
+    def end_responses() -> None:
+        if responses:
+            result.append({"role": "user", "content": "\n".join(responses)})
+            responses.clear()
+
     for message in messages:
         calls = [
             f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
             for call in message.get("tool_calls", ())
         ]
         text = "\n".join(filter(None, (message["content"], *calls)))
-        if message["role"] != "tool":
-            rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            result.append({**rest, "content": text})
+        if message["role"] == "tool":
+            responses.append(f"<tool_response>\n{text}\n</tool_response>")
             continue
-        text = f"<tool_response>\n{text}\n</tool_response>"
-        last = result[-1] if result else {}
-        if last.get("role") == "user" and last["content"].endswith("</tool_response>"):
-            text = f"{result.pop()['content']}\n{text}"
-        result.append({"role": "user", "content": text})
+        end_responses()
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        result.append({**rest, "content": text})
+    end_responses()
     return result
 
 
@@ -136,27 +198,54 @@ def one_call_a_message(messages: list[Message]) -> list[Message]:
     result, rest = list[Message](), deque(messages)
     while rest:
         message = rest.popleft()
-        calls, given = message.get("tool_calls", []), list[Message]()
-        while calls and rest and rest[0]["role"] == "tool":
-            given.append(rest.popleft())
-        if calls and message["content"]:
+        calls = message.get("tool_calls", [])
+        if not calls:
+            result.append(message)
+            continue
+        results = list[Message]()
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        if message["content"]:
             result.append({"role": message["role"], "content": message["content"]})
-        for call in calls:
-            result.append({**message, "content": "", "tool_calls": [call]})
-            message = {"role": message["role"]}  # only the first call keeps the reasoning
-            result += [each for each in given if each.get("tool_call_id") == call["id"]]
-        result += [each for each in given if each not in result] if calls else [message]
+        result += _one_by_one(message, calls, results)
     return result
+
+
+def _one_by_one(
+    message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]
+) -> list[Message]:
+    """Return each call in a message of its own before its results; only the first has reasoning."""
+    by_id = defaultdict[object, list[Message]](list)
+    for each_result in results:
+        by_id[each_result.get("tool_call_id")].append(each_result)
+    arranged = list[Message]()
+    for call in calls:
+        arranged.append({**message, "content": "", "tool_calls": [call]})
+        message = {"role": message["role"]}
+        arranged += by_id.pop(call["id"], [])
+    for of_no_call in by_id.values():
+        arranged += of_no_call
+    return arranged
 
 
 def neighbors_joined(messages: list[Message]) -> list[Message]:
-    result: list[Message] = []
-    for each in messages:
-        last = result[-1] if result else {}
-        if each["role"] == last.get("role") != "tool" and "tool_calls" not in last:
-            each = {**result.pop(), **_with_texts(each, last["content"], each["content"])}
-        result.append(each)
-    return result
+    """Join messages of one role in a row, but not results, nor anything after calls."""
+    groups = list[list[Message]]()
+    for message in messages:
+        last = groups[-1][-1] if groups else None
+        joins = last is not None and last["role"] == message["role"] != "tool"
+        if joins and last is not None and "tool_calls" not in last:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return [_joined(group) for group in groups]
+
+
+def _joined(group: Sequence[Message]) -> Message:
+    fields: Message = {}
+    for message in group:
+        fields |= message
+    return _with_texts(fields, *(message["content"] for message in group))
 
 
 # in the order of application

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.chat.arrange import (
     REWRITES,
+    Arrangement,
     Rewrite,
     calls_in_words,
     find_rewrites,
@@ -33,7 +34,7 @@ from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools,
 from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
-from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids, load_tokenizer
 from dflash_trt.checkpoints.findings import Found, NotKnown, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
@@ -91,6 +92,14 @@ class ChatModel:
         # without markers a channel's name would appear in the text
         return frozenset() if self.dialect.format is HARMONY else self._special
 
+    def hidden_in_chats(self, *, with_tools: bool) -> frozenset[int]:
+        """Special tokens to leave out of a chat's answer; its parts are told by the others."""
+        tags, format = self.dialect.reasoning_tags, self.dialect.format
+        markers = [tags.open, tags.close] if tags else []
+        if with_tools and format:
+            markers += format.markers
+        return self.hidden - {self._added.get(marker, -1) for marker in markers}
+
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -116,13 +125,11 @@ class ChatModel:
             text, _, _ = text.rpartition(OPEN_END)
         tags = dialect.reasoning_tags
         opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
-        markers = [tags.open, tags.close] if tags else []
-        markers += dialect.format.markers if shown and dialect.format else []
         prompt = ChatPrompt(
             text,
             thinking=bool(opened) and text.rstrip().endswith(opened),
             grammar="",
-            hidden=self.hidden - {self._added.get(each, -1) for each in markers},
+            hidden=self.hidden_in_chats(with_tools=bool(shown)),
             tools=tuple(wanted or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
         )
@@ -170,24 +177,27 @@ class ChatModel:
         if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
         key = json.dumps([specimen_of(read), bool(tools), dict(values)])
-        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find_rewrites)(key)
-        arranged = rewritten(read, rewrites)
+        find = self._cached if len(key) <= MOST_CACHED else self._find_rewrites
+        arrangement = find(key)
+        arranged = rewritten(read, arrangement.rewrites)
         try:
             text = self._render_chat(arranged, tools, values)
         except RequestError:
             if not tools:
                 raise
             text = self._render_chat(arranged, with_defaults(tools), values)
-        if lost:
-            at = lost[0] - (len(read) - len(messages))  # tools may come first
-            what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
+        if arrangement.refused:
+            number = arrangement.refused[0]
+            index = number - (len(read) - len(messages))  # tools may come first
+            what = f"messages[{index}] of role {read[number]['role'][:40]!r}"
             raise RequestError(
-                f"{what} would be lost: this model's chat template leaves such a message out",
+                f"{what if index >= 0 else 'tools'} would be lost: this model's chat template "
+                "leaves such a message out",
                 "Send it in another role, such as user.",
             )
-        return rewrites, text
+        return arrangement.rewrites, text
 
-    def _find_rewrites(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
+    def _find_rewrites(self, key: str) -> Arrangement:
         specimen, has_tools, values = json.loads(key)
         hermes = self.dialect.format is HERMES
         rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
@@ -236,28 +246,56 @@ def chat_template(pair: Pair) -> Found:
     return Found(True, "the chat template writes a plain message")
 
 
-@check("warning")
+@check("note")
 def end_of_turn(pair: Pair) -> Found:
-    """Check that the token after an answer ends the text, or another turn would follow."""
+    """Tell what the chat template writes after an answer: that token ends a text, too."""
     target, model = pair.target, _chat_model(pair)
-    known = target.read[0].eos_token_ids if target.read else None
-    ends = known or eos_token_ids(target.directory, target.number("vocab_size"))
-    added = {token.content for token in target.tokenizer.get_added_tokens_decoder().values()}
+    try:
+        token = turn_end(model, target.tokenizer)
+    except RequestError as error:
+        raise NotKnown(error.problem) from None
+    if token is None:
+        return Found(True, "the chat template writes no token after an answer")
+    stated = target.read[0].eos_token_ids if target.read else None
+    ends = stated or eos_token_ids(target.directory, target.number("vocab_size"))
+    number = target.tokens[token]
+    what = f"the chat template writes {token!r} after an answer, which ends a text"
+    if number in ends:
+        return Found(True, what)
+    fix = f"Other servers need {number} in eos_token_id of generation_config.json"
+    return Found(False, f"{what} beside those that the checkpoint names, {list(ends)}", fix)
+
+
+def turn_end(model: ChatModel, tokenizer: Tokenizer) -> str | None:
+    """Return the token that a template writes after an answer; None if it writes none.
+
+    Without it a model whose config names another end goes on with turns that it makes up. Raises
+    RequestError if the template refuses a plain chat.
+    """
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     chat = [*as_chat("Hello"), SAID]
     for messages in (chat, [*chat, *ASKED]):  # after the last answer, or between two turns
-        try:
-            text = model.prompt(messages, template_values={}).text.partition(SAID["content"])[2]
-        except RequestError as error:
-            raise NotKnown(error.problem) from None
-        text = text.partition(ASKED[0]["content"])[0]
-        if found := [(text.find(token), -len(token), token) for token in added if token in text]:
-            token = min(found)[2]
-            ended = target.tokens[token] in ends
-            what = f"the chat template writes {token!r} after an answer, "
-            what += "which ends a text" if ended else f"and texts end with {list(ends)} alone"
-            fix = f"Add its id, {target.tokens[token]}, to eos_token_id in generation_config.json"
-            return Found(ended, what, fix)
-    return Found(True, "the chat template writes no token after an answer")
+        text = model.prompt(messages, template_values={}).text
+        _, _, after = text.partition(SAID["content"])
+        before_next, _, _ = after.partition(ASKED[0]["content"])
+        written = [token for token in added if token in before_next]
+        if written:
+            return min(written, key=lambda token: (before_next.find(token), -len(token)))
+    return None
+
+
+def turn_end_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """Return the id of a tokenizer directory's `turn_end`, if it has one within the vocabulary."""
+    template = load_chat_template(directory)
+    if template is None:
+        return ()
+    tokenizer = load_tokenizer(directory)
+    try:
+        token = turn_end(ChatModel(tokenizer, template), tokenizer)
+    except RequestError:
+        return ()
+    number = None if token is None else tokenizer.token_to_id(token)
+    return () if number is None or number >= vocab_size else (number,)
 
 
 CHAT_CHECKS = (chat_template, end_of_turn)

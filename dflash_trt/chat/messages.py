@@ -1,6 +1,7 @@
 """Normalization of clients' messages: text, reasoning, calls with ids, no empty fields."""
 
 import json
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,27 +26,66 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     if not messages:
         raise RequestError("messages is empty", "Send at least one message.")
-    names: dict[str, str] = {}  # of functions, by call id
-    waiting: list[str] = []  # ids of calls without results
+    calls = _Calls()
     result = []
-    for at, sent in enumerate(messages):
-        place = f"messages[{at}]"
+    for index, sent in enumerate(messages):
+        place = f"messages[{index}]"
         if not isinstance(sent.get("role"), str):
             raise RequestError(f"{place} has no role", FIX)
         message = _normalize(place, sent)
         for number, call in enumerate(message.get("tool_calls", ())):
-            call = _normalize_call(f"{place}.tool_calls[{number}]", call, f"call{len(names):05}")
-            message["tool_calls"][number] = call
-            names[call["id"]] = call["function"]["name"]
-            waiting.append(call["id"])
+            call_place = f"{place}.tool_calls[{number}]"
+            message["tool_calls"][number] = calls.add(_normalize_call(call_place, call))
         if message["role"] == "tool":
-            if waiting and "tool_call_id" not in message:
-                message["tool_call_id"] = waiting[0]
-            answered = message.get("tool_call_id")
-            waiting = [each for each in waiting if each != answered]
-            message |= {"name": names[answered]} if answered in names else {}
+            calls.answer(message)
+        if message["role"] == "user":
+            calls.end_turn()
         result.append(message)
     return result
+
+
+class _Calls:
+    """Calls so far, by ids that no two of those without a result share.
+
+    Clients choose ids, and some give the same one to several calls. Their results belong to them
+    in order.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # of functions, by id
+        self._waiting: OrderedDict[str, str] = OrderedDict()  # id sent, by the one given here
+        self._same: defaultdict[str, deque[str]] = defaultdict(deque)  # ids given here, by id sent
+        self._times: Counter[str] = Counter()  # that an id has been sent again
+
+    def add(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the call with its id, or another where a call without a result has the same."""
+        sent = call["id"] or f"call{len(self._names):05}"
+        unique = sent
+        while unique in self._waiting:
+            self._times[sent] += 1
+            unique = f"{sent}-{self._times[sent]}"
+        self._names[unique] = call["function"]["name"]
+        self._waiting[unique] = sent
+        self._same[sent].append(unique)
+        return {**call, "id": unique}
+
+    def end_turn(self) -> None:
+        """Leave ids to the next turn's calls, which may have the same ones."""
+        self._same.clear()
+
+    def answer(self, result: Message) -> None:
+        """Give a result the id and the name of its call; without an id it is the oldest call's."""
+        sent = result.get("tool_call_id")
+        if sent is None and self._waiting:
+            sent = next(iter(self._waiting.values()))
+        if sent is None:
+            return
+        same = self._same.get(str(sent))
+        unique = same.popleft() if same else str(sent)
+        self._waiting.pop(unique, None)
+        result["tool_call_id"] = unique
+        if unique in self._names:
+            result["name"] = self._names[unique]
 
 
 def _normalize(place: str, sent: Mapping[str, Any]) -> Message:
@@ -85,7 +125,8 @@ def _text_and_reasoning(place: str, content: Any, role: str) -> tuple[str, str]:
     return "\n".join(texts), "\n".join(thoughts)
 
 
-def _normalize_call(place: str, call: Any, default_id: str) -> dict[str, Any]:
+def _normalize_call(place: str, call: Any) -> dict[str, Any]:
+    """Return the call with its arguments as an object; an id that was not sent is ""."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place} is no call of a function", FIX_CALL)
@@ -94,7 +135,7 @@ def _normalize_call(place: str, call: Any, default_id: str) -> dict[str, Any]:
         value = parse_json(arguments) if isinstance(arguments, str) else arguments
         arguments = value if isinstance(value, dict) else arguments
     function = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or default_id), "type": "function", "function": function}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
 
 
 def without_nulls(tools: Sequence[Any]) -> list[Any]:

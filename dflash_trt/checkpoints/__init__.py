@@ -33,7 +33,15 @@ from dflash_trt.checkpoints.pair import (
     inspect,
     pair_findings,
 )
-from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
+from dflash_trt.checkpoints.source import (
+    Located,
+    Report,
+    locate,
+    locate_argument,
+    locate_config,
+    packaged_config,
+    small_files,
+)
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DecoderSpec,
@@ -53,4 +61,4 @@ from dflash_trt.checkpoints.target import (
     sampling_defaults,
     target_shapes,
 )
-from dflash_trt.checkpoints.weights import INDEX, Shard, Weights, open_files
+from dflash_trt.checkpoints.weights import INDEX, Weights, open_files

@@ -66,15 +66,31 @@ OPTIONAL = (
 def tokenizer_files(directory: Path) -> list[Path]:
     """Return what exists, sorted; CheckpointError without tokenizer.json or for a link outside."""
     if not (directory / REQUIRED).is_file():
-        raise CheckpointError(
-            f"{directory} has no {REQUIRED}",
-            "Write it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
+        raise _no_tokenizer(directory)
     files = [*(directory / name for name in (REQUIRED, *OPTIONAL)), *directory.glob(MORE_TEMPLATES)]
     found = sorted(file for file in files if file.is_file())
     for file in found:
         check_inside(directory, file)
     return found
+
+
+def _no_tokenizer(directory: Path) -> CheckpointError:
+    settings = directory / "tokenizer_config.json"
+    code = read_json(settings).get("auto_map") if settings.is_file() else None
+    if code is not None:  # Kimi's tiktoken.model
+        return CheckpointError(
+            f"{directory} has code for a tokenizer and no {REQUIRED}; dflash-trt runs no code of a "
+            "checkpoint",
+            "Serve the pair by an engine that does, with engine.args: {trust_remote_code: true}: "
+            "`dflash-trt export vllm CONFIG` or `dflash-trt export sglang CONFIG`",
+        )
+    copy = ""
+    if directory.parent.name == "snapshots":
+        copy = (
+            "Take a copy of the model (`hf download ID --local-dir DIR`) as target: {path: DIR}. "
+        )
+    write = f"Write {REQUIRED} there with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+    return CheckpointError(f"{directory} has no {REQUIRED}", copy + write)
 
 
 def copy_tokenizer(target: Path, build: Path) -> None:

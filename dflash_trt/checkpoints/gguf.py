@@ -7,12 +7,14 @@ tokenizer, card, and a link to the weights.
 
 import json
 import math
+import os
 import re
+import shutil
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -253,6 +255,7 @@ WORDS = (  # with the number of digits kept together
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+PREFIX = "dflash-trt-gguf-"  # then the process's number
 _directories: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
@@ -274,13 +277,22 @@ def as_directory(file: Path) -> Path:
     except Exception as error:  # a value is missing or of another type; the tokenizer's are bare
         what = f"its metadata make no model ({type(error).__name__}: {error})"
         raise header.wrong(what) from error
-    _directories.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
+    _remove_leftovers()
+    _directories.append(TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-"))
     directory = Path(_directories[-1].name, file.stem)  # the name that messages show
     directory.mkdir()
     for name, text in files.items():
         (directory / name).write_text(text + "\n", encoding="utf-8")
     (directory / LINK).symlink_to(file.resolve())
     return directory
+
+
+def _remove_leftovers() -> None:
+    """Remove the directories of this user's processes that were killed."""
+    for directory in Path(gettempdir()).glob(f"{PREFIX}*"):
+        number = directory.name.removeprefix(PREFIX).partition("-")[0]
+        if number.isdigit() and not Path("/proc", number).exists():
+            shutil.rmtree(directory, ignore_errors=True)  # others' stay: they cannot be removed
 
 
 def find_packaged_file(package: str, name: Path) -> Path:

@@ -38,6 +38,11 @@ class Model(Generic[Spec]):
         return self.read is None and self.refusal is None
 
     @property
+    def only_config(self) -> bool:
+        """Whether config.json is all that is here of the model."""
+        return [file.name for file in self.directory.iterdir()] == ["config.json"]
+
+    @property
     def spec(self) -> Spec:
         return self._read()[0]
 

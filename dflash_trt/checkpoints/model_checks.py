@@ -38,6 +38,8 @@ def target_tensors(pair: Pair) -> Found:
 @check("error")
 def tokenizer(pair: Pair) -> Found:
     """Check that there is a tokenizer, which serving requires."""
+    if pair.target.only_config:
+        raise NotKnown("of the target only config.json is here")
     tokenizer_files(pair.target.directory)
     return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
 
@@ -349,6 +351,11 @@ TAPPED = (
     "Qwen3NextFor", "Qwen3_5",
 )  # fmt: skip
 ZLABS = "Use the drafter in z-lab's layout"
+# methods that it has since 1.4.0rc1, and dflash-trt does not build
+UNBUILT = {
+    "LiLiCorr": "TensorRT-LLM drafts with LiLiCorr (pull request 19856), but no drafter's "
+    "config.json was public to check one by (November 2026)"
+}
 
 
 @check("error", "dflash", "eagle3")
@@ -399,10 +406,11 @@ def drafter_method(pair: Pair) -> Found:
     other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
     found = "eagle3" if is_eagle3(values) else "" if other else "dflash"
     named = other or {"eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
+    what = f"the drafter is {named}, speculation.method {pair.method}"
+    if other in UNBUILT:
+        what += f". {UNBUILT[other]}"
     fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
-    return Found(
-        found == pair.method, f"the drafter is {named}, speculation.method {pair.method}", fix
-    )
+    return Found(found == pair.method, what, fix)
 
 
 @check("error", "dflash")

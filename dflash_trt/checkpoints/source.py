@@ -4,10 +4,12 @@
 HF_ENDPOINT), and resuming after a broken connection. Complete files survive a killed download.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
 from dflash_trt.checkpoints.gguf import as_directory, find_packaged_file
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
+from dflash_trt.planning import published_config
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
@@ -24,6 +27,7 @@ FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors", "mask_embedding.pt"]
 # copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
 NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
+PROBE_TIMEOUT = 1.0  # seconds
 
 
 class Located(NamedTuple):
@@ -31,15 +35,20 @@ class Located(NamedTuple):
     commit: str | None  # commit of a Hub source's revision
 
 
-def locate(source: Source, role: str, report: Report, *, weights: bool = True) -> Located:
-    """Download what is on the Hub (offline: the last commit seen); CheckpointError if it fails."""
+def locate(
+    source: Source, role: str, report: Report, *, weights: bool = True, offline: bool = False
+) -> Located:
+    """Download what is on the Hub; CheckpointError if it fails.
+
+    Offline, or if the Hub does not answer: the last commit seen, if it is in the cache.
+    """
     if source.path is not None:
         return Located(source.path, None)
     if isinstance(source, TargetSource) and source.gguf is not None:
         file = find_packaged_file(source.package, source.gguf) if source.package else source.gguf
         return Located(as_directory(file), None)
     # imported here: it takes longer than everything else in a finished build
-    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
 
     assert source.hub is not None
     try:
@@ -49,13 +58,59 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
                 revision=source.revision,
                 allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
                 ignore_patterns=NOT_READ,
-                local_files_only=constants.HF_HUB_OFFLINE,
+                local_files_only=offline or _hub_status() is None,
                 tqdm_class=_reporting_bars(f"fetching {source.hub}", report),
             )
         )
     except Exception as error:  # exceptions of the library, httpx, the system and Rust code
         raise _download_error(error, source, role) from error
     return Located(directory, directory.name)
+
+
+def locate_config(source: Source, role: str, report: Report, scratch: Path) -> Located:
+    """Find a model's small files; of a published one without the Hub too, as the package has it.
+
+    scratch: a directory for what the package has, config.json alone.
+    """
+    offline = published_config(source.hub or "") is not None and not hub_answers()
+    try:
+        return locate(source, role, report, weights=False, offline=offline)
+    except CheckpointError as error:
+        if not offline:
+            raise
+        return packaged_config(source, role, scratch, error)
+
+
+def packaged_config(source: Source, role: str, scratch: Path, error: CheckpointError) -> Located:
+    """Write a published model's config.json to `scratch`; raises the error if it is not known."""
+    if (values := published_config(source.hub or "")) is None:
+        raise error
+    print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
+    (scratch / role).mkdir()
+    (scratch / role / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return Located(scratch / role, None)
+
+
+def hub_answers() -> bool:
+    """Ask once: without a network `huggingface_hub` may try again and again."""
+    return _hub_status() not in (None, 502, 503, 504)
+
+
+def _hub_status() -> int | None:
+    """Return the HTTP status of the Hub's first page; None without a connection, or offline."""
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    return None if constants.HF_HUB_OFFLINE else _status_of(constants.ENDPOINT)
+
+
+@cache
+def _status_of(endpoint: str) -> int | None:
+    from huggingface_hub import get_session  # noqa: PLC0415
+
+    try:
+        return get_session().head(endpoint, timeout=PROBE_TIMEOUT).status_code
+    except Exception:  # of httpx, the system and proxies
+        return None
 
 
 def small_files(directory: Path) -> list[Path]:
@@ -68,8 +123,11 @@ def small_files(directory: Path) -> list[Path]:
     return sorted(small)
 
 
-def locate_argument(argument: str, role: str, report: Report) -> Path:
-    """Return a command's directory argument: a path, or ORG/NAME@REVISION on the Hub."""
+def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> Path:
+    """Return a command's directory argument: a path, or ORG/NAME@REVISION on the Hub.
+
+    Without the Hub of a published model only what `locate_config` finds.
+    """
     path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
     packaged = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
     if path.is_dir():
@@ -86,6 +144,8 @@ def locate_argument(argument: str, role: str, report: Report) -> Path:
             "Give a Hugging Face model directory, ORG/NAME@REVISION for one on the Hub, or a GGUF "
             "file",
         )
+    if published_config(source.hub or "") is not None and not hub_answers():
+        return locate_config(source, role, report, scratch).directory
     return locate(source, role, report).directory
 
 
@@ -119,6 +179,8 @@ def _download_error(error: Exception, source: Source, role: str) -> CheckpointEr
     status = getattr(getattr(error, "response", None), "status_code", None)
     cause = error if status else error.__cause__ or error
     reason = " ".join(str(cause).split())[:300] or type(cause).__name__
+    if isinstance(cause, errors.LocalEntryNotFoundError):
+        reason = "no connection, and nothing of it is in the cache"
     # a thread without a connection closed the session of this one
     if isinstance(cause, AttributeError) or "client has been closed" in reason:
         reason = "no connection"

@@ -3,9 +3,9 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,13 +21,6 @@ from dflash_trt.checkpoints.stored import (
     read_header,
 )
 from dflash_trt.errors import CheckpointError
-
-
-class Shard(NamedTuple):
-    axis: int
-    start: int
-    stop: int  # excluded
-
 
 # stacks of experts, and the projections whose rows each expert has in them
 STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -76,7 +69,6 @@ class Weights:
             self.files, stored = open_files(directory)
             self.files += [file for file in [directory / MODELOPT_FILE] if file.is_file()]
             self._tensors = {**dequantized(stored, config or {}, directory)}
-        self._shards: dict[str, Shard] = {}
         for name, tensor in sorted(self._tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
@@ -90,10 +82,7 @@ class Weights:
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        whole, shard = self._tensor(name).shape, self._shards.get(name)
-        if shard is None:
-            return whole
-        return (*whole[: shard.axis], shard.stop - shard.start, *whole[shard.axis + 1 :])
+        return self._tensor(name).shape
 
     def dtype(self, name: str) -> str:
         """Return "BF16", "F16" or "F32"; for a vocabulary map the type in `MAPS`."""
@@ -117,16 +106,12 @@ class Weights:
             yield self._entries(name, start, min(start + rows, count))
 
     def _entries(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return entries `start .. stop-1` of the first axis, read with what surrounds them."""
-        tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
-        axis, low, high = shard
-        if axis == 0:
-            start, stop = start + low, stop + low
+        """Return entries `start .. stop-1` of the first axis."""
+        tensor = self._tensor(name)
         if isinstance(tensor, Quantized) and len(tensor.shape) == 2:
-            return tensor.read().reshape(tensor.shape)[start:stop, *((slice(low, high),) * axis)]
+            return tensor.read().reshape(tensor.shape)[start:stop]
         size = math.prod(tensor.shape[1:])
-        entries = tensor.read(start * size, (stop - start) * size).reshape(-1, *tensor.shape[1:])
-        return entries[(slice(None),) * axis + (slice(low, high),)] if axis else entries
+        return tensor.read(start * size, (stop - start) * size).reshape(-1, *tensor.shape[1:])
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
@@ -144,7 +129,7 @@ class Weights:
     def block_format(self, name: str) -> str | None:
         """Return a tensor's format in `gguf.BITS`, which `blocks` supports; else None."""
         tensor = self._tensor(name)
-        if not isinstance(tensor, Packed) or name in self._shards:
+        if not isinstance(tensor, Packed):
             return None
         return tensor.kind if tensor.kind in BITS else None
 
@@ -157,18 +142,10 @@ class Weights:
 
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
-        tensor, shard = self._tensor(name), self._shards.get(name, Shard(0, 0, 0))
-        if not isinstance(tensor, Stored) or isinstance(tensor, Packed) or shard.axis:
+        tensor = self._tensor(name)
+        if not isinstance(tensor, Stored) or isinstance(tensor, Packed):
             return None
-        row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
-        return tensor.file, tensor.offset + shard.start * row
-
-    def shard(self, cut_for: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
-        """Return a view with tensors cut to the range that `cut_for` returns for name and shape."""
-        view = copy.copy(self)
-        cuts = {name: cut_for(name, tensor.shape) for name, tensor in self._tensors.items()}
-        view._shards = {name: cut for name, cut in cuts.items() if cut is not None}
-        return view
+        return tensor.file, tensor.offset
 
     def unstacked(self) -> "Weights":
         """Return a view with each expert's matrices by name, where a file has them in one tensor.

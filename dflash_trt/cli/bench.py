@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Built, Config, Json, reporting
+from dflash_trt.cli.output import Built, Check, Config, Json, reporting
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,13 +35,19 @@ def engine(
     prompt_count: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 16,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the acceptance beside the build, for `info`.")
+    ] = False,
+    check: Check = None,
     json_: Json = False,
 ) -> None:
     """Compare decoding methods in turns over the same prompts."""
-    from dflash_trt.bench import Plan, engine_report, load_task, run_engine
-    from dflash_trt.build import read_manifest
+    from dflash_trt.bench import Plan, engine_report, load_task, record_of, run_engine
+    from dflash_trt.build import check_build, read_manifest
+    from dflash_trt.build.identity import write_record
 
     manifest = read_manifest(directory)
+    check_build(directory, check)
     tasks = {
         label: load_task(
             name,
@@ -65,6 +71,8 @@ def engine(
         run = run_engine(directory, plan, partial(progress, "passes"))
     if output is not None:
         output.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
+    if record:
+        write_record(directory, record_of(directory, run))
     print(json.dumps(asdict(run)) if json_ else engine_report(run))
     if any(cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)

@@ -23,9 +23,10 @@ def build(
     from dflash_trt.config import load_config
 
     settings = load_config(config)
+    text = config.read_text(encoding="utf-8")
     directory = output or Path("build") / settings.name
     with reporting() as report:
-        result = run(settings, directory, report)
+        result = run(settings, directory, report, text)
     for warning in result.warnings:
         print(f"{warning.result}: {warning}", file=sys.stderr)
     files = result.manifest["files"]
@@ -35,6 +36,7 @@ def build(
         print_json(
             directory=str(result.directory),
             built=result.built,
+            digest=result.digest,
             files=len(files),
             bytes=size,
             seconds=round(result.seconds, 3),
@@ -86,14 +88,22 @@ def check(
 def sign(
     directory: Built,
     key: Annotated[Path, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")],
+    json_: Json = False,
 ) -> None:
     """Sign every file of a build (OpenSSF Model Signing): writes model.sig into it."""
     from dflash_trt.build import check_build
+    from dflash_trt.build.signing import read_signature
     from dflash_trt.build.signing import sign as run
 
     with reporting() as report:
         check_build(directory, "full", report)
-    print(f"signed: {run(directory, key)}")
+    file = run(directory, key)
+    signature = read_signature(directory)
+    assert signature is not None
+    if json_:
+        print_json(signature=str(file), digest=signature.of, key=signature.key)
+    else:
+        print(f"signed: {file}")
 
 
 def export(

@@ -1,15 +1,16 @@
 """The command line. Commands map to functions; heavy modules load inside them."""
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
-from dflash_trt import __version__
-from dflash_trt.cli import bench, build, examine, serve
+from dflash_trt.cli import batch, bench, build, examine, info, serve
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
@@ -24,6 +25,7 @@ GROUPS: Mapping[str, Mapping[Callable[..., None] | str, str]] = {
     "Serve": {
         serve.serve: "build/pycode --http-port 8000 --grpc-port 8001",
         serve.generate: "'def main():' --max-tokens 64",
+        batch.batch: "requests.jsonl answers.jsonl --url http://127.0.0.1:8000",
         serve.update_drafter: "build/better --http-port 8000",
         examine.doctor: "build/gpt-oss-120b",
     },
@@ -33,6 +35,8 @@ GROUPS: Mapping[str, Mapping[Callable[..., None] | str, str]] = {
         "bench": "engine build/pycode",
     },
     "Release": {
+        info.info: "build/pycode",
+        info.diff: "build/last-week build/pycode",
         build.check: "build/pycode --key signer.pub",
         build.sign: "build/pycode --key signer.pem",
     },
@@ -57,7 +61,9 @@ for group, commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dflash-trt {__version__}")
+        from dflash_trt.build.program import program  # noqa: PLC0415
+
+        print(program())
         raise typer.Exit
 
 
@@ -71,8 +77,18 @@ def common(
     """From a language model and its DFlash drafter to a running Triton Inference Server."""
 
 
+def _end(_number: int, _frame: object) -> None:
+    print("error: stopped by SIGTERM", file=sys.stderr)
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def main() -> int:
-    """Run the command line; return 0, 1 failed, 2 bad usage or config, 130 interrupted."""
+    """Run the command line.
+
+    Return 0, 1 failed, 2 bad usage or config, 130 interrupted, 143 terminated.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)  # so that nothing is left behind; `serve` has its own
     try:
         app()
     except SystemExit as exit_:

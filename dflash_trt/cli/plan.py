@@ -1,8 +1,6 @@
 """`dflash-trt plan`: what a config's pair needs of a machine, and its speed there."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,14 @@ from typing import Any
 from rich.table import Column, Table
 
 from dflash_trt import planning, tensorrt_llm
-from dflash_trt.checkpoints import Pair, Report, locate, open_drafter, open_target
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    locate_config,
+    open_drafter,
+    open_target,
+    packaged_config,
+)
 from dflash_trt.cli.show import on_one_line, text_console
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
@@ -21,20 +26,15 @@ BLOCK = 16  # z-lab's default
 MIB, GIB, WIDTH = 1 << 20, 1 << 30, 140
 
 
-def locate_config(source: Source, role: str, report: Report, scratch: Path) -> Path:
+def locate_planned(source: Source, role: str, report: Report, scratch: Path) -> Path:
     """Return a directory with at least the model's config.json.
 
     Of a published model that cannot be downloaded, the package's (`models.yaml`) in `scratch`.
     """
     try:
-        return locate(source, role, report, weights=False).directory
+        return locate_config(source, role, report, scratch).directory
     except CheckpointError as error:
-        if (values := planning.published_config(source.hub or "")) is None:
-            raise
-        print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
-    (scratch / role).mkdir()
-    (scratch / role / "config.json").write_text(json.dumps(values), encoding="utf-8")
-    return scratch / role
+        return packaged_config(source, role, scratch, error).directory
 
 
 def make_plan(
@@ -49,33 +49,36 @@ def make_plan(
 
     target, drafter: directories with at least a config.json. hardware: overrides the config's.
     """
-    engine, longest = config.engine, config.serving.max_seq_len or tensorrt_llm.CONTEXT
-    args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
+    engine, summary, drafting = config.engine, open_target(target), open_drafter(drafter)
+    block = _block_size(config, drafting.values)
+    args = None
     if isinstance(engine, TensorRTLLM):
         summary = tensorrt_llm.as_if_quantized(engine.quantize, summary)
-        hardware, gpus = hardware or engine.machine, engine.gpus
+        hardware = hardware or engine.machine
         # the arguments that `build` would write
-        pair = Pair(summary, drafting)
-        args = tensorrt_llm.choose_args(tensorrt_llm.Context(config, pair, hardware))
+        planned = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
+        args = tensorrt_llm.choose_args(planned)
+        backend = args.value("speculative_config.attention_backend")
+        backend = backend or tensorrt_llm.drafter_backend(planned)
+        deployment = tensorrt_llm.deployment(planned, args, backend, block)
     elif hardware is None:
         raise ConfigError(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
             f"Give --machine: one of {', '.join(planning.PRESETS)}",
         )
-    values = tensorrt_llm.target_values(target, summary.values)
-    size, block = planning.target_size(values), _block_size(config, drafting.values)
-    backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
-    if args is not None:
-        backend = args.value("speculative_config.attention_backend") or backend
-    deployment = planning.Deployment(
-        machine=hardware,
-        gpus=gpus or hardware.all_gpus,
-        target=size,
-        drafter=planning.drafter_size(drafting.values, size),
-        block=block,
-        kv_bytes=tensorrt_llm.kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
-        paged=backend == "TRTLLM",
-    )
+    else:
+        planned = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
+        values = tensorrt_llm.target_values(target, summary.values)
+        size = planning.target_size(values)
+        deployment = planning.Deployment(
+            machine=hardware,
+            gpus=hardware.all_gpus,
+            target=size,
+            drafter=planning.drafter_size(drafting.values, size),
+            block=block,
+            kv_bytes=tensorrt_llm.kv_bytes(values, "auto"),
+            backend=tensorrt_llm.drafter_backend(planned),
+        )
     hubs = config.target.hub or "", dflash_drafter(config).hub or ""
     tau, source = planning.expected_acceptance(hubs[1], block - 1)
     if acceptance is not None:
@@ -83,12 +86,14 @@ def make_plan(
     if tau > block:
         fix = "Give the mean number of tokens that a round commits"
         raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
+    longest = (args.max_seq_len if args else config.serving.max_seq_len) or tensorrt_llm.CONTEXT
     context = context or min(tensorrt_llm.CONTEXT, longest)
+    longest = max(context, longest)
     methods = planning.PLAIN, planning.dflash(deployment.drafter, tau, block - 1)
     return {
         "name": config.name,
         "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
-        "target": _about_model(size, hubs[0] or target.name),
+        "target": _about_model(deployment.target, hubs[0] or target.name),
         "drafter": _about_model(deployment.drafter, hubs[1] or drafter.name),
         "assumed": {
             "context": context,
@@ -96,7 +101,7 @@ def make_plan(
             "acceptance": tau,
             "acceptance_from": source,
             "kv_bytes": deployment.kv_bytes,
-            "attention_backend": backend,
+            "attention_backend": deployment.backend,
         },
         "built": args  # the layout that `build` chooses
         and {
@@ -105,8 +110,10 @@ def make_plan(
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
-        "memory": [*deployment.memory(CONTEXTS)],
-        "speed": [point for method in methods for point in deployment.speed(method, context)],
+        "memory": [*deployment.memory(CONTEXTS, longest)],
+        "speed": [
+            point for method in methods for point in deployment.speed(method, context, longest)
+        ],
         "errors": planning.fit_errors(),
     }
 

@@ -40,6 +40,17 @@ def serve(
             help="Origin of web pages that may call: https://a.example, or * for any. Repeatable.",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Further name by which clients call a server on loopback without a key. "
+            "Repeatable.",
+        ),
+    ] = None,
+    response_store: Annotated[
+        int, typer.Option(min=0, help="MiB of answers of /v1/responses to keep for an hour.")
+    ] = 64,
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="Time for running requests after SIGTERM.")
     ] = 20.0,
@@ -57,9 +68,16 @@ def serve(
     OpenAI's API, Triton's HTTP, the metrics and a chat page are on the HTTP port; gRPC has its own
     port.
     """
+    from dflash_trt.build import read_manifest
+    from dflash_trt.build.identity import made_here
+    from dflash_trt.build.program import describe, program
     from dflash_trt.serving.server import Options, read_security
     from dflash_trt.serving.server import serve as run
 
+    manifest = read_manifest(repo)
+    if not made_here(manifest):
+        made_by = describe(manifest["dflash_trt"])
+        print(f"warning: {made_by} made this build; this is {program()}", file=sys.stderr)
     security = read_security(
         host,
         grpc_cert=grpc_cert,
@@ -67,11 +85,13 @@ def serve(
         key_file=key_file,
         old_server_exposed=insecure_old_server,
         allow_origin=allow_origin or (),
+        allow_host=allow_host or (),
     )
     options = Options(
         http_port=http_port,
         grpc_port=grpc_port,
         security=security,
+        response_store=response_store,
         drain_seconds=drain_seconds,
         check=check,
         signer=require_signature,

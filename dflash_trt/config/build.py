@@ -160,11 +160,6 @@ class TensorRT(Section):
     dtype: Literal["bf16", "fp16"] = Field(
         default="bf16", description="sets the type of weights, matrix products and KV caches"
     )
-    tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
-        default=1,
-        description="shards the models over this many GPUs, a plan for each; `serve` runs those "
-        "of one",
-    )
     compute_capabilities: list[Capability] | None = Field(
         default=None,
         min_length=1,

@@ -16,6 +16,8 @@ from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 MOST = 20  # complaints shown
 Complaint = tuple[int, str, str]  # line, problem, fix
 SCHEMA = "`dflash-trt schema` shows what each field takes"
+# fields that are gone, with what to do
+GONE = {"tensor_parallel_size": "For several GPUs use engine: {kind: tensorrt_llm, gpus: N}"}
 
 
 def load_config(path: Path) -> BuildConfig:
@@ -111,7 +113,8 @@ def _complaint(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
         sections = [each.get("properties", {}) for each in (schema, *schema["$defs"].values())]
         known = {name for section in sections if loc[-1] not in section for name in section}
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
-        problem, fix = f"unknown field '{field}'", f"Did you mean '{near[0]}'?" if near else SCHEMA
+        guess = f"Did you mean '{near[0]}'?" if near else SCHEMA
+        problem, fix = f"unknown field '{field}'", GONE.get(str(loc[-1]), guess)
     elif kind == "missing":
         value = "{path: DIRECTORY}" if field in ("target", "drafter") else "VALUE"
         problem, fix = f"field '{field}' is missing", f"Add {field}: {value} to the config"

@@ -149,7 +149,7 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if (new := slots.prefilling) is not None:
                 new.started = time.monotonic()
-                if self.active == 1 and new.request.drafting:
+                if self._expected == 1 and new.request.drafting:
                     self._policy.begin(bool(new.request.sampling.temperature))
                 drafted = (
                     self._drafts_after_prompt(new) or self._order_without_drafter([new]) != DISCARD
@@ -186,6 +186,10 @@ class Scheduler:
         masks = _masks([sequence], [None]) if last else None
         output, report = self._run([sequence], len(decoding), [row], lines, wanted, masks)
         report.prompt_tokens = count
+        if drafts and report.draft:
+            sampled = bool(sequence.request.sampling.temperature)
+            policy = self._policy_for([sequence])
+            policy.prefilled(self._expected, sampled, report.draft)
         if scored:
             output = sequence.score_prompt(output, count - last)
         ran = _drafter_ran(wanted, [row], output)
@@ -204,7 +208,12 @@ class Scheduler:
 
     def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
         policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
-        return sequence.request.drafting and policy.prefill(self.active, sampled)
+        return sequence.request.drafting and policy.prefill(self._expected, sampled)
+
+    @property
+    def _expected(self) -> int:
+        """Sequences that will decode together once those that wait have a slot."""
+        return min(self.active + len(self._queue), self._max_slots)
 
     def _policy_for(self, sequences: Sequence[SequenceState]) -> Policy:
         """Return the policy; if one sequence always drafts, the whole batch does."""
@@ -314,7 +323,9 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self._slots.free(sequence)
                 continue
-            sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
+            sequence.candidates = None
+            if wanted > 0:
+                sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
 
 
 def _drafter_ran(wanted: int, rows: Sequence[Sequence[int]], output: RoundOutput) -> bool:

@@ -8,7 +8,6 @@ from dflash_trt.engines.info import (
     EngineInfo,
     StateInfo,
     most_verified,
-    rank_directory,
     read_info,
     write_info,
 )

@@ -82,15 +82,10 @@ class EngineInfo:
     block_size: Size  # the anchor and the tokens drafted at once; 1 without a drafter
     sample_from_anchor: bool  # the first draft is from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[
-        tuple[Size, Size], ...
-    ]  # kv heads (of this rank) and head_dim per attention layer
+    caches: tuple[tuple[Size, Size], ...]  # kv heads and head_dim per layer with attention
     feature_size: int  # taps * hidden_size; 0 without taps
     states: StateInfo | None = None  # of a hybrid
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
-    # among GPUs that compute together; ranks above 0 are inside rank 0's directory
-    rank: int = 0
-    ranks: Size = 1
     plan: PlanInfo | None = None  # for kind tensorrt
     device: str = "cpu"  # for kind onnxruntime: "cpu" or "cuda"
 
@@ -105,9 +100,9 @@ class EngineInfo:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token's keys and values, over all ranks."""
+        """Bytes of a token's keys and values."""
         wide = 2 if self.plan else 4  # 16 bits in plans, float32 in graphs
-        return 2 * wide * sum(heads * size for heads, size in self.caches) * self.ranks
+        return 2 * wide * sum(heads * size for heads, size in self.caches)
 
     @property
     def most_verified(self) -> int:
@@ -117,10 +112,6 @@ class EngineInfo:
 def most_verified(block_size: int) -> int:
     """Return the most tokens of a sequence in a round: the anchor and drafts."""
     return max(block_size, MOST_VERIFIED)
-
-
-def rank_directory(rank_0: Path, rank: int) -> Path:
-    return rank_0 / f"rank-{rank}" if rank else rank_0
 
 
 def write_info(directory: Path, info: EngineInfo) -> None:

@@ -3,5 +3,4 @@
 from dflash_trt.graphs.builder import COPIED, WEIGHTS_FILE, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.cpu import use_cpu_kernels
 from dflash_trt.graphs.drafter import candidates_per_draft, drafter_graph
-from dflash_trt.graphs.sharding import Rank, check_even, share
 from dflash_trt.graphs.target import target_graph

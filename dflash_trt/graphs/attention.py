@@ -57,7 +57,7 @@ def attention_block(
         mixed = g.op("Mul", mixed, g.op("Sigmoid", gate))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
-    out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
+    out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases)
     if g.spec.sandwich_norms:
         out = rms_norm(g, out, f"{layer.prefix}post_attention_layernorm")
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))

@@ -27,7 +27,6 @@ from dflash_trt.graphs.quantized import (
     quantize_to_7_bits,
     widen_to_8_bits,
 )
-from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
 CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight
@@ -130,7 +129,6 @@ DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.Da
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
-COLLECTIVES = "ai.onnx.contrib"  # TensorRT accepts DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
 Bits = Literal[4, 8]
 
@@ -149,8 +147,7 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    It keeps the rank's share of the model's spec and weights (`sharding.py`). kind: of the engine,
-    for graphs that differ by kind (`mlp.py`).
+    kind: of the engine, for graphs that differ by kind (`mlp.py`).
     """
 
     def __init__(
@@ -160,18 +157,14 @@ class GraphBuilder:
         weights: Weights,
         kind: Kind = "onnxruntime",
         storage: Storage = COPIED,
-        rank: Rank = ALONE,
     ) -> None:
-        self.spec, self.weights = share(spec, weights, rank)
+        self.spec, self.weights = spec, weights
         self.kind = kind
-        self.rank = rank
         self.storage = storage
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
-        opsets = {"": HYBRID_OPSET if spec.delta_nets else OPSET}
-        if rank.of > 1:
-            opsets[COLLECTIVES] = 1
-        self.graph = ir.Graph((), (), nodes=(), opset_imports=opsets, name=name)
+        opset = HYBRID_OPSET if spec.delta_nets else OPSET
+        self.graph = ir.Graph((), (), nodes=(), opset_imports={"": opset}, name=name)
         self._tape = Tape(self.graph)
         self._nodes = self._tape  # of the branch that is being built (`when`)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
@@ -221,18 +214,6 @@ class GraphBuilder:
         for i, value in enumerate(values):  # names are unique across branches
             value.name = f"{name}_{i}"
         return branch
-
-    def collective(self, x: ir.Value, operation: str, reduce_op: str) -> ir.Value:
-        """Add a collective over all ranks of float32 `x` (TensorRT's DistCollective)."""
-        attributes: dict[str, int | str] = {
-            "collective_operation": operation,
-            "reduce_op": reduce_op,
-            "nb_rank": self.rank.of,
-            "root": -1,
-        }
-        out = self._tape.op("DistCollective", (x,), attributes, domain=COLLECTIVES)
-        out.type = ir.TensorType(ir.DataType.FLOAT)  # no schema says so
-        return out
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)

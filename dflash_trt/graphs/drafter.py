@@ -6,10 +6,9 @@ from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, Weights, draft_
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.dflash2 import pair_scores
-from dflash_trt.graphs.layers import embed, head, linear, open_layer, own_columns, rms_norm
+from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 CANDIDATES = 16  # best tokens of a draft; fewer would change speed, never texts
 
@@ -19,7 +18,7 @@ def candidates_per_draft(spec: DrafterSpec) -> int:
 
 
 def drafter_graph(
-    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED, rank: Rank = ALONE
+    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED
 ) -> GraphBuilder:
     """Build the drafter's graph (DFlash paper, section 4.1), with the target's tables or its own.
 
@@ -34,7 +33,7 @@ def drafter_graph(
     after the call: the next call overwrites them with its features.
     """
     spec = drafter.spec
-    g = GraphBuilder("drafter", spec, drafter.weights, storage=storage, rank=rank)
+    g = GraphBuilder("drafter", spec, drafter.weights, storage=storage)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -49,9 +48,8 @@ def drafter_graph(
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     # exact: a feature must not depend on how many there are
-    own = own_columns(g, features, width)
-    context = g.op("Reshape", own, g.ints(-1, width // rank.of))
-    context = linear(g, context, "fc", bias=False, exact=True, summed=True)
+    context = g.op("Reshape", features, g.ints(-1, width))
+    context = linear(g, context, "fc", bias=False, exact=True)
     context = rms_norm(g, context, "hidden_norm")
     each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
     context = g.op("Reshape", context, each)
@@ -74,9 +72,8 @@ def _tables(
     g: GraphBuilder, spec: DrafterSpec, target: Target
 ) -> tuple[ir.Value, tuple[Weights, str]]:
     """Return the embedding `[vocab, hidden_size]` and the head's tensor, own or the target's."""
-    _, shared = share(target.spec, target.weights, g.rank)
-    embedding = (shared, f"{target.spec.prefix}embed_tokens.weight")
-    table = embedding if target.spec.tie_word_embeddings else (shared, "lm_head.weight")
+    embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
+    table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
     if "embed_tokens" in spec.own_tables:
         embedding = (g.weights, "embed_tokens.weight")
     if "lm_head" in spec.own_tables:

@@ -1,4 +1,4 @@
-"""Layer parts shared by target and drafter, and collectives that join the ranks' shares."""
+"""Layer parts shared by target and drafter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,41 +9,6 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import LayerSpec, Weights
 from dflash_trt.graphs.builder import Bits, GraphBuilder
 from dflash_trt.graphs.quantized import BLOCK
-
-
-def sum_ranks(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
-
-
-def gather_columns(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
-    """Gather the columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
-    if g.rank.of == 1:
-        return x
-    # ranks are concatenated along the first axis
-    x = g.collective(x, "all_gather", "none")
-    x = g.op("Reshape", x, g.ints(g.rank.of, -1, size // g.rank.of))
-    return g.op("Reshape", g.op("Transpose", x, perm=(1, 0, 2)), g.ints(-1, size))
-
-
-def own_columns(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
-    """Slice this rank's part of the last axis of `x` `[n, S, size]`."""
-    if g.rank.of == 1:
-        return x
-    width = size // g.rank.of
-    start = g.rank.index * width
-    return g.op("Slice", x, g.ints(start), g.ints(start + width), g.ints(-1))
-
-
-def look_up(g: GraphBuilder, table: ir.Value, tokens: ir.Value, vocab: int) -> ir.Value:
-    """Look up float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
-    if g.rank.of == 1:
-        return g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
-    size = vocab // g.rank.of
-    row = g.op("Sub", tokens, g.ints(g.rank.index * size))
-    ours = g.op("And", g.op("Less", g.ints(-1), row), g.op("Less", row, g.ints(size)))
-    found = g.op("Gather", table, g.op("Where", ours, row, g.ints(0)), axis=0)
-    found = g.float32(found, table.dtype)
-    return sum_ranks(g, g.op("Where", g.op("Unsqueeze", ours, g.ints(-1)), found, g.number(0.0)))
 
 
 @dataclass(frozen=True)
@@ -84,7 +49,8 @@ def open_layer(g: GraphBuilder, index: int, cache_len: int, most_drafts: int = 0
 
 def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
     """Embed tokens int64 `[n, S]` by a table `[vocab, hidden_size]`, scaled: `[T, hidden_size]`."""
-    hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), g.spec.vocab_size)
+    rows = g.op("Gather", table, g.op("Reshape", tokens, g.ints(-1)), axis=0)
+    hidden = g.float32(rows, table.dtype)
     if g.spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(g.spec.embedding_scale))
@@ -118,7 +84,6 @@ def head(
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, g.spec.final_logit_softcapping)
-    logits = gather_columns(g, logits, g.spec.num_logits)
     # TopK even for one: ONNX Runtime's ArgMax is slower
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
@@ -134,20 +99,12 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
     return g.op("Mul", g.op("Tanh", g.op("Div", x, bound)), bound)
 
 
-def linear(
-    g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False, summed: bool = False
-) -> ir.Value:
-    """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`.
-
-    exact: never quantized. summed: a rank has part of the inputs; results are summed.
-    """
+def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False) -> ir.Value:
+    """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized."""
     biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
     matrices = [f"{name}.weight" for name in names]
     bits = None if exact else g.storage.bits
-    if not summed or g.rank.of == 1:
-        return _product(g, g.weights, x, matrices, bits, biases)
-    out = sum_ranks(g, _product(g, g.weights, x, matrices, bits))
-    return g.op("Add", out, *biases) if biases else out
+    return _product(g, g.weights, x, matrices, bits, biases)
 
 
 def _product(

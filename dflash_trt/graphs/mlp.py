@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Experts, Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
-from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm, sum_ranks
+from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
 
 Array = npt.NDArray[Any]
@@ -167,12 +167,11 @@ def _tensor_names(layer: Layer, experts: Experts, half: Half, index: int) -> lis
 
 
 def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
-    """Return gpt-oss' biases `[E, out]`; those after a sum over ranks only on rank 0."""
+    """Return gpt-oss' biases `[E, out]`."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
-        found = _read_separated(g.weights, name, None).astype(np.float32)
-        return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
+        return _read_separated(g.weights, name, None).astype(np.float32)
 
     return g.lazy(name, g.weights.shape(name), read)
 
@@ -197,13 +196,13 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
         # TensorRT allows no data-dependent shapes: there all experts compute all tokens
         mixture = _all_experts if g.kind == "tensorrt" else _chosen_experts
         routed = _route(g, layer, experts, x)
-        out = sum_ranks(g, mixture(g, layer, experts, routed))
+        out = mixture(g, layer, experts, routed)
         if experts.shared is not None:
             out = g.op("Add", out, _shared_expert(g, layer, experts.shared, routed))
     else:
         x = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
         x = _apply_gate(g, layer, None, x)
-        out = linear(g, x, f"{mlp}.down_proj", bias=False, summed=True)
+        out = linear(g, x, f"{mlp}.down_proj", bias=False)
     if g.spec.sandwich_norms:
         out = rms_norm(g, out, f"{layer.prefix}post_feedforward_layernorm")
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))

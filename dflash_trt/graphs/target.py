@@ -11,7 +11,6 @@ from dflash_trt.graphs.delta_net import delta_net_block, open_rollback
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.sharding import ALONE, Rank
 
 
 def target_graph(
@@ -20,10 +19,9 @@ def target_graph(
     cache_len: int,
     kind: Kind = "onnxruntime",
     storage: Storage = COPIED,
-    rank: Rank = ALONE,
     most_drafts: int = 0,
 ) -> GraphBuilder:
-    """Build the graph of a target, or of one of its ranks.
+    """Build the graph of a target.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
     head_rows int64 `[r]`, tokens (of `n * S`) that get logits; `key_i`, `value_i` float32 `[n,
@@ -37,7 +35,7 @@ def target_graph(
     sequence are known and how many of the last drafts were accepted (`open_rollback`).
     most_drafts: of a hybrid, in one step.
     """
-    g = GraphBuilder("target", target.spec, target.weights, kind, storage, rank)
+    g = GraphBuilder("target", target.spec, target.weights, kind, storage)
     spec = target.spec
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))

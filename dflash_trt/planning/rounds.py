@@ -35,6 +35,8 @@ class Constants:
     kernel: Mapping[Software, float]  # seconds of a small kernel and the gap after it
     host: Mapping[Software, float]  # seconds a speculative round waits for the host
     all_reduce: float  # seconds of an all-reduce of a few bytes
+    one_shot: float  # fraction of NVLink reached, where each GPU sends all it has to all others
+    two_shots: float  # seconds of a large all-reduce, which goes in two steps, besides sending
 
     @staticmethod
     @cache
@@ -109,11 +111,12 @@ class Runtime:
 
     def exchange(self, size: float) -> float:
         """Return the seconds of an all-reduce, or half of an exchange of tokens between experts."""
-        gpus = self.layout.gpus
+        gpus, link, constants = self.layout.gpus, self.gpu.link_bandwidth, self.constants
         if gpus == 1:
             return 0.0
-        moved = 2 * size * (gpus - 1) / gpus
-        return self.constants.all_reduce + moved / self.gpu.link_bandwidth
+        sent = size * (gpus - 1)
+        one_shot = constants.all_reduce + sent / (link * constants.one_shot)
+        return min(one_shot, constants.two_shots + 2 * sent / gpus / link)
 
 
 @dataclass(frozen=True)

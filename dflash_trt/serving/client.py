@@ -4,10 +4,12 @@ For `generate`, the application and tests; other programs use `tritonclient` or 
 (docs/serving.md).
 """
 
+import ipaddress
 import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_type_hints
@@ -45,6 +47,8 @@ CHANNEL_OPTIONS = [
     # gRPC's name for the connection timeout: 100 ms were too few on a busy machine
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
+# gRPC takes a proxy of the environment for 127.0.0.1, too, which cannot lead there
+NO_PROXY = ("grpc.enable_http_proxy", 0)
 
 
 @dataclass(frozen=True)
@@ -268,10 +272,24 @@ def stream(url: str, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None
 
 
 def open_channel(grpc_or_aio: Any, address: str, tls: Tls | None) -> Any:
+    options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+    if is_this_machine(address):
+        options.append(NO_PROXY)
     if tls is None:
-        return grpc_or_aio.insecure_channel(address, CHANNEL_OPTIONS)
-    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
-    return grpc_or_aio.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
+        return grpc_or_aio.insecure_channel(address, options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc_or_aio.secure_channel(address, tls.credentials(), options)
+
+
+def is_this_machine(address: str) -> bool:
+    """Return whether HOST:PORT is on loopback, where no proxy of the environment leads."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def to_completion(chunks: Iterable[Chunk]) -> Completion:

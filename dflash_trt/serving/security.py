@@ -39,6 +39,7 @@ class Security:
     tls: Tls | None = None  # of gRPC
     old_server_exposed: bool = False  # risk accepted by the user
     allow_origin: tuple[str, ...] = ()  # web origins that may call
+    allow_host: tuple[str, ...] = ()  # further names of this machine in requests to it
     key: str | None = field(default=None, repr=False)  # that clients must send
     # `serve` shows it to its Triton; it also closes APIs without a public key
     own_key: str = field(default_factory=new_key, repr=False)
@@ -47,6 +48,16 @@ class Security:
     @property
     def exposed(self) -> bool:
         return not ipaddress.IPv4Address(self.host).is_loopback
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names by which clients may call the server; None: any.
+
+        On loopback without a key, a web page could ask by a name of its own that leads there.
+        """
+        if self.key is not None or self.exposed:
+            return None
+        return frozenset({"localhost", LOOPBACK, self.host, *map(str.lower, self.allow_host)})
 
     @property
     def http_host(self) -> str:
@@ -89,6 +100,7 @@ def read_security(
     key_file: Path | None = None,
     old_server_exposed: bool = False,
     allow_origin: Sequence[str] = (),
+    allow_host: Sequence[str] = (),
 ) -> Security:
     """Validate and read the options of `serve`; raises ServerError naming the option."""
     try:
@@ -105,7 +117,14 @@ def read_security(
         raise ServerError(
             "TLS needs a certificate and its key", "Give both --grpc-cert and --grpc-key"
         )
-    return Security(host, tls, old_server_exposed, tuple(allow_origin), key=_read_key(key_file))
+    return Security(
+        host,
+        tls,
+        old_server_exposed,
+        tuple(allow_origin),
+        tuple(allow_host),
+        key=_read_key(key_file),
+    )
 
 
 def certificate_name(tls: Tls) -> str:

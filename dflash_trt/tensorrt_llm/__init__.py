@@ -15,9 +15,10 @@ from dflash_trt.tensorrt_llm.bundle import (
 from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, judged_arguments
 from dflash_trt.tensorrt_llm.llm_args import (
     CONTEXT,
-    PAGED,
     Context,
     choose_args,
+    deployment,
+    drafter_backend,
     env_vars,
     kv_bytes,
     layout_of,

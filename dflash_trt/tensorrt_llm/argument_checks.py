@@ -12,7 +12,7 @@ from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
 from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import Method
 from dflash_trt.planning import OVERHEAD, section
-from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, weight_bytes
+from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, target_bytes, weight_bytes
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
@@ -36,7 +36,9 @@ TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
         ("TRTLLM", "FLASHINFER", "VANILLA"),
         "TensorRT-LLM would silently use another",
     ),
-    "load_format": (("AUTO", "auto"), "no weights would be loaded"),
+    "load_format": (("AUTO", "auto", 0), "no weights would be loaded"),
+    "encode_only": ((False,), "it returns hidden states and generates nothing"),
+    "mm_encoder_only": ((False,), "only the encoder of images would be there"),
     "num_postprocess_workers": ((0,), "texts are made by our server"),
     "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
 }
@@ -45,7 +47,6 @@ TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
     "pipeline_parallel_size": ((1,), "hidden states do not reach the drafter from another stage"),
     "context_parallel_size": ((1,), "speculation does not go with it"),
     "max_beam_width": ((1,), "with a drafter there is one beam"),
-    "batched_logits_processor": ((None,), "upstream does not run it with speculation"),
     "speculative_config.advanced_sampling_mode": (
         ("full",),
         "requests with top_k or top_p would be sampled without them, silently",
@@ -222,6 +223,27 @@ def models_as_checked(context: Context, args: LlmArgs) -> Found:
     )
 
 
+@check("error")
+def remote_code(context: Context, args: LlmArgs) -> Found:
+    """Check trust_remote_code, which runs code of the target's checkpoint: bundles have none."""
+    trusted = args.trust_remote_code
+    if trusted and context.engine.checkpoints == "copy":
+        return Found(
+            False,
+            "engine.args.trust_remote_code is true, but engine.checkpoints: copy copies no code",
+            "Set engine.checkpoints: hub, or leave trust_remote_code out",
+        )
+    has_code = "auto_map" in context.target.values
+    has = "has" if has_code else "has no"
+    return Found(
+        trusted or not has_code,
+        f"the target {has} code of its own, and engine.args.trust_remote_code is {trusted}",
+        "If TensorRT-LLM stops for want of it, set engine.args.trust_remote_code: true, which runs "
+        "it where the target is loaded",
+        "note",
+    )
+
+
 # --- memory and lengths -------------------------------------------------------------------------
 
 
@@ -230,7 +252,7 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
     """Check that the weights of both models, divided over the ranks, fit a GPU with overhead."""
     ranks, gpu = args.tensor_parallel_size, context.gpu
     drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
-    need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
+    need = (target_bytes(context) + drafter) / ranks + OVERHEAD
     return Found(
         need < gpu.memory_bytes,
         f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "
@@ -375,6 +397,22 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
             "JSON by a schema may never end with Qwen3 models "
             f"({UPSTREAM}/releases/tag/v1.4.0rc1, 2026-10-22)",
             "See that every request has a max_tokens",
+        )
+    gpt_oss = architecture.startswith("GptOss")
+    if gpt_oss and args.tensor_parallel_size > 1:
+        yield (
+            "gpt-oss in 4 bits on several GPUs may lose much accuracy where norm and all-reduce "
+            "are fused; whether 1.4.0rc1 still does is not known "
+            f"({UPSTREAM}/releases/tag/v1.3.0rc24, summer 2026)",
+            "Measure accuracy before use (docs/tensorrt_llm.md, Accuracy)",
+        )
+    manager = args.kv_cache_config.use_kv_cache_manager_v2
+    eagle = args.value("speculative_config.decoding_type") == "Eagle3"
+    if gpt_oss and eagle and manager is not False:
+        yield (
+            "KV cache manager V2 runs out of memory with gpt-oss and EAGLE-3 "
+            f"({UPSTREAM}/releases/tag/v1.3.0rc26, summer 2026)",
+            "Leave use_kv_cache_manager_v2 out: V1 is chosen for them",
         )
     paged = args.value("speculative_config.attention_backend") == "TRTLLM"
     # only for `doctor`

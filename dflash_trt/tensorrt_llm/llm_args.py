@@ -26,22 +26,23 @@ from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import CHAIN, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (
-    ARENA_SHARE,
-    OVERHEAD,
+    POOL_FRACTION,
+    Deployment,
     Gpu,
     Layout,
     Machine,
     ModelSize,
     Values,
-    arena_slot,
     drafter_size,
     section,
     target_size,
 )
 from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
 
-PAGED = (100, 103)  # compute capabilities with paged attention for the drafter
-CONTEXT = 4096  # tokens of a sequence, prompt included, for `plan`
+# kernels of the drafter's attention by compute capability: `attention_backend` of
+# DFlashDecodingConfig (1.4.0rc0); pull requests 16914 and 18553
+DRAFTER_KERNELS = {90: "FA4", 100: "TRTLLM", 103: "TRTLLM"}
+CONTEXT = 4096  # tokens of a sequence, prompt included, that batch sizes are for
 TAIL = 2048  # tokens; the usual window of z-lab's drafters
 
 
@@ -195,6 +196,14 @@ def weight_bytes(model: Model[Any]) -> int:
     return found
 
 
+def target_bytes(context: Context) -> float:
+    """Return the bytes of the target's weights: of its files, or as its config.json says."""
+    if context.engine.quantize is None:
+        with suppress(NotKnown):
+            return weight_bytes(context.target)
+    return context.target_size.weight_bytes
+
+
 # --- choices -------------------------------------------------------------------------------------
 
 TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
@@ -334,11 +343,7 @@ def _choose_speculation(context: Context, args: _Choices) -> None:
             args.set("speculative_config.mask_token_id", drafter.number("mask_token_id"))
         with suppress(NotKnown):
             args.set("speculative_config.target_layer_ids", list(drafter.taps))
-        # paged if there are kernels, else flash-attn's
-        # (_torch/speculative/dflash_attention.py@0352547d, pull request 19159)
-        paged = context.gpu.sm in PAGED and not context.two_sided_windows
-        backend = "TRTLLM" if paged else "VANILLA"
-        args.set("speculative_config.attention_backend", backend)
+        args.set("speculative_config.attention_backend", drafter_backend(context))
     if method == "eagle3":
         # upstream's defaults are layers at the beginning, middle and end
         layers = section(drafter.values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
@@ -357,19 +362,19 @@ def _choose_cache(context: Context, args: _Choices) -> None:
     # reused tokens have no hidden states, so the drafter misses them
     # (tests/unittest/_torch/speculative; vllm-project/vllm issue 47930)
     args.set("kv_cache_config.enable_block_reuse", context.reuses_prefixes)
+    # as in 1.4.0rc1 (pull request 17495); "auto" asks the model's class, and may fall back. V1
+    # recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
+    short_of_memory = context.is_gpt_oss and context.method == "eagle3"  # see `_faults`
+    args.set("kv_cache_config.use_kv_cache_manager_v2", not short_of_memory)
     if context.reuses_prefixes and context.is_dflash:
-        # manager V1 recomputes no tail if a layer has a window (TestV1WindowedLayerGate)
-        args.set("kv_cache_config.use_kv_cache_manager_v2", True)
         with suppress(NotKnown):
             tail = recompute_tail(context.drafter_size)
             args.set("speculative_config.context_recompute_tail", tail)
     # in a pool of another dtype than bfloat16 the drafter finds no place
     # (_torch/speculative/dflash.py@00679c66)
     args.set("kv_cache_config.dtype", "auto")
-    # the drafter's dense context needs separate room (pull request 19466); otherwise as in
-    # examples/configs/database/openai/gpt-oss-120b/B200
-    fraction = 0.8 if _has_dense_context(context, args) else 0.85
-    args.set("kv_cache_config.free_gpu_memory_fraction", fraction)
+    # as in examples/configs/database/openai/gpt-oss-120b/B200; of what an arena leaves
+    args.set("kv_cache_config.free_gpu_memory_fraction", POOL_FRACTION)
 
 
 def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
@@ -386,16 +391,14 @@ def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
     alone = args["enable_attention_dp"]
     batch = context.engine.concurrency or BATCH[objective]
     batch = ceil(batch / ranks) if alone else batch
-    if _has_dense_context(context, args) and length is not None:
+    backend = args["speculative_config.attention_backend"]
+    if context.is_dflash and backend != "TRTLLM" and length is not None:
         with suppress(NotKnown):
-            # no more than upstream allows (`TorchLlmArgs._validate_dflash_ctx_budget`, pull request
-            # 19466), which has one more slot, for padding
-            slot = arena_slot(context.drafter_size, 1 if alone else ranks, length + verified)
-            free = context.gpu.memory_bytes - weight_bytes(context.target) // ranks - OVERHEAD
-            fraction = args["kv_cache_config.free_gpu_memory_fraction"]
-            kept = 1 - (0.9 if fraction is None else fraction)  # upstream's default
-            budget = max(0, int(free * kept * ARENA_SHARE))
-            batch = max(1, min(batch, budget // slot - 1))
+            layout = layout_of(LlmArgs(args.args).complete)
+            fits = deployment(context, LlmArgs(args.args), backend, verified).fit(
+                layout, min(CONTEXT, length), length
+            )
+            batch = max(1, min(batch, fits // ranks if alone else fits))
     args.set("max_batch_size", batch)
 
     # examples/configs/curated/gpt-oss-120b-latency.yaml; one step verifies every sequence
@@ -413,8 +416,35 @@ def _graph_sizes(largest: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def _has_dense_context(context: Context, args: _Choices) -> bool:
-    return context.is_dflash and args["speculative_config.attention_backend"] != "TRTLLM"
+def drafter_backend(context: Context) -> str:
+    """Return the kernels of a DFlash drafter's attention; VANILLA is flash-attn's."""
+    # the others have no two-sided windows (pull request 19159; for FA4 nothing says that it has)
+    if context.two_sided_windows:
+        return "VANILLA"
+    return DRAFTER_KERNELS.get(context.gpu.sm, "VANILLA")
+
+
+def deployment(context: Context, args: LlmArgs, backend: str, block: int) -> Deployment:
+    """Return what is to fit on the machine; NotKnown if a config.json does not state the sizes.
+
+    backend: of the drafter's attention; block: most tokens of a round.
+    """
+    values = target_values(context.target.directory, context.target.values)
+    fraction = args.kv_cache_config.free_gpu_memory_fraction
+    # then upstream estimates nothing before it makes the pool (`_kv_cache_estimation_runs`)
+    skipped = (args.env_overrides or {}).get("TRTLLM_SKIP_KV_CACHE_ESTIMATION") == "1"
+    return Deployment(
+        machine=context.machine,
+        gpus=context.gpus,
+        target=context.target_size,
+        drafter=context.drafter_size,
+        block=block,
+        kv_bytes=kv_bytes(values, args.kv_cache_config.dtype),
+        backend=backend,
+        pool_fraction=0.9 if fraction is None else fraction,  # 0.9: upstream's default
+        pool_first=skipped or args.attn_backend == "VANILLA" or args.cp_config is not None,
+        stored_bytes=target_bytes(context),
+    )
 
 
 def env_vars(context: Context) -> dict[str, str]:

@@ -38,10 +38,11 @@ def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
 
     plain = json.loads(json.dumps(args, default=str))  # keys of a mapping become text
     properties = dict(schema()["properties"])
-    if method in DECODING_TYPES:
+    marks = {"speculative_config": {"decoding_type": DECODING_TYPES.get(method)}}
+    for name in plain.keys() & properties.keys():
         # one class instead of all, for an error that names the argument
-        own = {"decoding_type": DECODING_TYPES[method]}
-        properties["speculative_config"] = _section(properties["speculative_config"], own)
+        if isinstance(plain[name], dict) and len(_kinds(properties[name])) > 1:
+            properties[name] = _section(properties[name], marks.get(name, plain[name]))
     validator = Draft202012Validator({**schema(), "properties": properties})
     found = best_match(validator.iter_errors(plain))
     if found is None:
@@ -102,18 +103,26 @@ class LlmArgs:
 def _with_defaults(node: Schema, given: Mapping[str, Any]) -> Section:
     complete = Section()
     for name, row in node["properties"].items():
-        value = given.get(name, row.get("default"))
+        # a section without a default is made by upstream
+        value = given.get(name, row.get("default", {} if _kinds(row) else None))
         inner = _section(row, value) if isinstance(value, Mapping) else None
         complete[name] = value if inner is None else _with_defaults(inner, value)
     return complete
 
 
+def _kinds(row: Schema) -> list[Schema]:
+    """Return the classes that a section may be of; none for a free-form value."""
+    refs = [part["$ref"] for part in (row, *row.get("anyOf", ())) if "$ref" in part]
+    return [schema()["$defs"][ref.rpartition("/")[2]] for ref in refs]
+
+
 def _section(row: Schema, value: Mapping[str, Any]) -> Schema | None:
-    """Return the class of a section's arguments; None for a free-form value."""
-    refs = [each["$ref"] for each in (row, *row.get("anyOf", ())) if "$ref" in each]
-    kinds: list[Schema] = [schema()["$defs"][ref.rpartition("/")[2]] for ref in refs]
+    """Return the class that a section's `decoding_type`, `algorithm` or `mode` names, or any."""
+    kinds = _kinds(row)
     for kind in kinds:
-        decoding = kind["properties"].get("decoding_type")
-        if decoding is None or decoding["const"] == value.get("decoding_type"):
+        marks = {
+            name: part["const"] for name, part in kind["properties"].items() if "const" in part
+        }
+        if all(value.get(name, mark) == mark for name, mark in marks.items()):
             return kind
     return kinds[0] if kinds else None

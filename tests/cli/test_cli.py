@@ -16,6 +16,8 @@ from pairs import make_pair
 from stand_in import part, parts, stand_in
 
 from dflash_trt import __version__, decoding
+from dflash_trt.build.program import program as this_program
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 
 
@@ -178,7 +180,8 @@ def test_generate_sends_what_its_options_say(tmp_path: Path) -> None:
 
 
 def test_version_and_short_help() -> None:
-    assert run("--version").out == f"dflash-trt {__version__}\n"
+    assert run("--version").out == f"{this_program()}\n"
+    assert re.match(rf"dflash-trt {__version__}, code [0-9a-f]{{12}}", str(this_program()))
     assert run("build", "-h").out == run("build", "--help").out != ""
 
 
@@ -192,9 +195,10 @@ def test_generate_reads_utf8_from_stdin_and_refuses_the_rest() -> None:
     assert_error(run("generate", ""), 1, "the prompt is empty")
 
 
-def test_verify_compares_dflash_with_the_target_alone(home: Path) -> None:
+def test_verify_compares_dflash_with_the_target_alone(home: Path, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs.jsonl"
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 12)
-    result = run(*arguments, "--json")
+    result = run(*arguments, "--json", "--outputs", outputs)
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert (found["identical"], found["total"], found["first_mismatch"]) == (2, 2, None)
@@ -203,6 +207,13 @@ def test_verify_compares_dflash_with_the_target_alone(home: Path) -> None:
     assert found["plain_tokens_per_s"] > 0
     speedup = found["dflash_tokens_per_s"] / found["plain_tokens_per_s"]
     assert found["speedup"] == pytest.approx(speedup)
+    lines = [json.loads(line) for line in outputs.read_text(encoding="utf-8").splitlines()]
+    assert [len(line["ids"]) for line in lines] == [12, 12]
+    tokenizer = load_tokenizer(home / "built" / "tokenizer")
+    for line in lines:
+        assert line["text"] == tokenizer.decode(line["ids"], skip_special_tokens=False)
+    nowhere = run(*arguments, "--outputs", tmp_path / "none" / "x.jsonl")
+    assert_error(nowhere, 1, "its folder is not there")
     assert "2/2 identical, one and 4 at a time" in run(*arguments).out
     assert_error(run(*arguments[:-1], 5000), 1, "at most 0 fit beside --max-tokens")
 

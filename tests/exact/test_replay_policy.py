@@ -37,6 +37,7 @@ def test_replays_and_oracle(
         policy, proposer = strategy(Speculation(), info, table)
         assert isinstance(policy, Adaptive)
         monkeypatch.setattr(policy, "timed", by_costs(policy, table))
+        monkeypatch.setattr(policy, "prefilled", prompts_by_costs(policy, table))
         live = decode([text.request for text in texts], rounds, info, policy, proposer, streams)
         assert [x.tokens for x in live] == [x.tokens for x in replayed]
         assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
@@ -50,5 +51,14 @@ def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float], N
         n, width, context = policy._last
         draft = table.draft(n, context) if drafted else 0.0
         timed(table.verify(n, 1 + width, context), draft)
+
+    return said
+
+
+def prompts_by_costs(policy: Adaptive, table: CostProfile) -> Callable[[int, bool, float], None]:
+    prefilled = policy.prefilled
+
+    def said(n: int, sampled: bool, _: float) -> None:
+        prefilled(n, sampled, table.draft(1, 0))
 
     return said

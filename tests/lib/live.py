@@ -1,6 +1,8 @@
 """A server as the tests see it: `dflash-trt serve` as a process, and whether rounds go on."""
 
+import functools
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -12,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from load import metric
 
+from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import application
 from dflash_trt.serving.server.application import Application
 
 WAIT = 60.0
@@ -61,18 +66,37 @@ def serving(
 
 @contextmanager
 def openai_front(
-    directory: Path, triton: Ports, security: Security | None = None, port: int = 0
+    directory: Path,
+    triton: Ports,
+    security: Security | None = None,
+    port: int = 0,
+    *,
+    log: Path | None = None,
+    files: int | None = None,
 ) -> Iterator[str]:
-    """Run an application over a running Triton; yield its address. port: by default a free one."""
+    """Run an application over a running Triton; yield its address.
+
+    port: by default a free one; files: its limit of descriptors.
+    """
     port = port or free_ports().http
-    application = Application(directory, port, triton, security or Security())
-    with tempfile.NamedTemporaryFile() as log:
+    running = Application(directory, port, triton, security or Security())
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        if files is not None:
+            limit = functools.partial(_limit_files, files)
+            patch.setattr(application, "die_with_parent", limit)
         try:
-            application.start(Log(Path(log.name)))
-            application.tell("ready")
+            running.start(Log(log or Path(file.name)))
+            running.tell("ready")
             yield f"http://127.0.0.1:{port}"
         finally:
-            application.stop()
+            running.stop()
+
+
+def _limit_files(files: int) -> None:
+    """Limit the descriptors of this process, a child that begins."""
+    die_with_parent()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
 def serve_ports() -> Ports:

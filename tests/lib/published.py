@@ -8,10 +8,11 @@ shards only.
 
 `published.yaml` has the configs. Fields of a drafter that were not seen (`max_position_embeddings`,
 the RoPE) follow its target. z-lab lets few see the drafters of MiniMax-M2: theirs are its usual
-taps, the block of their cards, and what else gives the size of their files. Left out: vision towers
-and next-token-prediction layers but of hybrids, text beyond a small tokenizer. Hybrids' files are
-as public notes describe them: experts of Qwen3.5's bf16 files in one stack a layer
-(github.com/radixark/miles/pull/1317), `mtp.*` beside the layers (transformers ignores it).
+taps, the block of their cards, and what else gives the size of their files. `published_files.yaml`
+has what is public of the repositories' files. Left out: vision towers and next-token-prediction
+layers but of hybrids, text beyond a small tokenizer. Hybrids' files are as public notes describe
+them: experts of Qwen3.5's bf16 files in one stack a layer (github.com/radixark/miles/pull/1317),
+`mtp.*` beside the layers (transformers ignores it).
 """
 
 import json
@@ -57,11 +58,15 @@ class Pair:
     drafter_hub: str
     drafter: Mapping[str, Any]
     second: bool  # DFlash 2
+    files: Mapping[str, Any]  # of the target: `files`, `code` and `tokenizer`; empty: unknown
     head: Mapping[str, Any]  # `hub` and `fields` of its EAGLE-3 head; empty without one
 
 
+FILES = yaml.safe_load(Path(__file__).with_name("published_files.yaml").read_text())
+
+
 def _pair(
-    target: dict[str, Any], drafter: dict[str, Any], head: dict[str, Any] | None = None
+    name: str, target: dict[str, Any], drafter: dict[str, Any], head: dict[str, Any] | None = None
 ) -> Pair:
     return Pair(
         Target(
@@ -75,6 +80,7 @@ def _pair(
         drafter_hub=drafter["hub"],
         drafter={**_packaged(drafter["hub"]), **drafter.get("fields", {})},
         second=drafter.get("second", False),
+        files=FILES["targets"].get(name, {}),
         head=head or {},
     )
 
@@ -86,7 +92,7 @@ def _packaged(hub: str) -> dict[str, Any]:
 
 # by the name of the target in the folders of build_configs/
 PAIRS = {
-    name: _pair(**models)
+    name: _pair(name, **models)
     for name, models in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
@@ -118,7 +124,13 @@ def _write_target(directory: Path, pair: Pair) -> None:
         tensors = dict(each for item in tensors.items() for each in _quantized(target, *item))
     _write_config(directory, target)
     _write_shards(directory, tensors, headers=target.cls in FAMILIES)
-    _write_tokenizer(directory, pair.target)
+    _write_tokenizer(directory, pair.target, whole=pair.files.get("tokenizer", True))
+    for name in pair.files.get("files", ()):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("as published, but for what it says\n")
+    for name, code in pair.files.get("code", {}).items():
+        values = json.loads((directory / name).read_text())
+        _write_json(directory / name, values | {"auto_map": code})
 
 
 def _write_config(directory: Path, target: Target) -> None:
@@ -163,7 +175,11 @@ def _write_drafter(directory: Path, pair: Pair) -> None:
     }
     config = Qwen3Config(**shared | dict(pair.drafter))
     cls = DFlash2DraftModel if pair.second else DFlashDraftModel
-    write_hole(directory / "model.safetensors", _tensors(cls, config))
+    tensors, (_, files) = _tensors(cls, config), FILES["drafters"][pair.drafter_hub]
+    if files == 1:
+        write_hole(directory / "model.safetensors", tensors)
+    else:
+        _write_shards(directory, tensors, headers=True)
     values = json.loads(config.to_json_string(use_diff=False))
     _write_json(directory / "config.json", values | {"architectures": [cls.__name__]})
 
@@ -302,8 +318,14 @@ def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bo
     _write_json(directory / "model.safetensors.index.json", index)
 
 
-def _write_tokenizer(directory: Path, target: Target) -> None:
-    """Write words of one letter, the end of text and the mask, at their true ids."""
+def _write_tokenizer(directory: Path, target: Target, *, whole: bool) -> None:
+    """Write words of one letter, the end of text and the mask, at their true ids.
+
+    whole: False writes its settings only, beside code that is to read them.
+    """
+    _write_json(directory / "tokenizer_config.json", {"chat_template": CHAT})
+    if not whole:
+        return
     text = target.config.get_text_config()
     ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
     token, mask = target.mask
@@ -313,7 +335,6 @@ def _write_tokenizer(directory: Path, target: Target) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
     tokenizer.save(str(directory / "tokenizer.json"))
-    _write_json(directory / "tokenizer_config.json", {"chat_template": CHAT})
 
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -37,7 +37,6 @@ pytestmark = pytest.mark.plans
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
 ROOT = Path(__file__).parents[2]
 ENGINE = TensorRT(kind="tensorrt", library="tensorrt_rtx")
-BUILDS = [(dtype, ranks) for dtype in DTYPES for ranks in (1, 2)]
 
 Demo = Callable[..., Path]
 
@@ -57,14 +56,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return make
 
 
-def plans_of(demo: Demo, dtype: str, ranks: int) -> Path:
-    return demo(kind="tensorrt", library="tensorrt_rtx", dtype=dtype, tensor_parallel_size=ranks)
+def plans_of(demo: Demo, dtype: str) -> Path:
+    return demo(kind="tensorrt", library="tensorrt_rtx", dtype=dtype)
 
 
-def graphs_of(directory: Path, ranks: int) -> Path:
+def graphs_of(directory: Path) -> Path:
     """Return the demo pair's graphs as `build` writes them before they become plans."""
     pair = DEMO / "target", DEMO / "drafter"
-    build_engines(*pair, directory / "engines", slots=4, max_seq_len=1024, ranks=ranks)
+    build_engines(*pair, directory / "engines", slots=4, max_seq_len=1024)
     return directory
 
 
@@ -72,10 +71,10 @@ def engines(built: Path) -> list[Path]:
     return sorted(file.parent for file in (built / "engines").rglob("engine.json"))
 
 
-@pytest.mark.parametrize(("dtype", "ranks"), BUILDS)
-def test_the_demo_pair(demo: Demo, dtype: str, ranks: int, tmp_path: Path) -> None:
-    built, graphs = plans_of(demo, dtype, ranks), graphs_of(tmp_path, ranks)
-    assert len(engines(built)) == 2 * ranks
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_demo_pair(demo: Demo, dtype: str, tmp_path: Path) -> None:
+    built, graphs = plans_of(demo, dtype), graphs_of(tmp_path)
+    assert len(engines(built)) == 2
     for ours, theirs in zip(engines(built), engines(graphs), strict=True):
         info = read_info(ours)
         plan, graph = info.plan, (theirs / "model.onnx").read_bytes()
@@ -91,9 +90,9 @@ def test_the_demo_pair(demo: Demo, dtype: str, ranks: int, tmp_path: Path) -> No
         assert weights < (ours / "model.plan").stat().st_size < weights + (20 << 20)
 
 
-@pytest.mark.parametrize(("dtype", "ranks"), BUILDS)
-def test_what_a_step_binds_is_what_the_plan_has(demo: Demo, dtype: str, ranks: int) -> None:
-    for directory in engines(plans_of(demo, dtype, ranks)):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_step_binds_is_what_the_plan_has(demo: Demo, dtype: str) -> None:
+    for directory in engines(plans_of(demo, dtype)):
         info = read_info(directory)
         round_, most = info.most_verified, info.widest
         for profile, n, tokens in ((0, 1, 1), (0, 4, round_), (1, 1, most), (1, 4, round_ + 1)):
@@ -140,7 +139,7 @@ def named(tensors: dict[str, Any]) -> dict[str, Any]:
 def test_without_a_gpu_a_sentence_says_so(demo: Demo, tmp_path: Path, command: str) -> None:
     (tmp_path / "prompts").write_text('{"text": "def"}\n')
     options = {"serve": [], "verify": ["--prompts", tmp_path / "prompts", "--max-tokens", "4"]}
-    words = [command, plans_of(demo, "bf16", 1), "--check=none", *options[command]]
+    words = [command, plans_of(demo, "bf16"), "--check=none", *options[command]]
     done = program(sys.executable, "-m", "dflash_trt", *words)
     assert done.returncode == 1
     assert done.stderr == (
@@ -155,7 +154,7 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
     monkeypatch.setattr(process, "check_machine", lambda info: None)
     with (
         pytest.raises(ServerError, match=r"ended .* no NVIDIA GPU with its driver"),
-        process.Server(plans_of(demo, "bf16", 1), free_ports(), Security()) as server,
+        process.Server(plans_of(demo, "bf16"), free_ports(), Security()) as server,
     ):
         server.wait_ready()
     log = server.log.path.read_text()
@@ -256,14 +255,6 @@ def test_another_output_is_named(tiny: Path) -> None:
     tensor = parsed.network.get_layer(0).get_output(0)
     parsed.network.mark_output(tensor)
     with pytest.raises(EngineError, match=rf"at {tensor.name}: it is new"):
-        parsed.check()
-
-
-def test_a_collective_over_other_ranks_is_named(tmp_path: Path) -> None:
-    parsed = Parsed(engines(graphs_of(tmp_path, 2))[-1], dtype=ir.DataType.FLOAT16)
-    assert parsed.check() == []
-    parsed.node("DistCollective").attributes.add(ir.AttrInt64("nb_rank", 4))
-    with pytest.raises(EngineError, match=r"\(DistCollective\): it is over 2 ranks, not 4"):
         parsed.check()
 
 

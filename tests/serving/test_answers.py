@@ -8,6 +8,7 @@ import pytest
 from dflash_trt.chat import HARMONY, AnswerParser, parse_tools
 from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
 from dflash_trt.serving.app.answers import ChoiceWriter
+from dflash_trt.serving.app.logprobs import ContentLogprobs
 from dflash_trt.serving.client import Chunk, Summary
 
 TOOLS = parse_tools([{"type": "function", "function": {"name": name}} for name in ("f", "g")])
@@ -159,3 +160,75 @@ def test_offsets_and_the_sampled_token_of_completions(pieces: list[int]) -> None
         for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
             assert top == ({"a": -1.0} if token == "a" else {token: -2.0, "a": -1.0})
     assert offsets == [0, 1, 1, 1, 1, 2, 6, 6]
+
+
+# --- log-probabilities of the content alone, as `/v1/responses` has them --------------------------
+
+PIECES = [" I", " am", "\u00e9", "<think>", " Hm", ".", "</think>", "\n\n", "<|end|>", "!", " "]
+# a character in two tokens
+EMOJI = "\U0001f642".encode()
+WORDS: dict[int, bytes] = dict(enumerate(piece.encode() for piece in PIECES))
+WORDS |= {
+    100: EMOJI[:2],
+    101: EMOJI[2:],
+    **{200 + n: bytes([c]) for n, c in enumerate(CALL.encode())},
+}
+HIDDEN = {8}  # <|end|>
+CALLED = [200 + n for n in range(len(CALL))]
+
+
+def content_of(tokens: list[int], sizes: list[int], *, drops_space: bool = False) -> Any:
+    """Return (content, tokens with log-probabilities of it) of rounds of so many tokens."""
+    writer = ChoiceWriter(
+        WORDS.__getitem__,
+        False,
+        True,
+        lambda thinking: AnswerParser(HERMES, TOOLS, REASONING_TAGS[0], thinking=thinking),
+        content_logprobs=ContentLogprobs(WORDS.__getitem__, HIDDEN),
+    )
+    content, entries, start, given = "", list[str](), 0, 0
+    for at, size in enumerate(sizes):
+        part = tokens[start : start + size]
+        start += size
+        last = at == len(sizes) - 1
+        whole = b"".join(WORDS[token] for token in tokens[:start] if token not in HIDDEN)
+        text = whole.decode(errors="ignore")
+        text = text.removeprefix(" ") if drops_space else text
+        new = Chunk(
+            text[given:], part, [], summary("stop") if last else None,
+            logprobs=[-0.5] * len(part), top_logprobs=[{}] * len(part),
+        )  # fmt: skip
+        given = len(text)
+        for piece in writer.write(new):
+            content += piece["delta"].get("content", "")
+            entries += [
+                bytes(e["bytes"]).decode(errors="replace")
+                for e in (piece["logprobs"] or {}).get("content", [])
+            ]
+    return content, entries
+
+
+@pytest.mark.parametrize(
+    ("tokens", "content", "expected"),
+    [
+        ([0, 1, 9], " I am!", [" I", " am", "!"]),
+        ([3, 4, 5, 6, 7, 0, 1, 8], "I am", [" I", " am"]),
+        ([3, 4, 5, 6, 7, 100, 101, 9, 8], "\U0001f642!", ["\ufffd", "\ufffd\ufffd", "!"]),
+        ([3, 4, 6, 0, *CALLED, 8], "I", [" I"]),
+        ([0, *CALLED, *CALLED, 8], " I", [" I"]),
+        ([3, 4, 6, *CALLED, 8], "", []),
+        ([0, 10, 10, 1, 8], " I   am", [" I", " ", " ", " am"]),
+    ],
+    ids=["plain", "thought", "parts of a character", "a call", "two calls", "no text", "spaces"],
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 1000])
+def test_log_probabilities_are_those_of_the_content(
+    tokens: list[int], content: str, expected: list[str], step: int
+) -> None:
+    sizes = [len(tokens[at : at + step]) for at in range(0, len(tokens), step)]
+    assert content_of(tokens, sizes) == (content, expected)
+
+
+def test_a_dropped_first_space_moves_nothing() -> None:
+    tokens = [0, 1, *CALLED, 8]
+    assert content_of(tokens, [1] * len(tokens), drops_space=True) == ("I am", [" I", " am"])

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from fake_triton import FakeTriton, fake_triton
 from live import openai_front
+from processes import command_line, processes_naming
 
 from dflash_trt.serving.app.guard import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
-from dflash_trt.serving.server.process import command_line, processes_naming
 from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0
@@ -150,6 +150,92 @@ def test_a_request_keeps_its_id(door: Door) -> None:
     assert (refused.status_code, refused.headers[HEADER]) == (404, "refused-1")
 
 
+WANTED = {"inputs": [OK], "outputs": [{"name": "text_output"}]}
+UNUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "classes": (
+        {**WANTED, "outputs": [{"name": "text_output", "parameters": {"classification": 1}}]},
+        "'classification' of outputs[0].parameters",
+    ),
+    "shared memory": (
+        {"inputs": [{**OK, "parameters": {"shared_memory_region": "x"}}]},
+        "'shared_memory_region' of inputs[0].parameters",
+    ),
+    "an unknown field": ({**WANTED, "nonsense": 1}, "'nonsense' is not used"),
+    "a field of an input": ({"inputs": [{**OK, "content": 1}]}, "'content' of inputs[0]"),
+    "a parameter": ({**WANTED, "parameters": {"nonsense": 1}}, "'nonsense' of parameters"),
+    "a nested parameter": ({**WANTED, "parameters": {"timeout": {}}}, "timeout is not a plain"),
+    "no list": ({"inputs": {}}, "inputs is not a list"),
+    "no object": ({"inputs": [5]}, "inputs is not a list of objects"),
+    "parameters of no kind": ({**WANTED, "parameters": []}, "parameters is not an object"),
+    "an id": ({**WANTED, "id": 5}, "id is not a string"),
+    "tensors": ({"inputs": [OK] * 101}, "inputs has 101 tensors"),
+    "half a character": ({**WANTED, "id": "\ud800"}, "id holds half a character"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_the_models_do_not_use_does_not_reach_triton(door: Door, name: str) -> None:
+    body, words = UNUSED[name]
+    answer = door.post(INFER, json.dumps(body).encode())
+    assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+    assert door.triton.seen == []
+
+
+@pytest.mark.parametrize("text", ['{"id": 1e999}', '{"max_tokens": NaN}', '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("path", [INFER, GENERATE])
+def test_a_body_that_triton_would_answer_with_a_500(door: Door, path: str, text: str) -> None:
+    assert door.post(path, text.encode()).status_code == 400
+    assert door.triton.seen == []
+
+
+def test_generate_takes_its_fields_and_no_others(door: Door) -> None:
+    sent = {"text_input": "a", "id": "x", "timeout": 1_000_000, "beam_width": 1, "n": 1}
+    assert door.post(GENERATE, sent).status_code == 200
+    assert door.post(GENERATE, {**sent, "parameters": {"temperature": 0.5}}).status_code == 200
+    wrong: list[dict[str, Any]] = [{"parameters": {"nonsense": 1}}, {"parameters": 5}]
+    wrong += [{"client": "x"}, {"client-key": "x"}, {"nonsense": 1}, {"timeout": []}, {"id": 1}]
+    for more in wrong:
+        answer = door.post(GENERATE, {**sent, **more})
+        name = "nonsense" if "nonsense" in str(more) else next(iter(more))
+        assert (answer.status_code, name in answer.json()["error"]) == (400, True)
+    many = {str(number): 1 for number in range(150_000)}
+    answer = door.post(GENERATE, many)
+    assert (answer.status_code, "150000 fields" in answer.json()["error"]) == (400, True)
+    assert len(door.triton.seen) == 2
+
+
+def test_what_clients_of_triton_send_goes_through(door: Door) -> None:
+    """As tritonclient.http writes them."""
+    binary = {**OK, "parameters": {"binary_data_size": 5}}
+    del binary["data"]
+    outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
+    parameters = {"timeout": 5, "priority": 1, "binary_data_output": True}
+    document = {"id": "1", "inputs": [binary], "outputs": outputs, "parameters": parameters}
+    head = json.dumps(document).encode()
+    length = {"inference_header_content_length": str(len(head))}
+    assert door.post(INFER, head + b"\1\0\0\0a", **length).status_code == 200
+    assert door.triton.seen[0][2] == head + b"\1\0\0\0a"
+
+
+def test_headers_that_cannot_be_carried_on_are_left_out(door: Door) -> None:
+    body = json.dumps({"inputs": [OK]}).encode()
+    for name, value in (
+        ("content-type", "application/json; x=\xff"),
+        ("traceparent", "\xe9"),
+        ("tracestate", "a" * 32_000),
+    ):
+        door.triton.seen.clear()
+        headers = {name: value.encode("latin-1")}
+        answer = httpx.post(f"{door.url}/{INFER}", content=body, headers=headers, timeout=WAIT)
+        assert answer.status_code == 200, name
+        assert name not in door.triton.seen[0][1]
+
+
+def test_another_model_is_named(door: Door) -> None:
+    answer = door.post("models/verify/infer", {"inputs": [OK]})
+    assert (answer.status_code, "'verify'" in answer.json()["error"]) == (404, True)
+
+
 def test_a_chunked_body_gets_a_length(door: Door) -> None:
     pieces = iter([b'{"text_input"', b': "a"}'])
     assert httpx.post(f"{door.url}/{GENERATE}", content=pieces, timeout=WAIT).status_code == 200
@@ -226,7 +312,7 @@ def test_large_bodies(door: Door) -> None:
 
 @pytest.mark.models
 def test_half_a_body_is_closed(door: Door) -> None:
-    head = f"POST /v2/{GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    head = f"POST /v2/{GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n"
     with door.connect(head.encode() + b"{") as connection:
         begun = time.monotonic()
         answer = connection.recv(9999)

@@ -16,7 +16,7 @@ from llm_build import standins, write_llm_build
 from stand_in import aborted, failure, hanging, part, parts
 
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
-from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, stream
+from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, is_this_machine, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.run import running_server
 
@@ -221,3 +221,25 @@ def test_without_a_server_the_fix_is_named() -> None:
         pytest.raises(UnavailableError, match="dflash-trt serve"),
     ):
         client.generate(PROMPT)
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_no_proxy_leads_to_this_machine(
+    server: Ports, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Companies set one for all programs; gRPC would take it for 127.0.0.1, too."""
+    monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+    for host in ("127.0.0.1", "localhost"):
+        with Client(f"{host}:{server.grpc}") as client:
+            assert client.generate(PROMPT, max_tokens=2).text
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        *((f"{host}:1", True) for host in ("127.0.0.1", "127.1.2.3", "localhost", "[::1]")),
+        *((f"{host}:1", False) for host in ("10.0.0.1", "a.example", "", "[::2]")),
+    ],
+)
+def test_which_addresses_are_of_this_machine(address: str, here: bool) -> None:
+    assert is_this_machine(address) == here

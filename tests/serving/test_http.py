@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +97,68 @@ def test_by_default_no_other_origin_may_call(built: Path) -> None:
         answer = httpx.get(f"{url}/v1/models", headers={"origin": PAGE})
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_the_description_has_the_bodies(url: str) -> None:
+    description = ask(url, "GET", "/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    for path, name in (
+        ("/v1/chat/completions", "ChatFields"),
+        ("/v1/completions", "TextFields"),
+        ("/v1/responses", "ResponseRequest"),
+    ):
+        body = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"] == {"$ref": f"#/components/schemas/{name}"}
+        assert "model" in schemas[name]["properties"]
+    text = json.dumps(description)
+    assert set(re.findall(r"#/components/schemas/(\w+)", text)) <= schemas.keys()
+
+
+INFER = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
+REBOUND = {"host": "evil.example:8000"}
+PAGES = {"origin": "https://evil.example", "content-type": "text/plain"}
+
+
+@pytest.fixture(scope="module")
+def open_url(built: Path) -> Iterator[str]:
+    """Run an application on loopback without a key, as by default."""
+    security = Security(allow_host=("My.Laptop",), allow_origin=(PAGE,))
+    with openai_front(built, NOWHERE, security) as url:
+        yield url
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/health", "/v2/health/live", "/metrics"])
+def test_a_rebound_name_reads_nothing(open_url: str, path: str) -> None:
+    """A page of it would be of the same origin, so that a browser would show it the answer."""
+    answer = httpx.get(f"{open_url}{path}", headers=REBOUND)
+    assert (answer.status_code, "--allow-host" in answer.text) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:80", "my.laptop:9"])
+def test_its_own_names_are_answered(open_url: str, host: str) -> None:
+    assert httpx.get(f"{open_url}/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v2/models/dflash_infer/infer", "/v1/completions"])
+def test_a_page_of_another_origin_asks_for_nothing(open_url: str, path: str) -> None:
+    """A browser sends a simple POST without asking; the page cannot read, but it costs time."""
+
+    def ask(**headers: str) -> httpx.Response:
+        return httpx.post(f"{open_url}{path}", content=json.dumps(INFER), headers=headers)
+
+    answer = ask(**PAGES)
+    assert (answer.status_code, "--allow-origin" in answer.text) == (403, True)
+    for origin in (open_url, PAGE):
+        assert ask(**{**PAGES, "origin": origin}).status_code != 403
+    assert ask(**{"content-type": "text/plain"}).status_code != 403
+
+
+def test_with_a_key_names_do_not_matter(url: str, built: Path) -> None:
+    assert ask(url, "GET", "/v1/models", **REBOUND).status_code == 200
+    assert ask(url, "POST", "/v1/completions", BODY, origin="https://b.example").status_code != 403
+
+
+def test_nothing_is_a_body_too(url: str) -> None:
+    """OpenAI's client cancels a response so; only one in the background could be."""
+    answer = ask(url, "POST", "/v1/responses/resp_1/cancel")
+    assert (answer.status_code, "background" in answer.text) == (400, True)

@@ -25,7 +25,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
         ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": "a" * 5000}, "prompt", "exceed"),
-        ({"prompt": "\ud800"}, "prompt", "prompt is not acceptable"),
+        ({"prompt": "\ud800"}, "prompt", "prompt holds half a character"),
         ({"max_tokens": 2**40}, "max_tokens", "must be an integer of 32 bits"),
         ({"prompt": ["a", 5]}, "prompt", "token ids"),
         ({"prompt": []}, "prompt", "1 to 64"),

@@ -281,8 +281,11 @@ def test_a_client_that_goes_away_cancels_the_request(
     body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
     address = ("127.0.0.1", api.base_url.port or 0)
     with socket.create_connection(address, timeout=WAIT) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
         if begun:
             assert connection.recv(12) == b"HTTP/1.1 200"
         else:

@@ -1,12 +1,15 @@
 """What the OpenAI front serves a browser: the page's files, and what they ask for."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from commands import run
 from live import openai_front
 
+from dflash_trt.build.identity import about_build
 from dflash_trt.serving.app.page import FILES
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
@@ -69,3 +72,27 @@ def test_the_server_at_a_glance(front: httpx.Client) -> None:
         "plain": True,
         "untold": [],
     }
+
+
+def test_what_the_server_runs(front: httpx.Client, chat_built: Path) -> None:
+    assert front.get("/v1/build").status_code == 401
+    facts = front.get("/v1/build", headers=WITH_KEY).json()
+    since = facts.pop("serving_since")
+    assert facts.pop("drafter_swaps") == []
+    assert since.endswith("+00:00")
+    assert facts == json.loads(json.dumps(about_build(chat_built)))
+    digest = facts["digest"][:12]
+    metrics = front.get("/metrics").text
+    labels = f'build="pycode",digest="{digest}",drafter="{digest}",engine_kind="onnxruntime"'
+    assert f'\ndflash_build_info{{{labels},version="0.1.0"}} 1\n' in metrics
+
+
+def test_info_asks_a_server(chat_built: Path, triton: Ports, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    with openai_front(chat_built, triton, Security(key=KEY)) as url:
+        code, out, _ = run("info", "--url", url, "--key-file", tmp_path / "key")
+        refused = run("info", "--url", url)
+    assert code == 0
+    assert out.startswith(f"pycode {about_build(chat_built)['digest'][:12]}\n")
+    assert "\n  serving     since 20" in out
+    assert (refused.code, "wants a key" in refused.err) == (1, True)

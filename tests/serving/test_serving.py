@@ -118,7 +118,8 @@ def test_an_http_client_that_goes_away_frees_its_slot(
 ) -> None:
     body = json.dumps({"text_input": "a", "max_tokens": ENDLESS, "stream": True}).encode()
     head = (
-        f"POST /v2/models/dflash/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        "POST /v2/models/dflash/generate_stream HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(body)}"
     )
     assert_goes_idle(server)
     before = cancelled(server)

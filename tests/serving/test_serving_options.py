@@ -1,6 +1,7 @@
 """What a request may ask for, through the real server, in both modes."""
 
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ import httpx
 import pytest
 import reference
 import torch
+from commands import run
+from live import serve_ports, serving
 from llm_build import standins, write_llm_build
 from load import tensors, wait_until
 from pairs import Pair
@@ -19,6 +22,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from dflash_trt.build.pipeline import build
 from dflash_trt.config import BuildConfig
+from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server
 
@@ -228,3 +232,13 @@ def test_metrics_say_what_the_answers_say(server: Ports, mode: str) -> None:
     assert after["dflash_requests_total"] - before["dflash_requests_total"] == 3
     assert after["trtllm_num_requests_running"] == 0
     assert after.get("dflash_kv_rows_used") == (None if mode == "tensorrt_llm" else 0)
+
+
+def test_a_path_with_a_space_serves_through_a_link(built: Path, tmp_path: Path) -> None:
+    spaced = Path(shutil.copytree(built, tmp_path / "with a space"))
+    ports = serve_ports()
+    code, _, err = run("serve", spaced, "--http-port", ports.http, "--grpc-port", ports.grpc)
+    assert (code, "Serve it through a link without one" in err) == (1, True)
+    (tmp_path / "link").symlink_to(spaced)
+    with serving(tmp_path / "link", ports), Client(f"127.0.0.1:{ports.grpc}") as client:
+        assert client.generate("def", max_tokens=4).text

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -20,6 +21,7 @@ import httpx
 import pytest
 from live import serve_ports, serving, started
 from load import metric, wait_until
+from processes import command_line, processes_naming
 from roads import Roads
 
 from dflash_trt.config import load_config
@@ -27,7 +29,9 @@ from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.server import run, supervisor
 from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.process import SHARED_MEMORY, Server, command_line, processes_naming
+from dflash_trt.serving.server.children import STUB
+from dflash_trt.serving.server.door import Door
+from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 
 pytestmark = pytest.mark.soak
 
@@ -98,7 +102,10 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell("ready")
         tell = application.tell
         application.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
-        result = pool.submit(supervisor.supervise, server, application, stop, said.append)
+        door = Door(ports.http, options.security)
+        stack.callback(door.close)
+        watched = supervisor.Supervised(server, application, door, said.append)
+        result = pool.submit(supervisor.supervise, watched, stop)
         try:
             url = f"http://127.0.0.1:{ports.http}"
             yield Supervised(server, application, said, told, result, _ask(server, 32), url)
@@ -198,6 +205,54 @@ def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
     supervised.wait_until("the application ended (exit -9)")
     wait_until(lambda: httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code == 200)
     assert supervised.pid("dflash") == before
+
+
+def test_a_hung_application_is_replaced_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    with _supervised(built) as each:
+        before = each.pid("dflash")
+        process = each.application._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        each.wait_until("the application has not answered for")
+        each.wait_until("the application ended (exit -9)")
+        wait_until(lambda: _infer(each.url, 1) == 200)
+        assert each.pid("dflash") == before
+        assert not any("no round" in line for line in each.said)
+
+
+@contextmanager
+def _stranger(prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that names itself as a model's of a server, and is no child of that."""
+    words = [
+        f"/tmp/{STUB}",
+        "-c",
+        "import time; time.sleep(1000)",
+        "/none/draft/1/model.py",
+        prefix,
+    ]
+    process = subprocess.Popen(words, executable=sys.executable)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_another_process_with_its_words_is_not_taken_for_a_model(built: Path) -> None:
+    with _supervised(built) as each, _stranger(each.server.shm_prefix) as first:
+        os.kill(each.pid("draft"), signal.SIGKILL)  # it looks for its models again
+        each.wait_until("ready again")
+        each.said.clear()
+        with _stranger(each.server.shm_prefix) as second:
+            assert {first.pid, second.pid}.isdisjoint(each.server.stubs())
+            first.kill()
+            first.wait()
+            time.sleep(4 * supervisor.POLL)
+            assert each.said == []
+            each.server.kill()
+            assert second.poll() is None
 
 
 def test_it_can_be_stopped_while_it_waits_to_restart(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from builds import edit_weights, quiet
 from commands import run
@@ -20,6 +21,7 @@ from load import wait_until
 from pycode import PYCODE, demo_config
 from roads import Roads
 
+from dflash_trt.build.manifest import build_digest
 from dflash_trt.build.pipeline import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports
@@ -112,6 +114,14 @@ def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Serve
         assert float(re.findall(r"([\d.]+) before", served.update("a"))[0]) > 2
         count = len(texts)
         wait_until(lambda: len(texts) >= count + 8)
+    url = f"http://127.0.0.1:{served.ports.http}"
+    swaps = httpx.get(f"{url}/v1/build", trust_env=False).json()["drafter_swaps"]
+    digests = [build_digest(served.builds[name]) for name in ("drafter", "a")]
+    assert [swap["digest"] for swap in swaps] == digests  # the bad one never served
+    metrics = httpx.get(f"{url}/metrics", trust_env=False).text
+    assert f'drafter="{digests[-1][:12]}"' in metrics
+    out = run("info", "--url", url).out
+    assert f"drafter of  pycode {digests[0][:12]}, since 20" in out
 
 
 @pytest.mark.soak

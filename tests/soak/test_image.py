@@ -4,8 +4,8 @@ Installed are the Dockerfile's own requirements and the package without dependen
 is the wheel's, in place of the one that the image copies. Needs the network, and root for mounts.
 """
 
+import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -46,15 +46,18 @@ def built() -> Path:
 
 @pytest.fixture(scope="module")
 def image(built: Path) -> Path:
-    text = (built / "deploy" / "Dockerfile").read_text()
-    requirements = re.findall(r"^        '(.*)' \\$", text, re.MULTILINE)
-    assert len(requirements) > 15
+    requirements = built / "requirements.txt"
     home = HOME / "venv"
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     pip += ["--python", home / "bin" / "python", "install"]  # type: ignore[list-item]
-    subprocess.run([*pip, "--only-binary", ":all:", *requirements], check=True)
+    report = ["--report", home / "packages.json", "--requirement", requirements]
+    subprocess.run([*pip, "--only-binary", ":all:", *report], check=True)
+    installed = json.loads((home / "packages.json").read_text())["install"]
+    assert all("sha256" in each["download_info"]["archive_info"]["hashes"] for each in installed)
+    pins = {line.partition("==")[0] for line in requirements.read_text().splitlines()}
+    assert {each["metadata"]["name"].lower().replace("_", "-") for each in installed} == pins
     subprocess.run([*pip, "--no-deps", ROOT, "nvidia-pytriton>=0.7,<0.8"], check=True)
     return home
 

@@ -23,6 +23,7 @@ import strategies
 from hypothesis import given, seed, settings
 from live import serve_ports, serving
 from load import WAIT, metric
+from processes import processes_naming
 from pycode import demo_config, prompt_ids, prompt_texts
 from roads import RefusedError, Roads
 from tokenizers import Tokenizer
@@ -33,7 +34,6 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server.process import processes_naming
 
 pytestmark = pytest.mark.soak
 

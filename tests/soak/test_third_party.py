@@ -87,6 +87,23 @@ def test_a_client(server: tuple[Ports, str], built: Path, requirement: str, scri
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+AI_SDK = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="the AI SDK needs Node.js")
+def test_vercels_ai_sdk(server: tuple[Ports, str]) -> None:
+    _, url = server
+    home = TESTS.parents[1] / "build" / "clients" / "ai-sdk"
+    if not (home / "complete").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        subprocess.run(["npm", "install", "--silent", "--prefix", home, *AI_SDK], check=True)
+        (home / "complete").touch()
+    script = shutil.copy(TESTS / "clients" / "use_ai_sdk.mjs", home)
+    done = program("node", script, f"{url}/v1", timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="AIPerf needs Python 3.11")
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path: Path) -> None:

@@ -20,7 +20,21 @@ from pages import PAGES, ROOT, Block, read, script, typed
 
 pytestmark = pytest.mark.soak
 
-OURS = ("dflash-trt", "curl", "python", "openssl", "umask", "sha256sum", "cat", "#", "-", "}", "'")
+OURS = (
+    "dflash-trt",
+    "curl",
+    "python",
+    "openssl",
+    "umask",
+    "sha256sum",
+    "cat",
+    "#",
+    "-",
+    "}",
+    "'",
+    "{",
+    "END",
+)
 GPT_OSS = ROOT / "build_configs" / "dgx-b300" / "gpt-oss-120b.yaml"
 OVER_LLM = {"docs/speculation.md", "docs/structure.md"}  # CONFIG is gpt-oss's
 ELSEWHERE = ("serve ", "doctor", "build build_configs/dgx", "on_gpus", "bench ", ":8002", "PORT")

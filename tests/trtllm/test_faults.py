@@ -10,6 +10,7 @@ from dflash_trt.tensorrt_llm.argument_checks import look_up
 
 PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "TRTLLM"}}
 EVICTS = {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}
+EAGLE3 = {"speculative_config": {"decoding_type": "Eagle3"}}
 # arguments, compute capability and target that the fault touches, and a neighbor that it does not
 TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], int, str]]] = {
     "16827": ((EVICTS, 100, "GptOss"), ({}, 100, "GptOss")),
@@ -25,6 +26,14 @@ TOUCHED: dict[str, tuple[tuple[dict[str, Any], int, str], tuple[dict[str, Any], 
     "v1.4.0rc1": (
         ({"guided_decoding_backend": "xgrammar"}, 100, "Qwen3MoeForCausalLM"),
         ({"guided_decoding_backend": "xgrammar"}, 100, "LlamaForCausalLM"),
+    ),
+    "v1.3.0rc24": (
+        ({"tensor_parallel_size": 8}, 103, "GptOssForCausalLM"),
+        ({"tensor_parallel_size": 8}, 103, "Qwen3MoeForCausalLM"),
+    ),
+    "v1.3.0rc26": (
+        (EAGLE3, 103, "GptOssForCausalLM"),
+        ({**EAGLE3, "kv_cache_config": {"use_kv_cache_manager_v2": False}}, 103, "GptOss"),
     ),
     "2939": ((PAGED, 103, "GptOss"), (PAGED, 100, "GptOss")),
 }

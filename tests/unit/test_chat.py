@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash_trt.chat.chat_model import chat_template, end_of_turn
+from dflash_trt.chat.chat_model import chat_template, end_of_turn, turn_end_ids
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer, eos_token_ids
 from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.errors import CheckpointError, RequestError
 
@@ -223,13 +223,13 @@ def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) ->
     ("closing", "result"),
     [
         ("</s>", "passed"),  # the tokenizer's own end
-        ("<|im_end|>\n", "warning"),
+        ("<|im_end|>\n", "note"),
         ("\n", "passed"),  # no token
         ("{% if not loop.last %}</s><s>{% endif %}", "passed"),
         ("{% if loop.last %}</s>{% else %}<|im_end|>{% endif %}", "passed"),
     ],
 )
-def test_what_ends_a_turn_has_to_end_a_text(closing: str, result: str, tmp_path: Path) -> None:
+def test_what_ends_a_turn_ends_a_text(closing: str, result: str, tmp_path: Path) -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + closing + "{% endfor %}"
     directory = _tokenizer(tmp_path, source)
     (directory / "config.json").write_text("{}")
@@ -240,3 +240,31 @@ def test_what_ends_a_turn_has_to_end_a_text(closing: str, result: str, tmp_path:
     finding = end_of_turn(target(directory))
     assert finding.result == result
     assert result == "passed" or "'<|im_end|>' after an answer" in finding.found
+
+
+@pytest.mark.parametrize("generation", [None, 3, [3]])
+@pytest.mark.parametrize("config", [None, 4])
+@pytest.mark.parametrize("tokenizer_end", [None, "</s>"])
+@pytest.mark.parametrize("closing", ["", "\n", "<|im_end|>\n", "</s>"])
+def test_a_text_ends_where_any_of_a_checkpoint_says(
+    tmp_path: Path,
+    generation: int | list[int] | None,
+    config: int | None,
+    tokenizer_end: str | None,
+    closing: str,
+) -> None:
+    """As vLLM and transformers together: config's ids, the tokenizer's end, and the turn's."""
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + closing + "{% endfor %}"
+    directory = _tokenizer(tmp_path, source, eos_token=tokenizer_end)
+    file = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["</s>", "<|im_end|>"])
+    tokenizer.save(str(file))
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": config}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    size = tokenizer.get_vocab_size() + 10
+    ends = {*eos_token_ids(directory, size), *turn_end_ids(directory, size)}
+    expected = {3} if generation else set()
+    expected |= {4} if config else set()
+    texts = [text for text in (tokenizer_end, closing.strip()) if text]
+    assert ends == expected | {tokenizer.token_to_id(text) for text in texts}

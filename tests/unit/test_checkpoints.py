@@ -253,8 +253,24 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         load_tokenizer(target)
     (target / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json") as caught:
         load_tokenizer(target)
+    assert caught.value.fix.startswith("Write tokenizer.json there")
+
+
+def test_what_can_be_done_without_a_tokenizer_is_said(pair: Path, tmp_path: Path) -> None:
+    """A snapshot of the Hub is not to be written to; of Kimi's, code would make the tokenizer."""
+    snapshot = tmp_path / "snapshots" / "c"
+    shutil.copytree(pair / "target", snapshot)
+    (snapshot / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        tokenizer_files(snapshot)
+    assert caught.value.fix.startswith("Take a copy of the model")
+    code = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(code))
+    with pytest.raises(CheckpointError, match="has code for a tokenizer") as caught:
+        tokenizer_files(snapshot)
+    assert "`dflash-trt export vllm CONFIG`" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["pycode", "smollm2"])

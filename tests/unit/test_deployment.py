@@ -1,16 +1,19 @@
-"""The deployment files against their own validators, and the probe against a real server.
+"""The deployment files against their own validators, and against what they promise.
 
 hadolint, shellcheck, yamllint and kubernetes-validate (the schemas of Kubernetes) are what the dev
 extra installs; custom resources have schemas trimmed from the published ones, in `schemas/`. No
 image was built, and nothing was applied to a cluster.
 """
 
+import copy
 import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
 from importlib import metadata
@@ -22,32 +25,35 @@ import kubernetes_validate
 import pytest
 import yaml
 from commands import program
-from live import serving
+from pages import ROOT, read
 from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from dflash_trt.build.deployment import resource_name, write_deployment
-from dflash_trt.build.manifest import files_of, served_files
+from dflash_trt.build.deployment import KEY_FOLDER, resource_name, write_deployment
+from dflash_trt.build.manifest import NO_DIGEST, build_digest, files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
 from dflash_trt.planning import machine
-from dflash_trt.serving.ports import free_ports
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 KUBERNETES = "1.34"
+KEY = f"{KEY_FOLDER}/key"
+SERVE = ["dflash-trt", "serve", "/mnt/models", "--host", "0.0.0.0", "--key-file", KEY]
+SERVE += ["--log-file", "/dev/stdout"]
 LINT = YamlLintConfig(
     "{extends: default, rules: {line-length: {max: 110}, document-start: disable, "
     "braces: {max-spaces-inside: 0}}}"
 )
 CASES: dict[str, dict[str, Any]] = {
     "cpu": {"kind": "onnxruntime"},
+    "cuda": {"kind": "onnxruntime", "device": "cuda"},
     "plans": {"kind": "tensorrt", "library": "tensorrt_rtx"},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
     "one-gpu": {"hardware": "hgx-h200", "gpus": 1},
 }
-OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
+OURS = ("cpu", "cuda", "plans")  # whose rounds are ours, and whose image is slim
 
 
 def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
@@ -58,11 +64,9 @@ def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
 
 
 def write(directory: Path, config: BuildConfig) -> None:
-    engine = config.engine
+    engine, ranks = config.engine, 1
     if isinstance(engine, TensorRTLLM):
         ranks = engine.gpus or machine(engine.hardware).all_gpus
-    else:
-        ranks = getattr(engine, "tensor_parallel_size", 1)
     write_deployment(directory, config, ranks)
 
 
@@ -77,12 +81,6 @@ def write_engines(directory: Path, original: Path, kind: str) -> None:
         for role in ("target", "drafter"):
             info = read_info(directory / "engines" / role)
             write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
-
-
-def test_plans_of_several_gpus_are_not_deployed(tmp_path: Path) -> None:
-    """`serve` refuses them: one Triton serves one rank."""
-    write(tmp_path, made(**CASES["plans"], tensor_parallel_size=2))
-    assert not (tmp_path / "deploy").exists()
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -105,7 +103,11 @@ def resources(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def base(deploy: Path) -> dict[str, dict[str, Any]]:
-    return resources(deploy / "kubernetes" / "deployment.yaml")
+    """Return what `kubectl apply -f deploy/kubernetes` sends: no folder below it."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in (deploy / "kubernetes").glob("*.yaml"):
+        found |= resources(file)
+    return found
 
 
 def check(resource: dict[str, Any]) -> None:
@@ -130,11 +132,25 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert copied == served_files(deploy.parent)
     names = {file.name for file in copied if deploy in file.parents}
     assert names == {file.name for file in deploy.glob("*.sh")}
-    assert (not names) == (case in OURS)
     text = (deploy / "Dockerfile").read_text()
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
     assert users == (["10001:10001"] if case in OURS else ["10001"])
     assert case in OURS or "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1\n" in text
+    # what is run, watched and found again
+    commands = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("CMD [")]
+    assert commands == [SERVE]
+    assert "ENTRYPOINT" not in text
+    assert text.count("HEALTHCHECK") == 1
+    assert "http://127.0.0.1:8000/health" in text
+    assert text.count("COPY --chmod=go=rX . /mnt/models") == 1
+    assert f'dflash-trt.build="sha256:{NO_DIGEST}"' in text
+    assert "ARG PIP_INDEX_URL\n" in text
+    assert not re.search(r"python3\.\d", text)  # its version stands in one argument
+    assert "--insecure-old-server" not in text
+    run = text.partition("docker run")[2].partition("ARG")[0]
+    assert {"--init", "--shm-size", "--stop-timeout"} <= {*run.split()}
+    assert ("--ulimit stack=67108864" in run) == (case not in OURS)
+    assert ("TRTLLM_CACHE_DIR=/home/dflash/.cache/" in text) == (case not in OURS)
 
 
 @pytest.mark.models
@@ -142,7 +158,7 @@ def test_the_image_has_all_that_is_imported(tmp_path: Path) -> None:
     """It gets what a bundle needs: no ONNX Runtime, no graph builder."""
     write(tmp_path, made(hardware="dgx-b300", checkpoints="hub"))
     text = (tmp_path / "deploy" / "Dockerfile").read_text()
-    line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
+    line = text.split("--report /opt/packages.json")[1].split("&&")[0].replace("\\\n", " ")
     installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
     markers = ("", "extra == 'server'")
     required = [x for x in metadata.requires("dflash-trt") or () if x.partition("; ")[2] in markers]
@@ -172,43 +188,31 @@ print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0]
 def test_an_image_gets_what_the_application_needs(deploy: Path) -> None:
     extra = [x for x in metadata.requires("dflash-trt") or () if x.endswith("extra == 'server'")]
     names = {re.split(r"[^\w-]", each)[0] for each in extra} - {"nvidia-pytriton"}  # Triton's image
-    words = re.split(r"[^\w-]+", (deploy / "Dockerfile").read_text())
+    words = re.split(r"[^\w-]+", (deploy.parent / "requirements.txt").read_text())
     assert {"uvicorn"} < names <= {*words}
 
 
-def test_the_scripts_are_sound_and_executable(deploy: Path, case: str) -> None:
+def test_the_script_is_sound_and_executable(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
-    names = {"probe.sh", "start.sh"}
-    names |= {"fetch.sh"} if CASES[case].get("checkpoints") == "hub" else set()
-    assert {script.name for script in scripts} == (set() if case in OURS else names)
-    if case in OURS:
-        return
-    checked = program("shellcheck", *scripts)
-    assert checked.returncode == 0, checked.stdout
-    assert all(os.access(script, os.X_OK) for script in scripts)
+    fetches = CASES[case].get("checkpoints") == "hub"
+    assert [script.name for script in scripts] == (["fetch.sh"] if fetches else [])
+    if fetches:
+        checked = program("shellcheck", *scripts)
+        assert checked.returncode == 0, checked.stdout
+        assert all(os.access(script, os.X_OK) for script in scripts)
 
 
-def run_with_fake(script: Path, **env: str) -> list[str]:
-    launch = script.parents[1] / "launch"
-    launch.mkdir(exist_ok=True)
-    (launch / "mpi.sh").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n")
-    (launch / "mpi.sh").chmod(0o755)
-    done = program(script, **env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
-    write(tmp_path, made())
-    start = tmp_path / "deploy" / "start.sh"
-    *_, http, grpc, verbose = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
-    rule = http.removeprefix("--http-restricted-api=")
-    assert grpc == f"--grpc-restricted-protocol={rule}"
-    assert verbose == "--log-verbose=1"
-    closed, key = rule.split(":admin-key=")
-    assert closed == "model-repository,shared-memory,trace,logging"
-    assert len(key) == 64
-    assert run_with_fake(start)[-1] != grpc  # another key each time
+def test_the_packages_are_pinned(deploy: Path, case: str) -> None:
+    lines = (deploy.parent / "requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    assert {"uvicorn", "fastapi", "tritonclient", "grpcio", "pydantic-core"} <= pins.keys()
+    assert pins.pop("numpy") == "1.26.4"
+    assert {name: metadata.version(name) for name in pins} == pins
+    # this machine lacks what only a GPU's server needs
+    left = [line for line in lines if "==" not in line]
+    assert all(re.match(r"(onnxruntime-gpu|tensorrt-rtx)", line) for line in left)
+    assert bool(left) == (case in ("cuda", "plans")) or case == "plans"
+    assert ("onnxruntime" in pins) == (case in ("cpu", "plans"))
 
 
 def test_the_yaml_has_no_fault(deploy: Path) -> None:
@@ -224,7 +228,7 @@ def test_several_machines_have_no_manifests(tmp_path: Path) -> None:
 
 
 def test_the_manifests_are_kubernetes_own(deploy: Path, case: str) -> None:
-    kinds, core = base(deploy), {"Deployment", "Service"}
+    kinds, core = base(deploy), {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
     assert kinds.keys() == core | (set() if case in OURS else {"PersistentVolumeClaim"})
     for resource in kinds.values():
         check(resource)
@@ -236,8 +240,12 @@ def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_scales_it(deploy: Path, case: str) -> None:
-    (scaler,) = resources(deploy / "kubernetes" / "hpa.yaml").values()
+    scaling = deploy / "kubernetes" / "scaling"
+    (scaler,) = resources(scaling / "hpa.yaml").values()
+    (monitor,) = resources(scaling / "podmonitor.yaml").values()
     check(scaler)
+    check(monitor)
+    assert_scales(base(deploy) | {"HorizontalPodAutoscaler": scaler, "PodMonitor": monitor})
     target = scaler["spec"]["scaleTargetRef"]
     workload = base(deploy)[target["kind"]]
     assert target["apiVersion"] == workload["apiVersion"]
@@ -254,7 +262,15 @@ def test_kserves_runtime_and_service_fit_each_other(deploy: Path, case: str) -> 
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"] in runtime["spec"]["supportedModelFormats"]
-    check(pod_of({key: runtime["spec"][key] for key in ("containers", "volumes")}))
+    spec = {key: runtime["spec"][key] for key in ("containers", "volumes")}
+    check(pod_of(spec))
+    assert_closed(spec, [8000], kinds)
+    assert_probed(spec)
+    assert_fetches_with_a_secret(spec, CASES[case])
+    assert_one_claim(kinds, service["spec"]["predictor"]["maxReplicas"])
+    assert runtime["spec"]["annotations"]["dflash-trt/build"] == f"sha256:{NO_DIGEST}"
+    gpus = spec["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0)
+    assert bool(gpus) == bool(runtime["spec"].get("tolerations"))
     # as the comment in it says
     service["spec"]["predictor"]["canaryTrafficPercent"] = 10
     check(service)
@@ -263,7 +279,7 @@ def test_kserves_runtime_and_service_fit_each_other(deploy: Path, case: str) -> 
 def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
     spec = base(deploy)["Deployment"]["spec"]["template"]["spec"]
     if case in OURS:
-        assert_writes_nothing_but_tmp(spec, {"cpu": 0, "plans": 1}[case])
+        assert_writes_nothing_but_tmp(spec, 0 if case == "cpu" else 1, case)
         return
     engine = CASES[case]
     preset, (container,) = machine(engine["hardware"]), spec["containers"]
@@ -292,17 +308,202 @@ def capabilities(spec: dict[str, Any]) -> list[tuple[int, int]]:
     return [tuple(int(each["values"][0]) for each in term) for term in terms]  # type: ignore[misc]
 
 
-def assert_writes_nothing_but_tmp(spec: dict[str, Any], gpus: int) -> None:
+def assert_writes_nothing_but_tmp(spec: dict[str, Any], gpus: int, case: str) -> None:
     (container,) = spec["containers"]
     secure = container["securityContext"]
     assert secure["readOnlyRootFilesystem"]
     assert not secure["allowPrivilegeEscalation"]
     assert secure["capabilities"] == {"drop": ["ALL"]}
     assert spec["securityContext"]["runAsNonRoot"]
-    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/tmp", "/dev/shm"}
+    mounts = {each["mountPath"] for each in container["volumeMounts"] if "readOnly" not in each}
+    assert mounts == {"/tmp", "/dev/shm"}
     assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
-    if gpus:
+    if case == "plans":
         assert capabilities(spec) == [(8, 9), (12, 0)]
+
+
+def assert_closed(spec: dict[str, Any], ports: list[int], kinds: dict[str, Any]) -> None:
+    """Assert that the key that the command reads comes from a Secret, and must be there."""
+    (container,) = spec["containers"]
+    (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == KEY_FOLDER)
+    assert mount["readOnly"]
+    (volume,) = (each for each in spec["volumes"] if each["name"] == mount["name"])
+    assert not volume["secret"].get("optional")
+    assert volume["secret"]["secretName"].endswith("-key")
+    assert [port["containerPort"] for port in container["ports"]] == ports
+    assert "command" not in container  # the image's own
+    assert "args" not in container
+
+
+def assert_probed(spec: dict[str, Any]) -> None:
+    (container,) = spec["containers"]
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
+    start, ready, live = (
+        container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")
+    )
+    assert [probe["httpGet"]["port"] for probe in (start, ready, live)] == [8000] * 3
+    assert ready["httpGet"]["path"] == start["httpGet"]["path"] == "/health"
+    assert live["httpGet"]["path"] == "/v2/health/live"  # which stays while it drains
+    assert start["periodSeconds"] * start["failureThreshold"] >= 3600
+
+
+def assert_fetches_with_a_secret(spec: dict[str, Any], engine: dict[str, Any]) -> None:
+    for container in (*spec.get("initContainers", []), *spec["containers"]):
+        tokens = [each for each in container.get("env", []) if each["name"] == "HF_TOKEN"]
+        assert bool(tokens) == (engine.get("checkpoints") == "hub")
+        assert all("secretKeyRef" in each["valueFrom"] for each in tokens)
+
+
+def assert_one_claim(kinds: dict[str, Any], replicas: int) -> None:
+    """Assert that pods on several nodes can mount what they share."""
+    claim = kinds.get("PersistentVolumeClaim")
+    if claim is not None and replicas > 1:
+        assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def assert_scales(kinds: dict[str, Any]) -> None:
+    """Assert that the metric arrives, and that the claim serves as many pods."""
+    scaler, monitor = kinds["HorizontalPodAutoscaler"]["spec"], kinds["PodMonitor"]["spec"]
+    pod = kinds["Deployment"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert (ports[endpoint["port"]], endpoint["path"]) == (8000, "/metrics")
+    assert_one_claim(kinds, scaler["maxReplicas"])
+
+
+def assert_policies(kinds: dict[str, Any]) -> None:
+    pod = kinds["Deployment"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    network, budget = kinds["NetworkPolicy"]["spec"], kinds["PodDisruptionBudget"]["spec"]
+    for selector in (network["podSelector"], budget["selector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert network["policyTypes"] == ["Ingress", "Egress"]
+    assert all(rule["from"] for rule in network["ingress"])  # an empty one lets all in
+    monitored = [r for r in network["ingress"] if "namespaceSelector" in r["from"][0]]
+    assert [port["port"] for rule in monitored for port in rule["ports"]] == [8000]
+    fetches = "initContainers" in pod["spec"]
+    assert (
+        443 in [port["port"] for rule in network["egress"] for port in rule["ports"]]
+    ) == fetches
+    assert budget["maxUnavailable"] == 1  # a node can be drained with one instance, too
+
+
+def assert_rolls_out(kinds: dict[str, Any]) -> None:
+    spec = kinds["Deployment"]["spec"]["template"]
+    assert spec["metadata"]["annotations"] == {"dflash-trt/build": f"sha256:{NO_DIGEST}"}
+    containers = (*spec["spec"].get("initContainers", []), *spec["spec"]["containers"])
+    assert {each["image"].partition(":")[2] for each in containers} == {NO_DIGEST[:12]}
+    prestop = containers[-1]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["spec"]["terminationGracePeriodSeconds"] >= prestop + 28  # see docs/serving.md
+    assert spec["spec"]["shareProcessNamespace"]
+    assert spec["spec"]["imagePullSecrets"]
+    (spread,) = spec["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["labelSelector"]["matchLabels"] == spec["metadata"]["labels"]
+    gpus = containers[-1]["resources"]["limits"].get("nvidia.com/gpu")
+    keys = [each["key"] for each in spec["spec"].get("tolerations", [])]
+    assert keys == (["nvidia.com/gpu"] if gpus else [])
+
+
+def assert_deployment(kinds: dict[str, Any], case: str) -> None:
+    spec = kinds["Deployment"]["spec"]["template"]["spec"]
+    assert_closed(spec, [8000, 8001], kinds)
+    assert_probed(spec)
+    assert_fetches_with_a_secret(spec, CASES[case])
+    assert_policies(kinds)
+    assert_rolls_out(kinds)
+
+
+def test_the_deployment_keeps_its_promises(deploy: Path, case: str) -> None:
+    assert_deployment(base(deploy), case)
+
+
+def _drop(value: Any, *path: Any) -> None:
+    for name in path[:-1]:
+        value = value[name]
+    del value[path[-1]]
+
+
+def _set(value: Any, new: Any, *path: Any) -> None:
+    for name in path[:-1]:
+        value = value[name]
+    value[path[-1]] = new
+
+
+POD = ("Deployment", "spec", "template", "spec")
+SERVER = (*POD, "containers", 0)
+# each breaks one rule
+BROKEN: dict[str, Callable[[dict[str, Any]], None]] = {
+    "no key": lambda kinds: _drop(kinds, *SERVER, "volumeMounts", 0),
+    "a key that may be missing": lambda kinds: _set(
+        kinds, True, *POD, "volumes", 0, "secret", "optional"
+    ),
+    "a command of its own": lambda kinds: _set(kinds, ["tritonserver"], *SERVER, "command"),
+    "no preStop": lambda kinds: _drop(kinds, *SERVER, "lifecycle"),
+    "no startup probe": lambda kinds: _drop(kinds, *SERVER, "startupProbe"),
+    "an impatient start": lambda kinds: _set(kinds, 3, *SERVER, "startupProbe", "failureThreshold"),
+    "liveness that drains": lambda kinds: _set(
+        kinds, "/health", *SERVER, "livenessProbe", "httpGet", "path"
+    ),
+    "a token in the file": lambda kinds: _set(
+        kinds, {"value": "hf_x"}, *SERVER, "env", 1, "valueFrom"
+    ),
+    "no token for the fetch": lambda kinds: _drop(kinds, *POD, "initContainers", 0, "env"),
+    "a policy of other pods": lambda kinds: _set(
+        kinds, {"matchLabels": {"app": "x"}}, "NetworkPolicy", "spec", "podSelector"
+    ),
+    "anyone may call": lambda kinds: _set(kinds, [], "NetworkPolicy", "spec", "ingress", 0, "from"),
+    "no way to the Hub": lambda kinds: _set(kinds, [], "NetworkPolicy", "spec", "egress"),
+    "a drain that waits": lambda kinds: _set(
+        kinds, 0, "PodDisruptionBudget", "spec", "maxUnavailable"
+    ),
+    "no annotation": lambda kinds: _drop(kinds, *POD[:3], "metadata", "annotations"),
+    "a fixed tag": lambda kinds: _set(kinds, "x:latest", *SERVER, "image"),
+    "killed while it drains": lambda kinds: _set(kinds, 30, *POD, "terminationGracePeriodSeconds"),
+    "no pull secret": lambda kinds: _drop(kinds, *POD, "imagePullSecrets"),
+    "no spread": lambda kinds: _drop(kinds, *POD, "topologySpreadConstraints"),
+    "no toleration": lambda kinds: _drop(kinds, *POD, "tolerations"),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_noticed(rule: str, tmp_path: Path) -> None:
+    case = "dgx-b300"  # has all that the others have
+    write(tmp_path, made(**CASES[case]))
+    kinds = copy.deepcopy(base(tmp_path / "deploy"))
+    assert_deployment(kinds, case)
+    kinds = copy.deepcopy(kinds)
+    BROKEN[rule](kinds)
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        assert_deployment(kinds, case)
+
+
+SCALING: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a claim for one": lambda kinds: _set(
+        kinds, ["ReadWriteOnce"], "PersistentVolumeClaim", "spec", "accessModes"
+    ),
+    "a metric of no port": lambda kinds: _set(
+        kinds, "metrics", "PodMonitor", "spec", "podMetricsEndpoints", 0, "port"
+    ),
+    "a monitor of other pods": lambda kinds: _set(
+        kinds, {"app": "x"}, "PodMonitor", "spec", "selector", "matchLabels"
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SCALING)
+def test_broken_scaling_is_noticed(rule: str, tmp_path: Path) -> None:
+    write(tmp_path, made(**CASES["dgx-b300"]))
+    kinds = base(tmp_path / "deploy")
+    for file in (tmp_path / "deploy" / "kubernetes" / "scaling").iterdir():
+        kinds |= resources(file)
+    assert_scales(kinds)
+    kinds = copy.deepcopy(kinds)
+    SCALING[rule](kinds)
+    with pytest.raises((AssertionError, KeyError)):
+        assert_scales(kinds)
 
 
 def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
@@ -312,11 +513,6 @@ def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
     (container,) = template["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports.keys()
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        if case in OURS:
-            assert container[probe]["httpGet"]["port"] == "http"
-        else:
-            assert container[probe]["exec"]["command"] == ["deploy/probe.sh"]
 
 
 @pytest.mark.parametrize(
@@ -332,33 +528,43 @@ def test_a_name_becomes_one_that_kubernetes_takes(name: str, expected: str) -> N
     assert resource_name(name) == expected
 
 
-def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
-    """A stand-in of curl reads files."""
-    write(tmp_path, made())
-    answer = 'case "$*" in */metrics) cat "$TMPDIR/tokens" ;; *) cat "$TMPDIR/works" ;; esac'
-    (tmp_path / "curl").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "curl").chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-
-    def healthy(tokens: int) -> bool:
-        (tmp_path / "tokens").write_text(f"trtllm_generation_tokens_total {tokens}\n")
-        probe = tmp_path / "deploy" / "probe.sh"
-        return program(probe, PATH=path, TMPDIR=str(tmp_path)).returncode == 0
-
-    (tmp_path / "works").touch()
-    assert healthy(0)
-    (tmp_path / "works").unlink()
-    assert not healthy(0)  # nothing has been generated since, and nothing is
-    assert healthy(5)  # others are being served
-    assert not healthy(5)
-
-
-@pytest.mark.models
-def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
-    write(tmp_path, made())
-    ports = free_ports()
-    probe = tmp_path / "deploy" / "probe.sh"
-    env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}
-    with serving(built, ports):
-        assert [program(probe, **env).returncode for _ in range(2)] == [0, 0]
-    assert program(probe, **env).returncode != 0
+def test_the_commands_of_the_page(original: Path, tmp_path: Path) -> None:
+    """As docs/release.md has them, over a stand-in of kubectl (`tests/fakes/kubectl`)."""
+    shutil.copytree(original / "built", tmp_path / "BUILD")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").symlink_to(ROOT / "tests" / "fakes" / "kubectl")
+    blocks = [
+        block.text
+        for block in read("docs/release.md")
+        if block.language == "sh" and "kubectl" in block.text
+    ]
+    assert len(blocks) == 2
+    (tagging,) = (
+        line
+        for block in read("docs/release.md")
+        for line in block.text.splitlines()
+        if block.language == "sh" and line.startswith("TAG=")
+    )
+    text = "\n".join([*blocks, tagging, 'echo "$TAG"']).replace("NAME", "tiny")
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path, "CLUSTER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = resources(tmp_path / "applied.yaml")
+    assert kinds.keys() == {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+    for resource in kinds.values():
+        check(resource)
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    tag = build_digest(original / "built")[:12]
+    assert done.stdout.split()[-1] == tag
+    assert pod["containers"][0]["image"] == f"registry.example.com/tiny:{tag}"
+    secret = (tmp_path / f"secret-{pod['volumes'][0]['secret']['secretName']}").read_text()
+    assert re.fullmatch(r"--from-literal=key=[0-9a-f]{64}\n", secret)
+    rollouts = (tmp_path / "rollouts").read_text().split("\n")
+    assert rollouts == ["status tiny", "history tiny", "undo tiny", "status tiny", ""]

@@ -100,6 +100,13 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
     assert words[words.index("--max-num-batched-tokens") + 1] == "32768"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_code_of_a_checkpoint_runs_where_the_config_says_so(pair: Path, engine: str) -> None:
+    assert "trust" not in written(made(pair), engine)
+    trusting = written(made(pair, args={"trust_remote_code": True}), engine)
+    assert "--trust-remote-code" in trusting
+
+
 @pytest.mark.parametrize(
     ("engine", "option"),
     [("vllm", "--no-enable-prefix-caching"), ("sglang", "--disable-radix-cache")],
@@ -195,8 +202,8 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
         written(made(pair), "dynamo")
     hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}
     monkeypatch.setattr(
-        "dflash_trt.build.export.locate",
-        lambda source, role, report, weights: Located(pair / role, source.revision),
+        "dflash_trt.build.export.locate_config",
+        lambda source, role, report, scratch: Located(pair / role, source.revision),
     )
     text = written(made(pair).model_copy(update=hub), "dynamo")
     config, graph = yaml.safe_load_all(text)

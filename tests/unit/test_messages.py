@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from chats import ANSWER, CALL, CHATS, TOOL, USER, call, result, says, words
+from chats import AGAIN, ANSWER, CALL, CHATS, SYSTEM, TOOL, USER, call, result, says, words
 from test_tool_messages import chat_model
 from tool_templates import NO_SYSTEM, WRITING
 
@@ -77,6 +77,88 @@ def test_what_no_arrangement_shows_is_refused_by_its_place() -> None:
     model = chat_model(TEMPLATES["skips roles it does not know"])
     with pytest.raises(RequestError, match=r"messages\[1\] of role 'critic' would be lost"):
         model.prompt([USER, says("critic", "Hm.")], template_values={})
+
+
+# users and assistants alternate, where calls and results do not count; no text beside a call
+STRICT = (
+    f"{TOOLS}{{% set turn = namespace(user=true) %}}{EACH}{{% if m.tool_calls %}}{CALLING}"
+    "{% endfor %}{% elif m.role == 'tool' %}[RESULT]{{ m.content }}{% else %}"
+    "{% if (m.role == 'user') != turn.user %}{{ raise_exception('turns') }}{% endif %}"
+    f"{{% set turn.user = not turn.user %}}{WRITE}{{% endif %}}{{% endfor %}}"
+)
+BESIDE = {**CALL, "content": "beside-1"}
+BESIDE_CALLS = {
+    "the first turn": [USER, BESIDE, result(1)],
+    "a later turn": [USER, BESIDE, result(1), ANSWER, AGAIN],
+    "two rounds of calls": [
+        USER,
+        BESIDE,
+        result(1),
+        {**BESIDE, "tool_calls": [call(2)]},
+        result(2),
+    ],
+    "a system message": [SYSTEM, USER, BESIDE, result(1), ANSWER, AGAIN],
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_CALLS)
+def test_a_text_beside_a_call_costs_no_answer(case: str) -> None:
+    messages = BESIDE_CALLS[case]
+    text = chat_model(STRICT).prompt(messages, [TOOL], template_values={}).text
+    assert words(messages) - {"beside-1"} <= words([{"content": text}])
+
+
+def test_the_least_of_a_chat_is_left_out() -> None:
+    model = chat_model(
+        f"{EACH}{{% if m.role in ['user', 'assistant'] %}}{WRITE}{{% endif %}}{{% endfor %}}"
+    )
+    chat = [SYSTEM, USER, ANSWER, AGAIN]
+    shown = model.prompt(chat, template_values={}).text
+    assert words(chat) <= words([{"content": shown}])
+    silent = chat_model(f"{EACH}{{% if m.role == 'user' %}}{WRITE}{{% endif %}}{{% endfor %}}")
+    assert (
+        silent.prompt([USER, ANSWER, AGAIN], template_values={}).text == "[user]user-1[user]user-2"
+    )
+    deaf = chat_model(f"{EACH}{{% if m.role != 'user' %}}{WRITE}{{% endif %}}{{% endfor %}}")
+    with pytest.raises(RequestError, match=r"messages\[1\] of role 'user' would be lost"):
+        deaf.prompt([ANSWER, USER], template_values={})
+
+
+def calls_with_ids(first: str, second: str) -> list[dict[str, Any]]:
+    calls = [{**call(1), "id": first}, {**call(2), "id": second}]
+    results = [
+        {**result(1), "tool_call_id": first},
+        {**result(2), "tool_call_id": second},
+    ]
+    return [USER, {**CALL, "tool_calls": calls}, *results]
+
+
+@pytest.mark.parametrize(
+    "ids", [("one", "one"), ("get_weather", "get_weather"), ("", ""), ("a", "")]
+)
+def test_calls_of_one_id_have_each_its_result(ids: tuple[str, str]) -> None:
+    model = chat_model(TEMPLATES["asks for the key"])
+    right = model.prompt(calls_with_ids("one", "two"), [TOOL], template_values={}).text
+    assert model.prompt(calls_with_ids(*ids), [TOOL], template_values={}).text == right
+    for number in (1, 2):
+        assert right.count(f"result-{number}") == 1
+
+
+def test_an_id_used_in_two_turns_is_that_of_the_turn() -> None:
+    turn = calls_with_ids("call_0", "call_1")
+    chat = read_messages([*turn, ANSWER, *turn])
+    assert [message.get("tool_call_id") for message in chat[2:4]] == ["call_0", "call_1"]
+    assert chat[:4] == chat[5:]
+    unanswered = read_messages([*turn[:2], AGAIN, *turn[1:]])
+    calls = unanswered[3]["tool_calls"]
+    assert [each["id"] for each in calls] == [m["tool_call_id"] for m in unanswered[4:]]
+
+
+def test_equal_results_are_all_there() -> None:
+    equal = [{**result(1), "content": "result-1"}] * 2
+    chat = [USER, {**CALL, "tool_calls": [call(1), call(1)]}, *equal]
+    text = chat_model(TEMPLATES["asks for the key"]).prompt(chat, [TOOL], template_values={}).text
+    assert text.count("result-1") == 2
 
 
 THINKING = {

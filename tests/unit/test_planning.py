@@ -21,13 +21,12 @@ from dflash_trt.planning import (
     Layout,
     Machine,
     Method,
-    arena_slot,
     drafter_size,
     machine,
     published_models,
     target_size,
 )
-from dflash_trt.planning.capacity import bytes_per_gpu, cache_bytes
+from dflash_trt.planning.capacity import arena_slot, bytes_per_gpu, cache_bytes
 from dflash_trt.planning.rounds import draft_rate
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +84,10 @@ def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     assert cache_bytes(oss, Layout(16), 8192, 1) == cache_bytes(oss, EIGHT, 8192, 1)
     assert cache_bytes(oss, SPREAD, 8192, 2) == cache_bytes(oss, ONE, 8192, 2)
     # 16,384 bytes for each token of a slot; 64 of them and one of padding at 131,072 tokens
-    slot = arena_slot(oss_drafter, 1, 131072 + 10)
+    slot = arena_slot(oss_drafter, 1, 131072 + 10, "VANILLA")
     assert slot == 16384 * (131072 + 10)
     assert 65 * slot / (1 << 30) == pytest.approx(130, abs=0.1)
-    assert arena_slot(oss_drafter, 8, 131072 + 10) == slot / 8
+    assert arena_slot(oss_drafter, 8, 131072 + 10, "VANILLA") == slot / 8
 
 
 OWN = """
@@ -223,6 +222,27 @@ def test_a_published_pair_is_planned_without_a_network(
     assert run("plan", tmp_path / "config.yaml")[0] == 1
 
 
+def test_a_hub_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    file = ROOT / "build_configs" / "dgx-b300" / "gpt-oss-120b.yaml"
+    pair = "openai/gpt-oss-120b@main", "z-lab/gpt-oss-120b-DFlash@main"
+    with running_hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        hub.failing = ("/", 503)
+        for command in (("plan", file), ("export", "vllm", file), ("inspect", *pair)):
+            code, _, err = run(*command)
+            assert code == 0, err
+            assert err.count("taken as the package has it") == 2
+        assert hub.log == ["HEAD /"]
+        # what the package does not know is asked for as ever
+        code, _, err = run("inspect", "nobody/knows@main")
+        assert (code, len(hub.log) > 1) == (1, True)
+        assert "taken as" not in err
+
+
 def test_a_hub_is_asked_for_no_weights(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,14 +299,33 @@ def test_what_a_config_and_options_change(config: Path) -> None:
 
     usual = plan()
     assert fastest(plan("--acceptance", 6)) > fastest(usual)
-    assert plan("--machine", "hgx-h200")["assumed"]["attention_backend"] == "VANILLA"
+    assert plan("--machine", "hgx-h200")["assumed"]["attention_backend"] == "FA4"
     assert plan("--context", 512)["assumed"]["context"] == 512
     write(config, kind="tensorrt_llm", hardware="dgx-b300", gpus=2,
           args={"kv_cache_config": {"dtype": "fp8"}})  # fmt: skip
     changed = plan()
     assert changed["machine"]["gpus"] == 2
+    write(config, kind="onnxruntime")
+    of_machine = plan("--machine", "hgx-h200")["assumed"]
+    assert of_machine["attention_backend"] == "FA4"
     halves = [x["memory"][0]["kv_bytes_per_token"] for x in (usual, changed)]
     assert halves[0] == 2 * halves[1]
+
+
+@pytest.mark.parametrize("objective", ["balanced", "throughput"])
+def test_the_built_batch_is_what_the_plan_counts(config: Path, objective: str) -> None:
+    """A drafter's arena for max_seq_len, a cache for 4,096 tokens of each sequence."""
+    write(config, kind="tensorrt_llm", hardware="hgx-h200", concurrency=99999, objective=objective)
+    code, out, _ = run("plan", config, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    layout = plan["built"]["layout"]
+    (row,) = [row for row in plan["memory"] if row["layout"] == layout.replace("TP8 EP8", "TP8")]
+    ranks = 8 if layout.startswith("DP") else 1
+    assert plan["built"]["max_batch_size"] == row["sequences"]["4096"] // ranks > 50
+    assert max(point["concurrency"] for point in plan["speed"]) <= max(
+        row["sequences"]["4096"] for row in plan["memory"]
+    )
 
 
 def test_what_cannot_be_planned_is_said(config: Path) -> None:

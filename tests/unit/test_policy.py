@@ -12,13 +12,23 @@ from dflash_trt.decoding.speculation.policy import CLEARLY
 
 
 def test_a_batch_has_one_width() -> None:
-    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0."""
+    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0.
+
+    A width's tokens are the rows' geometric mean, times the rows.
+    """
     good, _, bad = rows(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
-    policy = adaptive(Costs([1, 1.5, 2.4]))
-    assert widths(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.8 / 1.5, 6.4 / 2.4
-    assert widths(policy.choose([good, bad], 0)) == [0, 0]  # 2.9 / 1.5, 3.7 / 2.4
+    policy = adaptive(Costs([1, 1.4, 2.4]))
+    assert widths(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.6 / 1.4, 5.8 / 2.4
+    assert widths(policy.choose([good, bad], 0)) == [0, 0]  # 2.8 / 1.4, 3.3 / 2.4
     others = [Row([], False), Row([chain([0.9])], True)]
     assert widths(adaptive(Costs([1, 1, 1])).choose([good, *others], 0)) == [2, 0, 1]
+
+
+def test_some_rows_are_not_hurried_at_the_cost_of_others() -> None:
+    """All tokens together would gain, 5.5 / 1.35 against 4 / 1; the two others lose a quarter."""
+    good, bad = rows(chain([0.75]), chain([0.0]))
+    assert widths(adaptive(Costs([1, 1.35])).choose([good, good, bad, bad], 0)) == [0, 0, 0, 0]
+    assert widths(adaptive(Costs([1, 1.35])).choose([good, good], 0)) == [1, 1]
 
 
 def test_width_is_the_best_of_all() -> None:
@@ -34,7 +44,15 @@ def test_width_is_the_best_of_all() -> None:
         ]
         plan = adaptive(Costs(steps.tolist())).choose(batch, 0)
         rates = [
-            (n + sum(line[: min(w, k)].sum() for line, k in zip(chances, lengths, strict=True)))
+            n
+            * np.exp(
+                np.mean(
+                    [
+                        np.log1p(line[: min(w, k)].sum())
+                        for line, k in zip(chances, lengths, strict=True)
+                    ]
+                )
+            )
             / steps[w]
             for w in range(lengths.max() + 1)
         ]
@@ -195,3 +213,20 @@ def test_lookup_is_taken_when_it_promises_more_and_the_drafter_rests() -> None:
     for of.copied in (0.1, None):  # copies are no longer right, nor found at all
         of.run(1500)
         assert of.sources[-900:].count("drafter") > 800
+
+
+def test_what_a_drafter_cannot_bring_in_is_not_tried() -> None:
+    """With eight rows a draft costs half a step: not even good ones are as fast as none."""
+    dear = adaptive(Costs(linear(0.6), 0.4))
+    assert not dear.prefill(8, False)
+    cheap = adaptive(Costs(linear(0.1), 0.1))
+    assert cheap.prefill(8, False)
+
+
+def test_the_drafter_after_prompts_has_to_be_brought_in_too() -> None:
+    policy = adaptive(Costs(linear(0.1), 0.1))
+    assert policy.prefill(4, False)
+    for _ in range(20):
+        policy.prefilled(4, False, 0.2 * SECOND)
+    assert not policy.prefill(4, False)
+    assert policy.prefill(1, False)  # of other batches nothing is known

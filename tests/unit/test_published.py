@@ -14,7 +14,7 @@ import yaml
 from builds import quiet
 from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
-from published import PAIRS, is_hybrid, write_pair
+from published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
@@ -23,7 +23,7 @@ from dflash_trt.checkpoints import inspect
 from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, TensorRT, load_config, variants
 from dflash_trt.engines import read_info
-from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.files import Entry
 from dflash_trt.graphs.builder import DataFile
 from dflash_trt.planning import published_config
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.models
 FOLDER = Path(__file__).parents[2] / "build_configs"
 CONFIGS = sorted(FOLDER.glob("*/*.yaml"))
 REFUSED = re.compile(r"# Refused by build: (.*)\n")
+NEVER_TAKEN = re.compile(r"\.py$|\.png$|\.bin$|tiktoken|original/|metal/|docs/")
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +88,10 @@ def test_each_method_builds_or_is_refused_as_it_says(
     refused = REFUSED.match(file.read_text())
     assert {*made} == {"dflash", "ngram", "none"} | ({"eagle3"} if published.head else set())
     if refused is not None:
-        with pytest.raises(ConfigError) as caught:
-            build(made.pop("dflash"), tmp_path / "built", quiet)
-        assert caught.value.problem == f"hidden-states-captured: {refused[1]}"
+        for method in refused_methods(file):
+            with pytest.raises(DflashError) as caught:
+                build(made.pop(method), tmp_path / "built", quiet)
+            assert caught.value.problem.endswith(refused[1])
         assert not (tmp_path / "built").exists()
     for method, config in made.items():
         result = build(config, tmp_path / method, quiet)
@@ -103,13 +105,24 @@ def test_each_method_builds_or_is_refused_as_it_says(
         assert len(args["revision"]) == 40
         assert (result.directory / "deploy" / "kubernetes" / "deployment.yaml").is_file()
         assert result.manifest["config"]["speculation"]["method"] == method
-        assert (engine / "drafter" / "model.safetensors").is_file() == (config.drafter is not None)
+        assert (engine / "drafter" / "config.json").is_file() == (config.drafter is not None)
+        taken = result.manifest["inputs"].values()
+        files = [path for role in taken for path in role]
+        assert files
+        assert not [path for path in files if NEVER_TAKEN.search(path)]
         if method == "dflash":
             assert drafts["max_draft_len"] == published.drafter["block_size"] - 1
-            assert (engine / "drafter" / "model.safetensors").stat().st_size > 1 << 29
         if config.drafter is not None:
             hub = published.drafter_hub if method == "dflash" else published.head["hub"]
             assert result.manifest["hub"]["drafter"]["id"] == hub
+
+
+def refused_methods(file: Path) -> list[str]:
+    """Without hidden states no drafter works, without a tokenizer nothing does."""
+    if not REFUSED.match(file.read_text()):
+        return []
+    whole = PAIRS[file.stem].files.get("tokenizer", True)
+    return ["dflash"] if whole else [*variants(load_config(file))]
 
 
 HYBRIDS = [name for name, pair in PAIRS.items() if is_hybrid(pair.target)]
@@ -177,8 +190,10 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     index = json.loads((models[0] / "model.safetensors.index.json").read_text())
     sizes = {
         "target": index["metadata"]["text_size"],
-        "drafter": (models[1] / "model.safetensors").stat().st_size,
+        "drafter": sum(shard.stat().st_size for shard in models[1].glob("*.safetensors")),
     }
+    known = FILES["drafters"][PAIRS[file.stem].drafter_hub]
+    assert sizes["drafter"] / (1 << 30) == pytest.approx(known[0], abs=0.02)
     for role, size in sizes.items():
         assert found[role]["weight_bytes"] == pytest.approx(size, rel=0.02)
     assert found["machine"]["name"] == file.parent.name
@@ -189,17 +204,22 @@ def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
         (bare / role).mkdir()
         (bare / role / "config.json").write_text(json.dumps(published_config(str(hub))))
     packaged = make_plan(config, bare / "target", bare / "drafter")
-    for part in ("target", "drafter", "assumed", "memory", "speed"):
+    for part in ("target", "drafter", "assumed", "speed"):
         assert packaged[part] == found[part]
+    # but for the bytes of the target's files, which it does not have
+    for with_index, without in zip(found["memory"], packaged["memory"], strict=True):
+        for name in ("target_bytes", "free_bytes", "sequences"):
+            assert without[name] == pytest.approx(with_index[name], rel=0.05)
 
 
 @every_config
 def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path: Path) -> None:
     refused, scripts = REFUSED.match(file.read_text()), dict[str, str]()
+    reason = re.escape(refused[1]) if refused else ""
     for method, config in variants(load_config(file)).items():
         for engine in ENGINES:
-            if refused is not None and method == "dflash" and engine in ("trtllm-serve", "dynamo"):
-                with pytest.raises(PairError, match=re.escape(refused[1])):
+            if method in refused_methods(file) and engine in ("trtllm-serve", "dynamo"):
+                with pytest.raises(PairError, match=reason):
                     export(config, engine, quiet)
             else:
                 script = export(config, engine, quiet)
@@ -209,6 +229,21 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
                 if engine in PUBLISHED:
                     assert_published(script, engine)
     assert_shell_agrees(scripts, tmp_path)
+
+
+@every_config
+def test_it_is_exported_without_the_hub_as_with_it(
+    cache: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(file)
+    refused = refused_methods(file)
+    engines = [name for name in ENGINES if not refused or name not in ("trtllm-serve", "dynamo")]
+    online = {engine: export(config, engine, quiet) for engine in engines}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for engine, script in online.items():
+        offline = export(config, engine, quiet)
+        # nothing says which commit `main` is
+        assert offline.replace("main", COMMIT) == script.replace("main", COMMIT)
 
 
 def assert_pinned(script: str, config: BuildConfig) -> None:

@@ -84,7 +84,9 @@ def test_the_bill_of_materials_is_valid_and_complete(original: Path) -> None:
     text = (original / "built" / BOM).read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bom, manifest = json.loads(text), read_manifest(original / "built")
-    target, drafter = bom["components"]
+    target, drafter, *packages = bom["components"]
+    pins = (original / "built" / "requirements.txt").read_text().split()
+    assert [f"{each['name']}=={each['version']}" for each in packages] == pins
     assert target["type"] == drafter["type"] == "machine-learning-model"
     assert target["licenses"] == [{"license": {"name": "apache-2.0"}}]
     assert target["modelCard"]["modelParameters"]["datasets"][0]["name"] == "org/texts"

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from test_chat import _tokenizer
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
 from dflash_trt.build.settings import Settings
@@ -133,3 +134,11 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     names = [field.name for field in dataclasses.fields(RequestOutput)]
     assert _names(config("dflash").output) == names
     assert config("dflash").model_transaction_policy.decoupled
+
+
+def test_texts_end_at_the_end_of_a_turn_too(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<s>{% endfor %}"
+    _tokenizer(tmp_path / "tokenizer", template)
+    config = read_config(_write(tmp_path) / "dflash" / "config.pbtxt")
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    assert Settings.from_parameters(parameters).eos_token_ids == {*TARGET.eos_token_ids, 1}

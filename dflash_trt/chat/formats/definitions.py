@@ -26,14 +26,18 @@ class Tool:
 
 def parse_tools(tools: Sequence[Any]) -> list[Tool]:
     """Return the tools; RequestError for an invalid definition."""
-    found = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
-    for at, tool in enumerate(found):
-        if tool.name in {other.name for other in found[:at]}:
+    result = list[Tool]()
+    names = set[str]()
+    for index, definition in enumerate(tools):
+        tool = _tool(f"tools[{index}]", definition)
+        if tool.name in names:
             raise RequestError(
-                f"tools[{at}] has the name of another, {tool.name!r}",
+                f"tools[{index}] has the name of another, {tool.name!r}",
                 "Give each a name of its own.",
             )
-    return found
+        names.add(tool.name)
+        result.append(tool)
+    return result
 
 
 def _tool(place: str, tool: Any) -> Tool:

@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -33,11 +33,19 @@ class CallDelta:
     arguments: str = ""
 
 
+class Span(NamedTuple):
+    """Characters of the text that a parser was given, from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
 @dataclass
 class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    content_spans: list[Span] = field(default_factory=list)  # where the content was in the text
 
 
 class BrokenError(Exception):
@@ -50,24 +58,42 @@ class Reader:
     def __init__(self) -> None:
         self.delta = AnswerDelta()
         self.text = ""
+        self.taken = 0  # characters of the text before `text`
         self.ended = False  # no more text follows
         self._tried: str | None = None  # text read of a possible call
         self._calls = 0
         self._space = ""  # trailing space, content only if more follows
+        self._space_span = Span(0, 0)
         self._has_thought, self._thought_space = False, ""
         self._drop_space = False  # after a call or reasoning
 
     # --- what it makes ----------------------------------------------------------------------------
 
     def add_content(self, text: str) -> None:
-        """Add content, without white space next to calls and reasoning."""
+        """Add content that was taken last, without white space next to calls and reasoning."""
+        end = self.taken
         text = text.lstrip() if self._drop_space else text
         if not text:
             return
-        text, self._drop_space = self._space + text, False
+        self._drop_space = False
         stripped = text.rstrip()
-        self._space = text[len(stripped) :]
-        self.delta.content += stripped
+        if stripped:
+            self._end_space()
+            self._add_content_of(stripped, Span(end - len(text), end - len(text) + len(stripped)))
+        space = text[len(stripped) :]
+        if space:
+            self._space += space
+            self._space_span = Span(end - len(self._space), end)
+
+    def _end_space(self) -> None:
+        """Add the space that was held back."""
+        self._add_content_of(self._space, self._space_span)
+        self._space = ""
+
+    def _add_content_of(self, text: str, span: Span) -> None:
+        if text:
+            self.delta.content += text
+            self.delta.content_spans.append(span)
 
     def add_reasoning(self, text: str) -> None:
         """Add reasoning, without surrounding white space."""
@@ -105,6 +131,7 @@ class Reader:
 
     def take(self, count: int) -> str:
         taken, self.text = self.text[:count], self.text[count:]
+        self.taken += len(taken)
         if self._tried is not None:
             self._tried += taken
         return taken
@@ -154,7 +181,8 @@ class Reader:
         while True:
             self.add_content(self.take(len(self.text)))
             if not (yield from self.wait_for_more()):
-                self.delta.content += "" if self._drop_space else self._space
+                if not self._drop_space:
+                    self._end_space()
                 return
 
     def collect_until(self, *words: str) -> Steps[str]:

@@ -7,7 +7,8 @@ be replayed. All costs are in plain steps, the time of a step that verifies one 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import exp, log1p
 from operator import mul
 
 from dflash_trt.decoding.speculation.costs import CostModel, StepCosts
@@ -18,6 +19,7 @@ MAX_CREDIT = 10.0  # limits how long past gains hide present losses
 LEAST_CREDIT = 0.5  # of a new text alone, after many that drafting slowed down
 OPENS = 0.5  # plain steps that probes must gain to reopen the gate
 MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
+OPEN_MARGIN = 0.02  # likewise of a round while the gate is open: costs are higher than they look
 
 
 class Gate:
@@ -28,11 +30,11 @@ class Gate:
     shrink with it.
     """
 
-    def __init__(self, rows: int = 1) -> None:
-        self.open = True
+    def __init__(self, rows: int = 1, *, is_open: bool = True) -> None:
+        self.open = is_open
         self._scale = rows**-0.5
         self._granted = CREDIT * self._scale
-        self._credit = self._granted
+        self._credit = self._granted if is_open else 0.0
 
     def try_again(self) -> None:
         """Open the gate for a new text: texts differ more in acceptance than parts of one.
@@ -46,6 +48,7 @@ class Gate:
     def add(self, gained: float, cost: float) -> None:
         """Add a round's gain over plain decoding, and its cost."""
         if self.open:
+            gained -= OPEN_MARGIN * cost
             self._credit = min(self._credit + gained, MAX_CREDIT * self._scale)
             if self._credit < 0:
                 self.open, self._credit = False, 0.0
@@ -58,6 +61,7 @@ class Gate:
 MEMORY = 0.98  # decay per outcome
 PRIOR = 4.0  # weight of the prior, in outcomes
 MATCHES = (1, 2, 3, 5, 8)  # buckets of match length: the shortest of each
+FIRST_GUESS = 0.7  # probability that a draft is accepted after accepted ones, of a new drafter
 # prior probability that a copied token is right, for greedy texts and sampled ones
 CHANCES = (0.48, 0.69, 0.74, 0.87, 0.95)
 SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
@@ -72,6 +76,17 @@ class AcceptanceEstimator:
             lambda: _Calibration(max_drafts)
         )
         self._copied: dict[tuple[bool, int], _CopyAcceptance] = {}
+        self._typical = defaultdict[bool, _TypicalAcceptance](
+            lambda: _TypicalAcceptance(max_drafts)
+        )
+
+    def typical(self, sampled: bool) -> list[float]:
+        """Return the accepted tokens that the drafter's first 0, 1, .. drafts bring on average."""
+        return self._typical[sampled].expected()
+
+    def note(self, proposal: Proposal) -> None:
+        """Add what a proposal of the drafter promises to what is typical."""
+        self._typical[proposal.sampled].add(self.expected(proposal))
 
     def expected(self, proposal: Proposal) -> list[float]:
         """Return the expected accepted tokens among the first 0, 1, .. drafts."""
@@ -113,6 +128,24 @@ class _CopyAcceptance:
             self._kept[j] = self._kept[j] * MEMORY + (j < accepted)
 
 
+class _TypicalAcceptance:
+    """Mean of the expected accepted tokens at each depth, from a guess on."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._sums = [PRIOR * FIRST_GUESS**depth for depth in range(1, max_depth + 1)]
+        self._weight = PRIOR
+
+    def add(self, expected: Sequence[float]) -> None:
+        """Add a proposal's line; depths beyond it count as never accepted."""
+        gains = [after - before for before, after in pairwise(expected)]
+        gains += [0.0] * (len(self._sums) - len(gains))
+        self._sums = [total * MEMORY + gain for total, gain in zip(self._sums, gains, strict=True)]
+        self._weight = self._weight * MEMORY + 1.0
+
+    def expected(self) -> list[float]:
+        return [*accumulate((total / self._weight for total in self._sums), initial=0.0)]
+
+
 class _Calibration:
     """Ratio of accepted drafts to the drafter's probabilities, by depth.
 
@@ -139,7 +172,7 @@ class _Calibration:
             first = self._ratios[1]
 
 
-CLEARLY = 1.02  # factor by which drafts must beat plain decoding
+CLEARLY = 1.04  # factor by which drafts must beat plain decoding: the best choice looks too good
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
@@ -163,6 +196,9 @@ class Policy:
     def prefill(self, n: int, sampled: bool) -> bool:
         """Return whether the drafter should run after a prompt chunk; n: sequences then active."""
         return self.draft_tokens > 0
+
+    def prefilled(self, n: int, sampled: bool, draft: float) -> None:
+        """Record the seconds of the drafter after a prompt chunk, as `prefill` wanted it."""
 
     def keeps_features(self, budget: int) -> bool:
         """Return whether the drafter may run again for a sequence with `budget` tokens left."""
@@ -211,6 +247,10 @@ class Adaptive(Policy):
         steps, draft = self._costs.costs(n, context)
         expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
         width, tokens = _best_width(expected, steps, draft if drafted else 0.0)
+        for row in rows:
+            for proposal in row.proposals:
+                if proposal.source == "drafter":
+                    self._estimator.note(proposal)
         if drafted and any(expected):
             others = [[x for x in row if x[0].source != "drafter"] for row in expected]
             alone, without = _best_width(others, steps, 0.0)
@@ -238,6 +278,19 @@ class Adaptive(Policy):
     def prefill(self, n: int, sampled: bool) -> bool:
         return self.draft_tokens > 0 and self._gate(n, sampled).open
 
+    def prefilled(self, n: int, sampled: bool, draft: float) -> None:
+        """Charge the gate: drafting has to bring that in again, too."""
+        self._gate(n, sampled).add(-draft / self._costs.plain_seconds(n, self._last[2]), 0.0)
+
+    def _may_pay(self, n: int, sampled: bool) -> bool:
+        """Return whether drafts of typical acceptance make n rows faster."""
+        steps, draft = self._costs.costs(n, self._last[2])
+        accepted = self._estimator.typical(sampled)
+        rates = [
+            (1 + tokens) / (cost + draft) for tokens, cost in zip(accepted, steps, strict=False)
+        ]
+        return max(rates) > 1 + OPEN_MARGIN
+
     def keeps_features(self, budget: int) -> bool:
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
@@ -250,7 +303,7 @@ class Adaptive(Policy):
     def _gate(self, n: int, sampled: bool) -> Gate:
         key = n.bit_length(), sampled
         if key not in self._gates:
-            self._gates[key] = Gate(n)
+            self._gates[key] = Gate(n, is_open=self._may_pay(n, sampled))
         return self._gates[key]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
@@ -290,13 +343,22 @@ class Adaptive(Policy):
 def _best_width(
     rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float
 ) -> tuple[int, list[float]]:
-    """Return the width with the most tokens per time, and the tokens at each width."""
+    """Return the width with the most tokens per time, and the tokens at each width.
+
+    Tokens are the rows' geometric mean, times the rows: a round that hurries some of them holds up
+    the others, which then go on without company, at a step's whole cost.
+    """
     lines = [[line for _, line in row] for row in rows if row]
+    if not lines:
+        return 0, [float(len(rows))]
     longest = max((len(line) for row in lines for line in row), default=1)
-    tokens = [float(len(rows))] * min(longest, len(costs))
+    widths = min(longest, len(costs))
+    logs = [0.0] * widths
     for row in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row]
-        tokens = [total + max(of) for total, *of in zip(tokens, *padded, strict=False)]
+        for width, expected in zip(range(widths), zip(*padded, strict=False), strict=False):
+            logs[width] += log1p(max(expected))
+    tokens = [len(rows) * exp(total / len(rows)) for total in logs]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     return (width if rates[width] > CLEARLY * rates[0] else 0), tokens

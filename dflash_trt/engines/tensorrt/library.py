@@ -93,12 +93,6 @@ def check_machine(info: EngineInfo) -> PlanInfo:
     plan = info.plan
     assert plan is not None
     wanted = " or ".join(plan.compute_capabilities)
-    if info.ranks > 1:
-        raise EngineError(
-            f"this build has plans for {info.ranks} GPUs that compute together, which dflash-trt "
-            "builds but does not run",
-            "Build with engine.tensor_parallel_size: 1, or of kind tensorrt_llm",
-        )
     found = compute_capabilities()
     if not found:
         raise EngineError(

@@ -19,7 +19,6 @@ from dflash_trt.errors import EngineError
 # the parser maps each of these to one layer; any other form would be slower
 LAYERS = {
     "Attention": "ATTENTION_OUTPUT",
-    "DistCollective": "DIST_COLLECTIVE",
     "Gemm": "MATRIX_MULTIPLY",
     "MatMul": "MATRIX_MULTIPLY",
     "RotaryEmbedding": "ROTARY_EMBEDDING",
@@ -69,8 +68,6 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
             raise _error(_label(node), f"it became {', '.join(types)}")
         if node.op_type == "TensorScatter":
             _check_update(node, found[0])
-        elif node.op_type == "DistCollective":
-            _check_ranks(node, found[0])
     _check_ends(network, graph)
     return [
         node.name or ""
@@ -108,13 +105,6 @@ def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
         raise _error(_label(node), f"its cache {given.name} is not an input of the network")
     if not new.is_network_output or new.name != taken.name:
         raise _error(_label(node), f"its result {taken.name} is not an output of the network")
-
-
-def _check_ranks(node: ir.Node, layer: trt.ILayer) -> None:
-    layer.__class__ = trt.IDistCollectiveLayer
-    ranks = node.attributes["nb_rank"].as_int()
-    if layer.num_ranks != ranks:
-        raise _error(_label(node), f"it is over {layer.num_ranks} ranks, not {ranks}")
 
 
 def _is_taken_apart(node: ir.Node, attention: trt.IAttention | None) -> bool:

@@ -17,6 +17,8 @@ class ApplicationSettings:
     directory: Path  # the build
     triton: Ports  # where Triton listens
     security: Security
+    since: str = ""  # when `serve` began, ISO 8601
+    response_store: int = 64  # MiB of answers kept for `/v1/responses`; 0: none
 
 
 codec = TypeAdapter(ApplicationSettings)

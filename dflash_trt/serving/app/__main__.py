@@ -1,14 +1,18 @@
 """Process of the HTTP application (`python -m dflash_trt.serving.app`), started by `serve`.
 
 Standard input: the settings, then a line for each change of state: `ready`, `unready`, or `drain
-SECONDS`.
+SECONDS`; and `drafter JSON` (`ServedBuild.update_drafter`).
 """
 
 import asyncio
+import json
 import logging
 import socket
 import sys
+import time
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -16,15 +20,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import LISTENING, ApplicationSettings, codec
-from dflash_trt.serving.app.guard import Guard, State, connection_limit
-from dflash_trt.serving.app.openai import create_app, read_served
+from dflash_trt.serving.app.build import ServedBuild
+from dflash_trt.serving.app.connections import (
+    ACCEPTED_AT_ONCE,
+    Connection,
+    Connections,
+    connection_limit,
+)
+from dflash_trt.serving.app.guard import Doors, Guard, State
+from dflash_trt.serving.app.openai import Served, create_app, read_served
 from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.ports import LOOPBACK
 from dflash_trt.serving.tracing import HEADER
 
+log = logging.getLogger("dflash_trt.serving.app")
+
 KEEP_ALIVE = 60  # seconds without a request
+BACKLOG = 2048  # connections that the system holds until they are accepted
+NO_FILES = "socket.accept() out of system resource"  # asyncio's words, each time anew
+QUIET = 60.0  # seconds between two lines about it
 GRACE = 2  # seconds for answers that are about to end
 
 
@@ -37,13 +53,18 @@ async def serve_until_drained() -> None:
     )
     settings = codec.validate_json(await commands.readline())
     async with AsyncExitStack() as stack:
-        state = State()
-        server = await _server(settings, state, stack)
-        serving = asyncio.create_task(server.serve([socket.socket(fileno=settings.listener)]))
+        asyncio.get_running_loop().set_exception_handler(_NoFilesHandler())
+        state = State(Connections(connection_limit()))
+        client = await stack.enter_async_context(_client(settings))
+        served = read_served(settings, client)
+        server = await _server(settings, served, state, stack)
+        listener = socket.socket(fileno=settings.listener)
+        serving = asyncio.create_task(server.serve([listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
+        listener.listen(BACKLOG)  # uvicorn's is also how many asyncio accepts at once
         print(LISTENING, flush=True)
-        reading = asyncio.create_task(_read_commands(commands, state))
+        reading = asyncio.create_task(_read_commands(commands, state, served.build))
         ending = asyncio.create_task(state.drained.wait())
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         state.cancel_running()
@@ -53,19 +74,21 @@ async def serve_until_drained() -> None:
         ending.cancel()
 
 
+def _client(settings: ApplicationSettings) -> AsyncClient:
+    security = settings.security
+    return AsyncClient(
+        f"{LOOPBACK}:{settings.triton.grpc}",
+        tls=security.client_tls(),
+        headers=security.grpc_headers,
+    )
+
+
 async def _server(
-    settings: ApplicationSettings, state: State, stack: AsyncExitStack
+    settings: ApplicationSettings, served: Served, state: State, stack: AsyncExitStack
 ) -> uvicorn.Server:
     security = settings.security
     proxy = await stack.enter_async_context(TritonProxy(settings.triton, security))
-    client = await stack.enter_async_context(
-        AsyncClient(
-            f"{LOOPBACK}:{settings.triton.grpc}",
-            tls=security.client_tls(),
-            headers=security.grpc_headers,
-        )
-    )
-    app = create_app(read_served(settings, client), proxy)
+    app = create_app(served, proxy)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # uvicorn leaves out the body
@@ -73,30 +96,48 @@ async def _server(
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 
-    guarded: ASGIApp = Guard(by_path, state, security.key)
+    doors = Doors(security.key, security.own_key, security.hosts, frozenset(security.allow_origin))
+    guarded: ASGIApp = Guard(by_path, state, doors)
     if origins := security.allow_origin:  # a browser's preflight request has no key
         guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
     return uvicorn.Server(
         uvicorn.Config(
             tracing.instrument(guarded),
-            http="httptools",
+            http=cast(Any, partial(Connection, state.connections)),
+            backlog=ACCEPTED_AT_ONCE,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,  # a client is identified by its connection's address
             server_header=False,
-            limit_concurrency=connection_limit(),
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=GRACE,
         )
     )
 
 
-async def _read_commands(commands: asyncio.StreamReader, state: State) -> None:
-    while words := (await commands.readline()).split():
+class _NoFilesHandler:
+    """Logs that no file descriptor is free once in a while, not for each connection that waits."""
+
+    def __init__(self) -> None:
+        self._last = -QUIET
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context.get("message") != NO_FILES:
+            loop.default_exception_handler(context)
+            return
+        if time.monotonic() - self._last > QUIET:
+            self._last = time.monotonic()
+            log.warning("no file descriptor is free: connections wait")
+
+
+async def _read_commands(commands: asyncio.StreamReader, state: State, build: ServedBuild) -> None:
+    while words := (await commands.readline()).split(maxsplit=1):
         if words[0] == b"drain":
             state.drain(float(words[1]))
+        elif words[0] == b"drafter":
+            build.update_drafter(json.loads(words[1]))
         else:
             state.ready = words[0] == b"ready"
     state.drain(GRACE)  # the pipe is closed

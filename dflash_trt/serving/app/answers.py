@@ -1,19 +1,16 @@
 """Answers of our client in the formats of OpenAI's API."""
 
-import codecs
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from dflash_trt.chat import AnswerParser, CallDelta
+from dflash_trt.chat import AnswerDelta, AnswerParser, CallDelta
 from dflash_trt.checkpoints import Spell
+from dflash_trt.serving.app.logprobs import ContentLogprobs, TextLogprobs, chat_logprobs
 from dflash_trt.serving.client import Chunk, Summary
 
 Json = dict[str, Any]
-UTF8 = codecs.getincrementaldecoder("utf-8")
-LEAST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 
 def usage(summaries: Sequence[Summary], choices_per_prompt: int) -> Json:
@@ -69,19 +66,19 @@ class ChoiceWriter:
     only_calls: bool = False  # truncated text is no content
     drafting: bool = False  # report rounds
     stop_ids: Collection[int] = ()  # tokens that the request stops at
+    content_logprobs: ContentLogprobs | None = None  # of a response: those of its texts alone
     _answer: AnswerParser | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
-    _given: int = field(default=0, init=False)  # characters of earlier tokens
-    _utf8: codecs.IncrementalDecoder = field(default_factory=partial(UTF8, "replace"), init=False)
+
+    def __post_init__(self) -> None:
+        self._text_logprobs = TextLogprobs(self.spell, echo=self.echo)
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or a stream's pieces, each with one kind of news, as clients need."""
         chat = self.new_parser is not None
         news = self._message_or_deltas(chunk) if chat else [{"text": chunk.text}]
-        logprobs = None
-        if chunk.logprobs:
-            logprobs = self._chat_logprobs(chunk) if chat else self._text_logprobs(chunk)
+        logprobs = self._logprobs(chunk)
         told: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
         first, self._first = self._first, False
         place: Json = {"index": chunk.index, "logprobs": None, "finish_reason": None}
@@ -93,12 +90,20 @@ class ChoiceWriter:
         if not pieces and (logprobs or chunk.drafting):
             pieces = [empty]
         if pieces:
-            pieces[-1] = {**pieces[-1], "logprobs": logprobs, **told}
+            pieces[-1] = {"logprobs": logprobs, **pieces[-1], **told}
         if first and chat:
             pieces.insert(0, {"delta": {"role": "assistant"}})
         if chunk.final:  # alone, because clients take it for the end
             pieces.append({**empty, **self._finish(chunk)})
         return [{**place, **piece} for piece in pieces]
+
+    def _logprobs(self, chunk: Chunk) -> Json | None:
+        """Return those of all tokens; None if they belong to a part of the answer."""
+        if not chunk.logprobs or self.content_logprobs is not None:
+            return None
+        if self.new_parser is None:
+            return self._text_logprobs.of(chunk)
+        return {"content": chat_logprobs(self.spell, chunk), "refusal": None}
 
     def _finish(self, chunk: Chunk) -> Json:
         """Return why the choice ended and, as in vLLM, the word or token it stopped at."""
@@ -116,21 +121,14 @@ class ChoiceWriter:
         if self._answer is None:
             assert self.new_parser is not None
             self._answer = self.new_parser(chunk.thinking)
+        if self.content_logprobs is not None and chunk.logprobs:
+            self.content_logprobs.add(chunk)
         news = self._answer.push(chunk.text, last=chunk.final is not None)
         content = "" if self.only_calls else news.content
         calls = [call for call in news.calls if not (self.one_call and call.index)]
         self._called = self._called or bool(calls)
         if self.stream:
-            deltas: list[Json] = []
-            if news.reasoning:
-                deltas.append({"reasoning_content": news.reasoning})
-            if content:
-                deltas.append({"content": content})
-            for call in calls:
-                begun = replace(call, arguments="") if call.id and call.arguments else None
-                rest = replace(call, id="") if begun else call
-                deltas += [{"tool_calls": [_call(each, True)]} for each in (begun, rest) if each]
-            return [{"delta": delta} for delta in deltas]
+            return self._deltas(news, content, calls)
         message: Json = {"role": "assistant", "content": None, "refusal": None}
         if news.reasoning:
             message["reasoning_content"] = news.reasoning
@@ -140,43 +138,28 @@ class ChoiceWriter:
             message["tool_calls"] = [_call(call, False) for call in calls]
         return [{"message": message}]
 
-    def _chat_logprobs(self, chunk: Chunk) -> Json:
-        def entry(token: int, logprob: float) -> Json:
-            text, spelled = self._text(token), list(self.spell(token))
-            return {"token": text, "bytes": spelled, "logprob": max(logprob, LEAST)}
+    def _deltas(self, news: AnswerDelta, content: str, calls: Iterable[CallDelta]) -> list[Json]:
+        deltas: list[Json] = []
+        if news.reasoning:
+            deltas.append({"delta": {"reasoning_content": news.reasoning}})
+        if content:
+            deltas.append({"delta": {"content": content}, **self._of_content(news)})
+        for call in calls:
+            deltas += _call_deltas(call)
+        return deltas
 
-        tops = chunk.top_logprobs or [{} for _ in chunk.logprobs]
-        content = [
-            {**entry(token, logprob), "top_logprobs": [entry(*pair) for pair in top.items()]}
-            for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, tops, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+    def _of_content(self, news: AnswerDelta) -> Json:
+        if self.content_logprobs is None:
+            return {}
+        return {"logprobs": {"content": self.content_logprobs.of(news.content_spans)}}
 
-    def _text_logprobs(self, chunk: Chunk) -> Json:
-        texts = [self._text(token) for token in chunk.token_ids]
-        values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
-        tops: list[Json | None] = []
-        for text, value, top in zip(texts, values, chunk.top_logprobs, strict=True):
-            # the better of two with equal text; as in OpenAI's API always the token itself
-            best = {self._text(token): max(each, LEAST) for token, each in reversed(top.items())}
-            tops.append({text: value, **best})
-        if self.echo and self._first:  # nothing before it predicts it
-            values[0] = tops[0] = None
-        return {
-            "tokens": texts,
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": [self._next_offset(token) for token in chunk.token_ids],
-        }
 
-    def _next_offset(self, token: int) -> int:
-        """Return the text offset where a token, or the character it is part of, begins."""
-        offset = self._given
-        self._given += len(self._utf8.decode(self.spell(token)))
-        return offset
-
-    def _text(self, token: int) -> str:
-        return self.spell(token).decode(errors="replace")
+def _call_deltas(call: CallDelta) -> list[Json]:
+    """Return a call's pieces: its name first, then its arguments."""
+    parts = [call]
+    if call.id and call.arguments:
+        parts = [replace(call, arguments=""), replace(call, id="")]
+    return [{"delta": {"tool_calls": [_call(part, True)]}} for part in parts]
 
 
 def _call(call: CallDelta, stream: bool) -> Json:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, UnavailableError
@@ -45,8 +45,6 @@ def to_failure(error: Exception) -> Failure:
     """Convert an error; only refusals keep their message, others could reveal internals."""
     if isinstance(error, Failure):
         return error
-    if isinstance(error, RequestValidationError):
-        return _first_fault(error)
     if isinstance(error, RequestError):
         return Failure(400, str(error))
     if isinstance(error, DeadlineError):
@@ -80,19 +78,22 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})  # of 405: the allowed methods
         return response
 
-    for kind in (Failure, DflashError, RequestValidationError, Exception):
+    for kind in (Failure, DflashError, Exception):
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(HTTPException, http)
 
 
-def _first_fault(error: RequestValidationError) -> Failure:
-    fault = {**error.errors()[0]}
-    fault["loc"] = fault["loc"][1:]  # "body"
-    if fault["type"] == "json_invalid" or not fault["loc"]:
+def first_fault_of(error: ValidationError, names: Mapping[str, str] | None = None) -> Failure:
+    """Return the refusal of a body; names: the API's own of fields that are called otherwise."""
+    fault = error.errors()[0]
+    if not fault["loc"]:
         reason = str(fault["msg"]).removeprefix("Value error, ")
         return Failure(400, f"The body is not the JSON object of a request: {reason}.")
+    name = str(fault["loc"][0])
+    here = (names or {}).get(name, name)
     path, problem = first_fault([fault])
-    param = str(fault["loc"][0])[:40]
+    path = path.replace(name, here, 1)
+    param = here[:40]
     if fault["type"] == "missing":
         message = f"Missing required parameter: '{path}'."
         return Failure(400, message, param, "missing_required_parameter")

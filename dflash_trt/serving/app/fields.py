@@ -5,15 +5,24 @@ effect, unless its value is neutral.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import ChatTemplate, GenerateRequest, Many, Sampling, Schema
-from dflash_trt.serving.app.failures import Failure, translate_refusal
+from dflash_trt.serving.app.failures import Failure, first_fault_of, translate_refusal
 from dflash_trt.serving.client import AnyPrompt
 
 MAX_FIELDS = 100
@@ -43,6 +52,19 @@ def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
 
 def _are_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and prompt != [] and all(type(each) is int for each in prompt)
+
+
+def without_neutral_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the fields that have an effect; Failure for one that this server cannot have.
+
+    kind: of the request, a section of unsupported.yaml.
+    """
+    neutral = UNSUPPORTED["both"] | UNSUPPORTED[kind]
+    for name in neutral.keys() & values.keys():
+        if values[name] is not None and values[name] not in neutral[name]:
+            raise Failure(400, f"'{name}' is not supported by this server.", name)
+    dropped = {*UNSUPPORTED["ignored"], *neutral}
+    return {name: value for name, value in values.items() if name not in dropped}
 
 
 class StreamOptions(Schema):
@@ -80,12 +102,7 @@ class Fields(Sampling):
             return values
         if len(values) > MAX_FIELDS:
             raise ValueError(f"more than {MAX_FIELDS} fields")
-        neutral = UNSUPPORTED["both"] | UNSUPPORTED[cls.kind]
-        for name in neutral.keys() & values.keys():
-            if values[name] is not None and values[name] not in neutral[name]:
-                raise Failure(400, f"'{name}' is not supported by this server.", name)
-        dropped = {*UNSUPPORTED["ignored"], *neutral}
-        return {name: value for name, value in values.items() if name not in dropped}
+        return without_neutral_fields(values, cls.kind)
 
     @model_validator(mode="after")
     def _refuse_without_what_it_needs(self) -> Self:
@@ -142,6 +159,17 @@ class Fields(Sampling):
         if not isinstance(schema, dict):
             raise Failure(400, f"'{name}' must hold a JSON schema.", name)
         return found
+
+
+FieldsT = TypeVar("FieldsT", bound=Fields)
+
+
+def fields_of(kind: type[FieldsT], body: dict[str, Any]) -> FieldsT:
+    """Return the fields of a body. Raises Failure naming the first that is wrong."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise first_fault_of(error) from None
 
 
 class Message(BaseModel):

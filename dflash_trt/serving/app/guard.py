@@ -1,10 +1,9 @@
-"""ASGI middleware: keys, body limits, disconnects, draining, the access log."""
+"""ASGI middleware: who may ask, body limits, disconnects, draining, the access log."""
 
 import asyncio
 import json
 import logging
 import re
-import resource
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -13,16 +12,16 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dflash_trt.serving.app.connections import Connections
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.page import OPEN
-from dflash_trt.serving.security import KEY_HEADER
+from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER
 from dflash_trt.serving.tracing import HEADER, current, valid_or_new_id
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
+OPEN_BODY_LIMIT = 1_000  # bytes, where no key is asked for
 BODY_TIME = 10.0  # seconds in which a body must arrive
 BUFFER_LIMIT = 256_000_000  # bytes of all bodies at once
-RESERVED_FILES = 128  # file descriptors kept for other uses than connections
-MAX_CONNECTIONS = 4000
 
 NOT_READY = "The server is not ready. Try again later."
 STOPPING = "The server is stopping. Try again later."
@@ -40,6 +39,7 @@ HEADERS = {  # of refusals, as RFC 9110 has them
 HEALTH = ("/health", "/v2/health/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
 PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only failures are logged
+READING = ("GET", "HEAD", "OPTIONS")  # methods of requests that change nothing
 Problem = tuple[int, str]  # status and message
 GONE = 499  # logged if the client left before its answer was complete
 
@@ -47,15 +47,11 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("dflash_trt.access")
 
 
-def connection_limit() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED_FILES) // 2))  # each may need one to Triton
-
-
 @dataclass
 class State:
     """Whether the server takes requests, and the running ones."""
 
+    connections: Connections
     ready: bool = False
     draining: bool = False
     running: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -87,10 +83,62 @@ class State:
 
 
 @dataclass(frozen=True)
+class Doors:
+    """Who may ask: keys, and without a key the names and pages that a browser may come from.
+
+    On loopback without a key any web page that a browser of this machine shows could ask.
+    """
+
+    key: str | None  # that clients must send
+    own_key: str  # that `serve` sends
+    hosts: frozenset[str] | None  # names by which clients may call this machine; None: any
+    origins: frozenset[str]  # of other web pages that may ask; "*": all
+
+    def refusal(self, request: HTTPConnection) -> Problem | None:
+        """Return why a request is refused; the key is asked for elsewhere."""
+        if self.hosts is None or self.is_own(request):
+            return None
+        host = request.headers.get("host", "")
+        name = re.sub(r":\d*$", "", host).lower()
+        if name and name not in self.hosts:
+            return 403, (
+                f"This server is not called {name[:80]!r}: ask for 127.0.0.1 or localhost, or start"
+                " it with --allow-host or a key."
+            )
+        origin = request.headers.get("origin")
+        changes = request.scope["method"] not in READING
+        if origin is None or not changes or {origin, "*"} & self.origins:
+            return None
+        if origin.partition("://")[2].lower() == host.lower():
+            return None
+        return 403, (
+            f"Pages of {origin[:80]!r} may not ask this server: start it with --allow-origin or a "
+            "key."
+        )
+
+    def has_key(self, request: HTTPConnection) -> bool:
+        if self.key is None or self.is_own(request):
+            return True
+        return secrets.compare_digest(shown_key(request).encode(), self.key.encode())
+
+    def is_own(self, request: HTTPConnection) -> bool:
+        """Return whether `serve` itself asks."""
+        shown = request.headers.get(OWN_KEY_HEADER, "")
+        return secrets.compare_digest(shown.encode(), self.own_key.encode())
+
+
+def shown_key(request: HTTPConnection) -> str:
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        shown = request.headers.get(KEY_HEADER, "")
+    return shown.strip()
+
+
+@dataclass(frozen=True)
 class Guard:
     app: ASGIApp
     state: State
-    key: str | None
+    doors: Doors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
@@ -108,33 +156,40 @@ class Guard:
 
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]
-        reason = self.state.reason_to_refuse
+        own = self.doors.is_own(request)
+        request.state.own = own
+        problem = self.doors.refusal(request)
+        if problem is not None:
+            return _refuse(path, *problem)
+        reason = self._reason_to_refuse(own)
         if path in HEALTH and reason:
             return Response(status_code=503 if path == "/health" else 400)  # as Triton does
-        if path in OPEN_PATHS or (method == "GET" and path.startswith("/v2")):
+        if self.state.connections.full and not own and path not in HEALTH:
+            return _refuse(path, 503, FULL)
+        if _is_open(path, method):
             return None
-        if self.key and not self._has_key(request):
+        if not self.doors.has_key(request):
             return _refuse(path, 401, KEY_MISSING)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
             return _refuse(path, 415, f"{COMPRESSED} It is said to be {encoding[:40]!r}.")
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if method == "POST" and path.startswith("/v1") and not JSON_TYPE.fullmatch(kind):
+        if method == "POST" and path.startswith("/v1") and not _is_json(request):
+            kind = request.headers.get("content-type", "")
             return _refuse(path, 415, f"{NOT_JSON} It is {kind[:80]!r}." if kind else NOT_JSON)
         return _refuse(path, 503, reason) if reason else None
 
-    def _has_key(self, request: HTTPConnection) -> bool:
-        assert self.key
-        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            shown = request.headers.get(KEY_HEADER, "")
-        return secrets.compare_digest(shown.strip().encode(), self.key.encode())
+    def _reason_to_refuse(self, own: bool) -> str:
+        """Return why no request is taken now; `serve` asks a server that is not ready."""
+        if own and not self.state.draining:
+            return ""
+        return self.state.reason_to_refuse
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Sender") -> None:
         body = bytearray()
+        limit = OPEN_BODY_LIMIT if _is_open(scope["path"], scope["method"]) else BODY_LIMIT
         try:
             async with asyncio.timeout(BODY_TIME):
-                problem = await self._fill(receive, body)
+                problem = await self._fill(receive, body, limit)
         except TimeoutError:
             problem = 408, f"The body was not here within {BODY_TIME:.0f} s."
         try:
@@ -145,7 +200,7 @@ class Guard:
         finally:
             self.state.buffered -= len(body)
 
-    async def _fill(self, receive: Receive, body: bytearray) -> Problem | None:
+    async def _fill(self, receive: Receive, body: bytearray, limit: int) -> Problem | None:
         more = True
         while more:
             message = await receive()
@@ -153,8 +208,8 @@ class Guard:
                 return 400, "The client has gone."  # nobody reads the response
             body += message["body"]
             self.state.buffered += len(message["body"])
-            if len(body) > BODY_LIMIT:
-                return 413, f"The body has more than {BODY_LIMIT} bytes."
+            if len(body) > limit:
+                return 413, f"The body has more than {limit} bytes."
             if self.state.buffered > BUFFER_LIMIT:
                 return 503, FULL
             more = message["more_body"]
@@ -227,6 +282,20 @@ async def _fail(scope: Scope, receive: Receive, answer: _Sender, status: int, me
         event += "" if scope["path"].startswith("/v2") else "data: [DONE]\n\n"
         await answer.send({"type": "http.response.body", "body": event.encode()})
     # an incomplete answer closes the connection
+
+
+def _is_open(path: str, method: str) -> bool:
+    """Return whether no key is asked for."""
+    return path in OPEN_PATHS or (method == "GET" and path.startswith("/v2"))
+
+
+def _is_json(request: HTTPConnection) -> bool:
+    """Return whether the body is JSON, or there is none."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind:
+        return JSON_TYPE.fullmatch(kind) is not None
+    length = request.headers.get("content-length", "0")
+    return length == "0" and "transfer-encoding" not in request.headers
 
 
 def _error_body(path: str, status: int, message: str) -> dict[str, object]:

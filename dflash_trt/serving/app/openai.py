@@ -1,17 +1,18 @@
 """The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
 import asyncio
-import hashlib
-import json
+import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 
 from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
@@ -29,9 +30,21 @@ from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerEr
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import ApplicationSettings, answers, failures, page
 from dflash_trt.serving.app.answers import ChoiceWriter, to_sse
+from dflash_trt.serving.app.bodies import read_body
+from dflash_trt.serving.app.build import ServedBuild
 from dflash_trt.serving.app.failures import Failure
-from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
-from dflash_trt.serving.app.responses import ResponseFields, ResponseWriter
+from dflash_trt.serving.app.fields import ChatFields, Options, TextFields, fields_of
+from dflash_trt.serving.app.guard import shown_key
+from dflash_trt.serving.app.logprobs import ContentLogprobs
+from dflash_trt.serving.app.responses import (
+    Conversation,
+    ReadRequest,
+    ResponseRequest,
+    ResponseStore,
+    ResponseWriter,
+    names_of,
+    read_request,
+)
 from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
 from dflash_trt.serving.front import limits
@@ -39,8 +52,16 @@ from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.tracing import HEADER, current
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
+log = logging.getLogger(__name__)
+
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
+SERVE = "serve"  # the client of requests that look whether rounds go on
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatFields,
+    "/v1/completions": TextFields,
+    "/v1/responses": ResponseRequest,
+}
 UNTOLD = [
     "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
     "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
@@ -56,10 +77,12 @@ class Served:
     max_draft_tokens: int  # per round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
-    fingerprint: str = ""  # of the build
-    dialect: Dialect = field(default_factory=Dialect)
+    chat_model: ChatModel
+    responses: ResponseStore
+    build: ServedBuild
     page: dict[str, Any] = field(default_factory=dict)  # facts for the page
-    sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
+    # fields whose default is the model's, not the API's
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
@@ -76,7 +99,8 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
     else:
         block = manifest.get("drafter", {}).get("block_size", 1)
         drafts = max_draft_tokens(speculation_of(manifest), block, tensorrt_llm=False)
-    dialect = ChatModel(tokenizer, template := load_chat_template(directory)).dialect
+    template = load_chat_template(directory)
+    chat_model = ChatModel(tokenizer, template)
     page = {
         "model": manifest["name"],
         "engine": config["engine"]["kind"],
@@ -84,7 +108,7 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
         "max_model_len": serving["max_seq_len"],
         "max_draft_tokens": drafts,
         "chat": template is not None,
-        "tools": template is not None and dialect.format is not None,
+        "tools": template is not None and chat_model.dialect.format is not None,
         "schema": not by_llm or bool(serving.get("guided_decoding_backend")),
         "plain": not (by_llm and drafts),  # whether `drafting: false` is possible
         "untold": UNTOLD if by_llm else [],
@@ -93,13 +117,14 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         max_model_len=serving["max_seq_len"],
         spell=speller(tokenizer),
-        dialect=dialect,
+        chat_model=chat_model,
+        responses=ResponseStore(settings.response_store * 2**20),
         max_draft_tokens=drafts,
         client=client,
         client_key=settings.security.client_key,
-        fingerprint=f"fp_{hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:10]}",
+        build=ServedBuild(settings.directory, settings.since),
         page=page,
-        sampling=frozenset(sampling_defaults(directory)[0] if recommended else ()),
+        sampling=sampling_defaults(directory)[0] if recommended else {},
     )
 
 
@@ -110,16 +135,38 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
     created = int(time.time())
 
     @v1.post("/chat/completions")
-    async def chat(fields: ChatFields, request: Request) -> Response:
+    async def chat(request: Request) -> Response:
+        fields = await read_body(request, partial(fields_of, ChatFields))
         return await _answer(served, fields, request)
 
     @v1.post("/completions")
-    async def completions(fields: TextFields, request: Request) -> Response:
+    async def completions(request: Request) -> Response:
+        fields = await read_body(request, partial(fields_of, TextFields))
         return await _answer(served, fields, request)
 
     @v1.post("/responses")
-    async def responses(fields: ResponseFields, request: Request) -> Response:
-        return await _respond(served, fields, request)
+    async def responses(request: Request) -> Response:
+        owner = shown_key(request)
+        read = partial(read_request, store=served.responses, owner=owner)
+        return await _respond(served, await read_body(request, read), request, owner)
+
+    @v1.get("/responses/{name}")
+    async def response(name: str, request: Request) -> Response:
+        conversation = served.responses.conversation(shown_key(request), name)
+        if conversation is None:
+            raise _no_response(name)
+        return JSONResponse(conversation.response)
+
+    @v1.delete("/responses/{name}")
+    async def delete_response(name: str, request: Request) -> Response:
+        if not served.responses.delete(shown_key(request), name):
+            raise _no_response(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    @v1.post("/responses/{name}/cancel")
+    async def cancel_response(name: str) -> Response:
+        message = "Only a background response can be cancelled, and there are none here."
+        raise Failure(400, message)
 
     def entry(name: str) -> dict[str, Any]:
         return {
@@ -140,6 +187,10 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
         _check_model(served, name)
         return JSONResponse(entry(name))
 
+    @v1.get("/build")
+    async def build() -> Response:
+        return JSONResponse(served.build.facts())
+
     @app.get("/health")
     async def health() -> Response:
         if not await triton.is_ready():
@@ -151,11 +202,27 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
         text = await triton.metrics()
         if text is None:
             raise Failure(503, NOT_READY)
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return Response(text + served.build.metric(), media_type="text/plain; version=0.0.4")
 
     app.include_router(v1)
     app.include_router(page.router(served.page))
+    _describe_bodies(app)
     return app
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add the bodies, which FastAPI does not read here, to the API's description."""
+    description = app.openapi()
+    schemas = description.setdefault("components", {}).setdefault("schemas", {})
+    for path, fields in BODIES.items():
+        schema = fields.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[fields.__name__] = schema
+        reference = {"$ref": f"#/components/schemas/{fields.__name__}"}
+        description["paths"][path]["post"]["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
@@ -167,7 +234,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         "object": kind if chat else "text_completion",
         "created": int(time.time()),
         "model": fields.model,
-        "system_fingerprint": served.fingerprint,
+        "system_fingerprint": served.build.fingerprint,
     }
     if stream:
         first = await anext(chunks)  # errors before the first chunk get their own status code
@@ -179,30 +246,44 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     return JSONResponse({**head, "choices": choices, **totals})
 
 
-async def _respond(served: Served, fields: ResponseFields, request: Request) -> Response:
-    chunks, writer = _ask(served, fields, request, pieces=True)
-    answer, choice = ResponseWriter(fields), writer()
+async def _respond(served: Served, read: ReadRequest, request: Request, owner: str) -> Response:
+    if read.tools.left_out:
+        log.info("hosted tools are left out of a request: %s", names_of(read.tools.left_out))
+    wanted = read.request.store and served.responses.limit > 0
+    chunks, writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
+    answer = ResponseWriter(read, served.sampling, stored=wanted)
+    choice = writer()
+
+    def keep(response: dict[str, Any]) -> bool:
+        conversation = Conversation(response, [*read.items, *response["output"]])
+        return wanted and served.responses.keep(owner, conversation)
 
     async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
         try:
             yield b"".join(answer.begin())
             while chunk is not None:
-                final = chunk.final and _refuse_aborted(chunk.final)
-                yield b"".join(answer.push(choice.write(chunk), final))
+                yield b"".join(answer.push(choice.write(chunk)))
+                if chunk.final:
+                    yield b"".join(answer.end(_refuse_aborted(chunk.final), keep))
                 chunk = await anext(chunks, None)
         except (DflashError, Failure) as error:
-            if not fields.stream:
+            if not read.request.stream:
                 raise
             yield b"".join(answer.fail(failures.to_failure(error)))
         finally:
             await chunks.aclose()
 
     first = await anext(chunks)
-    if fields.stream:
+    if read.request.stream:
         return _streamed(events(first))
     async for _ in events(first):
         pass
     return JSONResponse(answer.response)
+
+
+def _no_response(name: str) -> Failure:
+    message = f"Response with id {name[:80]!r} is not found: answers are kept for an hour at most."
+    return Failure(404, message, code="not_found")
 
 
 def _streamed(events: AsyncIterator[bytes]) -> Response:
@@ -211,21 +292,35 @@ def _streamed(events: AsyncIterator[bytes]) -> Response:
 
 
 def _ask(
-    served: Served, fields: ChatFields | TextFields, request: Request, *, pieces: bool
+    served: Served,
+    fields: ChatFields | TextFields,
+    request: Request,
+    *,
+    pieces: bool,
+    content_logprobs: bool = False,
 ) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
-    """Return the answer's chunks and a factory of choice writers; pieces: write in pieces."""
+    """Return the answer's chunks and a factory of choice writers.
+
+    pieces: write in pieces; content_logprobs: log-probabilities of the content alone.
+    """
     _check_model(served, fields.model)
     prompts, options = fields.prompts_and_options()
-    for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
+    for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
         options.pop(name, None)
-    who = client_parameters(request.client.host if request.client else "", served.client_key)
+    host = request.client.host if request.client else ""
+    who = client_parameters(SERVE if request.state.own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
     answer, chat_options = None, {}
     if isinstance(fields, ChatFields):
-        answer, only_calls = _answer_parsers(served.dialect, fields)
+        answer, only_calls = _answer_parsers(served.chat_model.dialect, fields)
         chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
 
     def writer() -> ChoiceWriter:
+        of_content = None
+        if content_logprobs:
+            with_tools = isinstance(fields, ChatFields) and bool(fields.tools)
+            hidden = served.chat_model.hidden_in_chats(with_tools=with_tools)
+            of_content = ContentLogprobs(served.spell, hidden)
         return ChoiceWriter(
             served.spell,
             fields.echo,
@@ -233,6 +328,7 @@ def _ask(
             answer,
             drafting=bool(options.get("include_drafting")),
             stop_ids=fields.stop_token_ids,
+            content_logprobs=of_content,
             **chat_options,
         )
 

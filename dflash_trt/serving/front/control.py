@@ -1,6 +1,6 @@
 """Unix sockets between `serve` and its models, for this user and root alone.
 
-Commands of `serve` are a JSON line each way; requests of `dflash_infer` are in `unary.py`.
+A message is one line of JSON. Requests of `dflash_infer` are in `unary.py`.
 """
 
 import json
@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 from dflash_trt.serving.internal import RUNTIME, SOCKET, env_value
 
-TIMEOUT = 2.0  # seconds
+TIMEOUT = 2.0  # seconds for a message, or an answer to a command
+PIECE = 2**16  # bytes
 Command = Literal[
     "status",
     "drain",  # refuse new requests
@@ -87,23 +88,51 @@ class SocketServer:
 def json_server(address: str, answer: Callable[[Any], Any]) -> SocketServer:
     def serve(connection: socket.socket) -> None:
         with connection:
-            connection.settimeout(TIMEOUT)
-            with connection.makefile("rb") as file:
-                result = answer(json.loads(file.readline()))
-            connection.sendall(json.dumps(result).encode() + b"\n")
+            result = answer(receive(connection, TIMEOUT))
+            send(connection, result)
 
     return SocketServer(address, serve)
 
 
 def ask(address: str, message: Any, timeout: float | None = None) -> Any:
     """Return a `json_server`'s answer; OSError if none listens, ValueError if it ends before."""
-    with socket.socket(socket.AF_UNIX) as connection:
+    with connect(address, timeout) as connection:
+        send(connection, message)
+        return receive(connection, timeout)
+
+
+def connect(address: str, timeout: float | None = None) -> socket.socket:
+    """Return a connection to a server of this user or root; OSError otherwise."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
         connection.settimeout(timeout)
         connection.connect(address)
         _refuse_other_users(connection)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-        with connection.makefile("rb") as file:
-            return json.loads(file.readline())
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive(connection: socket.socket, seconds: float | None) -> Any:
+    """Return a message; TimeoutError if it is not whole in time, ValueError if it never will be."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("a message was not whole in time")
+            connection.settimeout(left)
+        piece = connection.recv(PIECE)
+        if not piece:
+            raise ValueError("the connection ended before a message")
+        line += piece
+    return json.loads(line)
 
 
 def _refuse_other_users(connection: socket.socket) -> None:

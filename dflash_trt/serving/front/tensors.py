@@ -12,17 +12,12 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 from dflash_trt.build.settings import CODED_ERRORS
-from dflash_trt.request_schema import check_names
+from dflash_trt.request_schema import TRITON_PARAMETERS, check_names
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.tracing import CONTEXT, HEADER, valid_or_new_id
 
 T = TypeVar("T")
-# request parameters of Triton, its clients and this project
-KNOWN = {
-    *("id", "timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"),
-    *("sequence_id", "sequence_start", "sequence_end", "headers"),
-    *(HEADER, CLIENT, CLIENT_KEY, CODED_ERRORS, *CONTEXT),
-}
+KNOWN = {*TRITON_PARAMETERS, HEADER, CLIENT, CLIENT_KEY, CODED_ERRORS, *CONTEXT}
 MAX_STRINGS, MAX_STRING = 4096, 2**23  # strings, bytes of each: above all limits
 
 

@@ -1,10 +1,12 @@
 """The HTTP application's process, controlled by `serve`."""
 
+import json
 import os
 import select
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dflash_trt.build import read_manifest
@@ -24,19 +26,33 @@ STOP_TIMEOUT = 10.0  # seconds
 class Application:
     """Holds the HTTP port from the start; ServerError if it is taken, BuildError if no build."""
 
-    def __init__(self, directory: Path, http_port: int, triton: Ports, security: Security) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        http_port: int,
+        triton: Ports,
+        security: Security,
+        response_store: int = 64,
+    ) -> None:
         read_manifest(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
+        self._drafters: list[str] = []  # commands about each, told again after a restart
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = ApplicationSettings(self._listener.fileno(), directory, triton, security)
+        self._settings = ApplicationSettings(
+            *(self._listener.fileno(), directory, triton, security),
+            since=_now(),
+            response_store=response_store,
+        )
 
     def start(self, log: Log) -> None:
         """Start it, again if it died, and tell it the last state; ServerError if it does not."""
         start = log.size()
         process = self._launch(log)
         if self._listens(process):
-            return self._write(self._state)
+            for words in (*self._drafters, self._state):
+                self._write(words)
+            return
         if not self._ended_within(EXIT_TIME):
             process.kill()
         reason = next(reversed(log.since(start)), "it said nothing")
@@ -60,10 +76,21 @@ class Application:
     def poll(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
+    def kill(self) -> None:
+        """End a process that hangs; `poll` then tells that it has ended."""
+        if self._process is not None:
+            self._process.kill()
+
     def tell(self, words: str) -> None:
         """Send a state: `ready` or `unready` for requests, or `drain SECONDS`, then exit."""
         self._state = words
         self._write(words)
+
+    def tell_drafter(self, name: str, digest: str) -> None:
+        """Say that the drafter of another build serves from now on."""
+        words = json.dumps({"name": name, "digest": digest, "since": _now()})
+        self._drafters.append(f"drafter {words}")
+        self._write(self._drafters[-1])
 
     def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
@@ -94,3 +121,7 @@ class Application:
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
         return bool(readable) and process.stdout.readline().decode().strip() == LISTENING
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

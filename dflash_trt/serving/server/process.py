@@ -28,6 +28,7 @@ from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security, refuse_exposed_old_server
+from dflash_trt.serving.server.children import Child, hold, kill_all, models_of
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
     command,
@@ -46,10 +47,11 @@ KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
 SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
-OK = 200
+OK, FULL = 200, 503
 HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
 Say = Callable[[str], None]
+Probe = Callable[[float], int | None]  # timeout in seconds to an HTTP status, None without answer
 
 
 class Health:
@@ -138,12 +140,7 @@ class Server:
     ) -> None:
         self.ports = ports
         self.security = security or Security()
-        self.repository = find_repository(directory)
-        if any(character.isspace() for character in str(self.repository)):
-            raise ServerError(  # Triton would wait forever for its model processes
-                f"Triton cannot serve from a path with a space in it: {self.repository}",
-                "Move the build, or build into another directory",
-            )
+        self.repository = _without_space(directory, find_repository(directory))
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         size = sum(map(size_of, role_directories(self.repository.parent / "engines")))
         # TensorRT-LLM, without engines of ours, tunes what it has loaded
@@ -162,7 +159,7 @@ class Server:
             raise
         self.send_command = partial(send_command, self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
-        self._stubs: dict[int, str] = {}  # the model processes seen since the start
+        self._children: dict[int, Child] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
         try:
@@ -189,7 +186,7 @@ class Server:
             self._runtime.rmdir()
 
     def start(self) -> None:
-        self._stubs = {}
+        self._forget_children()
         self._log_start = self.log.size()
         self.process = subprocess.Popen(
             command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
@@ -210,13 +207,18 @@ class Server:
         )
 
     def wait_ready(
-        self, give_up: threading.Event | None = None, say: Say = lambda line: None
+        self,
+        give_up: threading.Event | None = None,
+        say: Say = lambda line: None,
+        probe: Probe | None = None,
     ) -> bool:
         """Return True after a first request, which waits for the costs of rounds as no user should.
 
         False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice.
+        probe: the way of that request; None: to Triton itself.
         """
         give_up = give_up or threading.Event()
+        probe = probe or self.health.probe
         begun = started = time.monotonic()
         crashes = 0
         while time.monotonic() - begun < START_TIMEOUT:
@@ -229,32 +231,47 @@ class Server:
                 self.start()
                 started = time.monotonic()
             elif self.health.is_ready():
-                status = self.health.probe(FIRST_TIMEOUT)
-                answered = status in (200, 503)  # served, or other requests already fill the queue
+                status = probe(FIRST_TIMEOUT)
+                answered = status == OK or (status == FULL and self._has_requests())
                 if answered and self.ended() is None and not self._models_without_process():
                     return True
-                if status is not None and not answered:
+                if status not in (None, OK, FULL):
                     raise ServerError(f"the first request got HTTP {status}", self._hint())
             if give_up.wait(0.1):
                 return False
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._hint())
 
+    def _has_requests(self) -> bool:
+        """Return whether others' requests, over gRPC, may fill the queue."""
+        status = self.send_command("status")
+        return status is not None and status.open > 0
+
     def ended(self) -> str | None:
         """Return what has ended since the start, which Triton's own readiness does not tell."""
         if (code := self.process.poll()) is not None:
             return f"tritonserver ended (exit {code})"
-        for pid, model in self._stubs.items():
-            with suppress(OSError):  # running out of files here does not mean that it ended
-                # the process id may have a new owner
-                if not any(self.shm_prefix in word for word in command_line(pid)):
-                    return f"the process of {model} ended (pid {pid})"
+        for child in self._children.values():
+            if child.has_ended:
+                return f"the process of {child.model} ended (pid {child.pid})"
         return None
 
     def _models_without_process(self) -> set[str]:
-        missing = self.models - set(self._stubs.values())
+        missing = self.models - {child.model for child in self._children.values()}
         if missing:
-            self._stubs |= self.stubs()
+            self._hold_children()
         return missing
+
+    def _hold_children(self) -> None:
+        for pid, model in self.stubs().items():
+            if pid not in self._children:
+                child = hold(pid, model, self.process.pid)
+                if child is not None:
+                    self._children[pid] = child
+
+    def _forget_children(self) -> None:
+        for child in self._children.values():
+            child.close()
+        self._children = {}
 
     def _failed_start(self, started: float) -> str | None:
         """Return what crashed since `started`; ServerError if a restart would not help."""
@@ -277,27 +294,24 @@ class Server:
         raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._hint())
 
     def stubs(self) -> dict[int, str]:
-        words = {pid: command_line(pid) for pid in processes_naming(self.shm_prefix)}
-        return {
-            pid: Path(line[1]).parent.parent.name  # MODEL/1/model.py
-            for pid, line in words.items()
-            if line and line[0].endswith("triton_python_backend_stub")
-        }
+        """Return the model of each process that runs one now."""
+        return models_of(self.process.pid)
 
     @contextmanager
     def reloading(self, model: str) -> Iterator[None]:
         """Allow a model's process to be replaced within the block."""
-        old = {pid: name for pid, name in self._stubs.items() if name == model}
-        self._stubs = {pid: name for pid, name in self._stubs.items() if name != model}
+        old = {pid: child for pid, child in self._children.items() if child.model == model}
+        for pid in old:
+            del self._children[pid]
         try:
             yield
         finally:
             deadline = time.monotonic() + STUB_TIMEOUT  # for the old ones to end
-            while len(new := [pid for pid, name in self.stubs().items() if name == model]) > 1:
-                if time.monotonic() > deadline:
-                    break
+            while [*self.stubs().values()].count(model) > 1 and time.monotonic() < deadline:
                 time.sleep(0.1)
-            self._stubs |= dict.fromkeys(new, model) or old
+            self._hold_children()
+            for child in old.values():
+                child.close()
 
     def load_drafter(self, build: Path) -> None:
         """Replace the running drafter by another build's; ServerError if that fails."""
@@ -324,44 +338,19 @@ class Server:
 
     def kill(self) -> None:
         """End everything at once; clients' connections close."""
+        with suppress(OSError):
+            self.process.send_signal(signal.SIGSTOP)  # it starts no other model meanwhile
+            self._hold_children()
         self.process.kill()
         with suppress(subprocess.TimeoutExpired):  # a driver may block it
             self.process.wait(KILL_TIMEOUT)
-        kill_processes_and_regions(self.shm_prefix)
+        kill_all(self._children.values(), KILL_TIMEOUT)
+        self._forget_children()
+        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
+            region.unlink(missing_ok=True)
 
     def _hint(self) -> str:
         return f"Read its log: {self.log.path}"
-
-
-def kill_processes_and_regions(shm_prefix: str) -> None:
-    deadline = time.monotonic() + KILL_TIMEOUT
-    while (pids := processes_naming(shm_prefix)) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
-        region.unlink(missing_ok=True)
-
-
-def processes_naming(text: str) -> list[int]:
-    found = []
-    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-        with suppress(OSError):  # another user's, if those are hidden
-            if text in " ".join(command_line(pid)):
-                found.append(pid)
-    return found
-
-
-def command_line(pid: int) -> list[str]:
-    """Return a process's command line as words; empty if it has ended, zombies included.
-
-    Raises OSError if that is unknown, for example without a free file descriptor.
-    """
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 def find_repository(directory: Path) -> Path:
@@ -376,6 +365,21 @@ def find_repository(directory: Path) -> Path:
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
+    )
+
+
+def _without_space(directory: Path, repository: Path) -> Path:
+    """Return the repository by a path that Triton takes: its own, or through the given link.
+
+    With a space Triton would wait forever for its model processes.
+    """
+    linked = Path(os.path.abspath(directory)) / repository.name
+    for path in (repository, linked):
+        if not any(character.isspace() for character in str(path)):
+            return path
+    raise ServerError(
+        f"Triton cannot serve from a path with a space in it: {repository}",
+        "Serve it through a link without one: ln -s BUILD /srv/NAME",
     )
 
 

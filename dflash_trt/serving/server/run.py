@@ -18,8 +18,9 @@ from dflash_trt.build.signing import check_signed
 from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.server.application import Application
+from dflash_trt.serving.server.door import Door
 from dflash_trt.serving.server.process import Say, Server, find_repository
-from dflash_trt.serving.server.supervisor import supervise
+from dflash_trt.serving.server.supervisor import Supervised, supervise
 from dflash_trt.serving.server.update_drafter import Updates
 
 FILES = 65536  # limit of open files, if the machine allows it
@@ -31,6 +32,7 @@ class Options:
     http_port: int = 8000
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
+    response_store: int = 64  # MiB, see `ApplicationSettings`
     drain_seconds: float = 20.0  # for running requests after a stop
     check: Depth | None = None  # how much of the build to verify first, see `check_build`
     signer: Path | None = None  # the public key that must have signed the build
@@ -73,12 +75,17 @@ def serve(directory: Path, options: Options) -> int:
         if options.security.exposed and options.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
         say(f"starting Triton (log: {server.log.path}) ...")
-        if server.wait_ready(stop, say):
+        door = Door(options.http_port, options.security)
+        stack.callback(door.close)
+        if server.wait_ready(stop, say, door.probe):
             application.tell("ready")
-            updates = Updates(server, options.http_port, say, options.check, options.signer)
+            updates = Updates(
+                *(server, options.http_port, say, options.check, options.signer),
+                application.tell_drafter,
+            )
             stack.callback(updates.close)
             show(_how_to_call(options))
-            supervise(server, application, stop, say)  # until `stop` is set
+            supervise(Supervised(server, application, door, say), stop)  # until `stop` is set
             application.tell(f"drain {options.drain_seconds}")
             _drain(server, options.drain_seconds, say)
         say("stopping ...")
@@ -123,7 +130,9 @@ def prepare(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(directory, options.http_port, triton, security)
+    application = Application(
+        directory, options.http_port, triton, security, options.response_store
+    )
     stack.callback(application.stop)
     return Server(directory, triton, security, options.log_file, keep_log=keep_log), application
 

@@ -7,10 +7,13 @@ process.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from dflash_trt.build import Depth, Manifest, read_manifest
+from dflash_trt.build.manifest import CONFIG, build_digest
+from dflash_trt.build.provenance import BOM
 from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
@@ -32,12 +35,20 @@ TIMEOUT = 120.0  # seconds per text
 PAUSE = 0.2  # seconds between attempts if the server does not answer
 END_TIMEOUT = 5.0  # seconds to wait for a running update when `serve` stops
 DRAFTER_FILES = "engines/drafter/model."
+FOLLOWING = (BOM, CONFIG)  # files that name the drafter
 
 
 class Updates:
     def __init__(
-        self, server: Server, http_port: int, say: Say, check: Depth | None, signer: Path | None
+        self,
+        server: Server,
+        http_port: int,
+        say: Say,
+        check: Depth | None,
+        signer: Path | None,
+        tell_drafter: Callable[[str, str], None] = lambda name, digest: None,  # of its build
     ) -> None:
+        self._tell_drafter = tell_drafter
         self._server, self._say, self._check, self._signer = server, say, check, signer
         self._manifest = read_manifest(server.repository.parent)
         self._calls: SocketServer | None = None
@@ -93,6 +104,7 @@ class Updates:
                 raise
         self._manifest = manifest
         server.repository = build / "model_repository"  # used by a restart
+        self._tell_drafter(manifest["name"], build_digest(build))
         return f"the drafter of {build} serves: {after:.2f} tokens a round, {before:.2f} before"
 
     def _tokens_per_round(self) -> float:
@@ -113,7 +125,7 @@ def differ_in_drafter_alone(old: Manifest, new: Manifest) -> bool:
     def rest(manifest: Manifest) -> Manifest:
         files = manifest["files"].items()
         kept = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
-        return {**kept, "bom.cdx.json": None, "name": manifest["name"]}
+        return {**kept, **dict.fromkeys(FOLLOWING), "name": manifest["name"]}
 
     return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
 

@@ -1,0 +1,89 @@
+"""Processes of Triton's models: children of one tritonserver.
+
+Each is held by a descriptor, so that another user's process, or a later one with the same number,
+is never taken for it.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+STUB = "triton_python_backend_stub"  # the program that runs a Python model
+
+
+@dataclass(frozen=True)
+class Child:
+    pid: int
+    model: str
+    handle: int  # descriptor of the process
+
+    @property
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def models_of(server: int) -> dict[int, str]:
+    """Return the model of each process that runs one for this tritonserver."""
+    models = {}
+    for pid in _children_of(server):
+        words = _command_line(pid)
+        if words and words[0].endswith(STUB):
+            models[pid] = Path(words[1]).parent.parent.name  # MODEL/1/model.py
+    return models
+
+
+def hold(pid: int, model: str, server: int) -> Child | None:
+    """Return a child of the server; None if it has ended. OSError without a free descriptor."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if _parent_of(pid) != server:  # the number has a new owner
+        os.close(handle)
+        return None
+    return Child(pid, model, handle)
+
+
+def kill_all(children: Iterable[Child], seconds: float) -> None:
+    """End the processes and wait for that, at most `seconds`."""
+    left = list(children)
+    for child in left:
+        child.kill()
+    deadline = time.monotonic() + seconds
+    while left and time.monotonic() < deadline:
+        left = [child for child in left if not child.has_ended]
+        time.sleep(0.01)
+
+
+def _children_of(parent: int) -> list[int]:
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if _parent_of(pid) == parent]
+
+
+def _parent_of(pid: int) -> int | None:
+    with suppress(OSError, ValueError):
+        status = Path(f"/proc/{pid}/stat").read_text()
+        _, _, after_name = status.rpartition(")")  # the name may hold anything
+        return int(after_name.split()[1])
+    return None
+
+
+def _command_line(pid: int) -> list[str]:
+    """Return a process's words; none if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
