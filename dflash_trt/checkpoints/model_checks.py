@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.drafter import (
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite_or_none
-from dflash_trt.checkpoints.spec import Shapes
+from dflash_trt.checkpoints.shapes import Shapes
 from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError

@@ -24,7 +24,8 @@ from dflash_trt.checkpoints.fields import (
     rotary_share,
 )
 from dflash_trt.checkpoints.model import Target, open_model, unless_refused
-from dflash_trt.checkpoints.spec import Experts, Shapes, TargetSpec, layer_shapes
+from dflash_trt.checkpoints.shapes import Shapes, layer_shapes
+from dflash_trt.checkpoints.spec import Experts, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.request_schema import GenerateRequest, first_fault
