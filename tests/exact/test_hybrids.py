@@ -546,6 +546,27 @@ def test_a_chat_says_the_same_and_goes_on_where_it_was(
         before = len(answer.request.prompt) + len(answer.tokens)
 
 
+def test_the_state_at_the_end_of_a_text_is_before_its_last_drafts(case: Case) -> None:
+    """It does not hold them yet: the next turn computes them again."""
+    prompt, text = case.prompts[0], case.greedy[0][:11]
+    first, second = Request(prompt, 11), Request([*prompt, *text, 9, 8, 7], 9)
+    plain = rounds_of(case.built, drafting=False)
+    (alone,) = run_all(scheduler_of(plain, Fixed(0)), [second])
+    texts = {id(first): text, id(second): alone.tokens}
+    target = Engine(case.built.target_engine)
+    scheduler = scheduler_of(
+        in_process(target, None),
+        Fixed(5),
+        Lucky(texts, dict.fromkeys(texts, 5), 5),
+        prefix_cache=prefix_cache_of(target.info, 10**4),
+    )
+    (before,) = run_all(scheduler, [first])
+    assert (before.tokens, before.replayed) == (text, 3)  # 1, 1 + 5 and 1 + 3 tokens
+    (after,) = run_all(scheduler, [second])
+    assert after.cached_tokens == len(prompt) + len(text) - 1 - 3
+    assert after.tokens == alone.tokens
+
+
 def test_the_next_turn_goes_on_before_what_its_template_leaves_out(case: Case) -> None:
     """Thoughts of an answer are no part of the next prompt, nor is what opened them."""
     target = Engine(case.built.target_engine)
