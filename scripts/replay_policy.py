@@ -127,7 +127,7 @@ class Replay:
         ids = np.full((n, self.draft_tokens, count), NO_DRAFT)
         probs = np.zeros((n, self.draft_tokens, count * count), np.float32)
         results, prefill, drafted = list[list[int]](), False, 0
-        for i, (length, known, place, _) in enumerate(x.rows.tolist()):
+        for i, (length, known, place, *_) in enumerate(x.rows.tolist()):
             tokens = x.tokens[i, :length].tolist()
             if not place:
                 begins = tokens[:known]

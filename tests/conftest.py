@@ -84,7 +84,7 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     def make(name: str) -> Case:
         directory = tmp_path_factory.mktemp("case")
         built = built_from(families.make(name, directory), directory)
-        of_family = name in families.DENSE or name in families.MOE
+        of_family = name in families.DENSE | families.MOE | families.HYBRIDS
         return exact.case_for(built, 64 if of_family else exact.NEW_TOKENS)
 
     return make

@@ -118,6 +118,7 @@ def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) 
     infos = read_infos(engines)
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
+    caches += sum(info.states.slot_bytes * info.slots for info in infos if info.states)
     kept = config.serving.prefix_cache_mib << 20
     # weights have 16 bits and are computed in 32; the rest are processes
     wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize in (None, "none") else 1

@@ -3,12 +3,12 @@
 Separate from what runs them: a process that steps an engine never loads the graph builder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
-from dflash_trt.engines import MAX_BUFFERED, EngineInfo, most_verified, write_info
+from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
+from dflash_trt.engines import MAX_BUFFERED, EngineInfo, StateInfo, most_verified, write_info
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
@@ -18,6 +18,7 @@ from dflash_trt.graphs import (
     candidates_per_draft,
     drafter_graph,
     target_graph,
+    use_cpu_kernels,
 )
 
 
@@ -36,11 +37,18 @@ def build_target(
     target: Target, drafter: DrafterSpec | None, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     """Write the engine, with the drafter's taps; return manifest entries of large files."""
+    verified = most_verified(drafter.block_size if drafter else 1)
     # a round that starts at the last position still writes all its rows
-    rows = options.max_seq_len + most_verified(drafter.block_size if drafter else 1)
+    cache_len = _aligned(options.max_seq_len + verified)
     taps = drafter.target_layer_ids if drafter else ()
-    cache_len = _aligned(rows)
-    graph = target_graph(target, taps, cache_len, options.kind, storage=options.storage)
+    graph = target_graph(
+        target,
+        taps,
+        cache_len,
+        options.kind,
+        storage=options.storage,
+        most_drafts=verified - 1,
+    )
     return _build("target", target, drafter, cache_len, graph, directory, options)
 
 
@@ -54,6 +62,13 @@ def build_drafter(
     cache_len = _aligned(rows)
     graph = drafter_graph(drafter, target, cache_len, storage=options.storage)
     return _build("drafter", drafter, spec, cache_len, graph, directory, options)
+
+
+def _states(nets: Sequence[DeltaNet], most_drafts: int) -> StateInfo | None:
+    if not nets:
+        return None
+    shapes = nets[0].state_shapes(most_drafts)
+    return StateInfo(layers=len(nets), window=nets[0].kernel_size - 1, **shapes._asdict())
 
 
 def _aligned(rows: int) -> int:
@@ -70,6 +85,9 @@ def _build(
     directory: Path,
     options: EngineOptions,
 ) -> dict[Path, Entry]:
+    if options.kind == "onnxruntime" and options.device == "cpu":
+        use_cpu_kernels(graph.graph)
+    spec, block_size = model.spec, drafter.block_size if drafter else 1
     info = EngineInfo(
         kind="onnxruntime",
         role=role,
@@ -77,13 +95,14 @@ def _build(
         max_seq_len=options.max_seq_len,
         cache_len=cache_len,
         threads=options.threads,
-        vocab_size=model.spec.num_logits,
+        vocab_size=spec.num_logits,
         best=candidates_per_draft(drafter) if drafter and role == "drafter" else 1,
         pair_scores=bool(drafter and role == "drafter" and drafter.selector),
-        block_size=drafter.block_size if drafter else 1,
+        block_size=block_size,
         sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
         mask_token_id=drafter.mask_token_id if drafter else 0,
-        caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
+        caches=tuple((x.num_key_value_heads, x.head_dim) for x in spec.attention_layers),
+        states=_states(spec.delta_nets, most_verified(block_size) - 1),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         quantized=graph.storage.bits is not None,
         device=options.device,

@@ -11,6 +11,7 @@ from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
     CARD,
+    NO_PLAN,
     Drafter,
     DrafterSpec,
     Located,
@@ -43,6 +44,8 @@ def prepare(
     drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
     warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
     config = _with_defaults(config, target.spec, spec)
+    if target.spec.delta_nets:
+        _check_kind_of_hybrid(config)
     if isinstance(config.engine, OnnxRuntime):
         quantize = _quantization(config.engine, target)
         engine = config.engine.model_copy(update={"quantize": quantize})
@@ -57,6 +60,19 @@ def prepare(
         of_drafter = Input(drafter_at, _input_files(drafter), asdict(drafter.spec))
     write = partial(_write, config, target, drafter, report)
     return Job(config, of_target, of_drafter, warnings, write)
+
+
+def _check_kind_of_hybrid(config: BuildConfig) -> None:
+    """Raise ConfigError for a kind that has no kernel for recurrent layers."""
+    fix = "Use engine kind onnxruntime on a CPU, or tensorrt_llm"
+    if isinstance(config.engine, TensorRT):
+        raise ConfigError(f"the target has Gated DeltaNet layers, and {NO_PLAN}", fix)
+    if isinstance(config.engine, OnnxRuntime) and config.engine.device != "cpu":
+        raise ConfigError(
+            "the target has Gated DeltaNet layers, and ONNX Runtime is not known to have a kernel "
+            "for LinearAttention (opset 27) on a GPU",
+            fix,
+        )
 
 
 def _quantization(engine: OnnxRuntime, target: Target) -> str | None:

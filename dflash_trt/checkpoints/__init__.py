@@ -25,6 +25,7 @@ from dflash_trt.checkpoints.gguf import BITS, Blocks
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
 from dflash_trt.checkpoints.model_checks import drafter_layout
 from dflash_trt.checkpoints.pair import (
+    NO_PLAN,
     READER_CHECKS,
     TENSORRT_LLM_CHECKS,
     check_pair,
@@ -44,6 +45,7 @@ from dflash_trt.checkpoints.source import (
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DecoderSpec,
+    DeltaNet,
     DrafterSpec,
     Experts,
     LayerSpec,

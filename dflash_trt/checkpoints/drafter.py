@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from dflash_trt.checkpoints.fields import SLIDING, Config, decoder_fields
 from dflash_trt.checkpoints.model import Drafter, open_model, unless_refused
+from dflash_trt.checkpoints.shapes import Shapes, layer_shapes
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DrafterSpec,
     LayerSpec,
     Selector,
-    Shapes,
-    layer_shapes,
 )
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.spec import Experts, LayerSpec, Rope
+from dflash_trt.checkpoints.spec import DeltaNet, Experts, LayerSpec, Rope
 from dflash_trt.errors import CheckpointError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 ORIGINAL = "original_max_position_embeddings"
 # parameters of each kind of RoPE beside rope_theta, and their defaults (None: required)
 SCALINGS: dict[str, dict[str, float | None]] = {
@@ -153,6 +153,51 @@ def layer_types(config: Config, every: int = 1) -> list[str]:
         if kind not in (FULL, SLIDING):
             raise config.refuse(f"a layer is of type {kind!r}")
     return kinds
+
+
+def hybrid_layer_types(config: Config) -> list[str]:
+    """Return types by layer of a model with Gated DeltaNets; by default every fourth is full."""
+    count = config.number("num_hidden_layers")
+    every = config.number("full_attention_interval", 4)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = [LINEAR if (i + 1) % every else FULL for i in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise config.wrong(f"layer_types does not name a type for each of {count} layers")
+    for kind in kinds:
+        if kind not in (FULL, LINEAR):
+            raise config.refuse(f"a layer is of type {kind!r}")
+    if FULL not in kinds:
+        raise config.refuse("no layer has attention (layer_types)")
+    return kinds
+
+
+def delta_net(config: Config, *, grouped: bool) -> DeltaNet:
+    net = DeltaNet(
+        num_key_heads=config.number("linear_num_key_heads", 16),
+        num_value_heads=config.number("linear_num_value_heads", 32),
+        key_dim=config.number("linear_key_head_dim", 128),
+        value_dim=config.number("linear_value_head_dim", 128),
+        kernel_size=config.number("linear_conv_kernel_dim", 4, least=2),
+        grouped=grouped,
+    )
+    if net.num_value_heads % net.num_key_heads:
+        raise config.wrong(
+            f"{net.num_value_heads} value heads cannot share {net.num_key_heads} key heads"
+        )
+    return net
+
+
+def rotary_share(config: Config, default: float) -> tuple[float, Config]:
+    """Return the rotated part of each head, and the config as if whole heads were rotated."""
+    name = "partial_rotary_factor"
+    place = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    stated = config.section(place)
+    share = config.overridden_by(stated).positive(name, default)
+    if share > 1:
+        raise config.wrong(f"{name} is {share}, more than a whole head")
+    rest = {key: value for key, value in stated.items() if key != name}
+    return share, config.overridden_by({place: rest, name: None})
 
 
 def experts(config: Config, *, normalized: bool) -> Experts:

@@ -14,10 +14,14 @@ from dflash_trt.checkpoints.drafter import (
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite_or_none
-from dflash_trt.checkpoints.spec import Shapes
+from dflash_trt.checkpoints.shapes import Shapes
 from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
+
+# of hybrids: layers that predict the token after the next, and the vision tower (transformers
+# ignores both in its class for text, `_keys_to_ignore_on_load_unexpected`)
+BESIDE = ("mtp.", "model.visual.")
 
 
 @check("error")
@@ -26,7 +30,9 @@ def target_tensors(pair: Pair) -> Found:
     target = pair.target
     # a multimodal model has its decoder in a separate name space
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    return tensors_fit(target.weights, target_shapes(target.spec), scope)
+    names = target.weights.names
+    beside = tuple(name for name in names if target.spec.delta_nets and name.startswith(BESIDE))
+    return tensors_fit(target.weights, target_shapes(target.spec), scope, beside)
 
 
 @check("error")

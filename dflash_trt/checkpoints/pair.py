@@ -23,10 +23,11 @@ from dflash_trt.checkpoints.findings import (
 )
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
+from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
 from dflash_trt.checkpoints.target import open_target
 from dflash_trt.checkpoints.weights import count_stored_types, open_files
 from dflash_trt.errors import CheckpointError, PairError
-from dflash_trt.planning import target_size
+from dflash_trt.planning import ModelSize, state_bytes, target_size
 
 PAIR_CHECKS: list[Check[[Pair]]] = [
     check
@@ -40,6 +41,10 @@ READER_CHECKS = ("target-tensors", "drafter-tensors")
 # int8 even with int4, counts as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
 NOTES = {"tensorrt": ["its plans were built and checked, never run"]}
+NO_PLAN = "TensorRT has no LinearAttention (opset 27): a plugin for it is wanted"
+RECURRENT = (
+    "its recurrent layers verify chains of drafts: a tree would need a state for each branch"
+)
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 SIZES = "num_hidden_layers hidden_size num_attention_heads vocab_size max_position_embeddings"
 
@@ -84,9 +89,12 @@ def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, 
                 upstream.append(f"{model.role}: {error.problem}")
     found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
     upstream += [each.found for each in found if each.result == "error"]
-    reasons = {"onnxruntime": graphs, "tensorrt": graphs, "tensorrt_llm": upstream}
+    hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
+    plans = [*graphs, f"target: {NO_PLAN}"] if hybrid else graphs
+    notes = NOTES | {"onnxruntime": [RECURRENT]} if hybrid else NOTES
+    reasons = {"onnxruntime": graphs, "tensorrt": plans, "tensorrt_llm": upstream}
     return [
-        {"kind": kind, "fits": not why, "reasons": why, "notes": NOTES.get(kind, [])}
+        {"kind": kind, "fits": not why, "reasons": why, "notes": notes.get(kind, [])}
         for kind, why in reasons.items()
     ]
 
@@ -108,6 +116,7 @@ def inspect(
 
 def _describe(model: Model[Any]) -> dict[str, Any]:
     refusal, gguf, cached = model.refusal, model.directory / LINK, _numbers_per_token(model)
+    size = _size(model)
     return {
         "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
         "architecture": model.architecture,
@@ -118,6 +127,7 @@ def _describe(model: Model[Any]) -> dict[str, Any]:
         "weights": _describe_weights(model),
         **_memory(model),
         "kv_bytes_per_token": cached and {name: cached * n for name, n in CACHE_BYTES.items()},
+        "state_bytes": size and state_bytes(size),
     }
 
 
@@ -134,9 +144,15 @@ def _describe_drafter(model: Drafter) -> dict[str, Any]:
 def _count_layers(model: Model[Any]) -> list[str] | None:
     kinds = model.values.get("layer_types")
     if model.read:
-        kinds = [f"window {x.window}" if x.window else "full attention" for x in model.layers]
+        kinds = [_layer_kind(layer) for layer in model.layers]
     counted = Counter(map(str, kinds if isinstance(kinds, list) else ()))
     return [f"{count} x {kind}" for kind, count in counted.most_common(8)] or None
+
+
+def _layer_kind(layer: LayerSpec) -> str:
+    if layer.delta_net is not None:
+        return "Gated DeltaNet"
+    return f"window {layer.window}" if layer.window else "full attention"
 
 
 def _describe_weights(model: Model[Any]) -> dict[str, Any] | None:
@@ -171,8 +187,15 @@ def _memory(model: Model[Any]) -> dict[str, Any]:
 def _numbers_per_token(model: Model[Any]) -> int | None:
     """Return the numbers cached per token; with latent attention (MLA) the latent's."""
     if model.read is not None:
-        return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in model.layers)
+        spec: DecoderSpec = model.spec
+        return sum(2 * x.num_key_value_heads * x.head_dim for x in spec.attention_layers)
+    size = _size(model)
+    return sum(layer.cached for layer in size.layers) if size else None
+
+
+def _size(model: Model[Any]) -> ModelSize | None:
+    """Return the sizes that config.json states, of refused models too."""
     try:
-        return sum(layer.cached for layer in target_size({"vocab_size": 1, **model.values}).layers)
+        return target_size({"vocab_size": 1, **model.values})
     except CheckpointError:
         return None

@@ -1,9 +1,8 @@
 """Specification of a model for the graphs; names are config.json's where it has one."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
@@ -42,6 +41,48 @@ class Experts:
     per_token: int  # num_experts_per_tok
     normalized: bool  # the weights of a token's experts sum to 1 (norm_topk_prob)
     clamped: tuple[float, float] | None = None  # gpt-oss: swiglu_alpha and swiglu_limit
+    shared: int | None = None  # width of a gated MLP beside them (shared_expert_intermediate_size)
+
+
+class StateShapes(NamedTuple):
+    """What a recurrent layer keeps of a slot, all float32 (`graphs/delta_net.py`)."""
+
+    state: tuple[int, int, int]  # after all committed tokens but the last drafts
+    inputs: tuple[int, int]  # of the convolution: of the tokens before the last drafts, and of them
+    drafts: tuple[int, int]  # the last ones: key, value, decay and beta of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNet:
+    """A Gated DeltaNet instead of attention; its state has a matrix per value head."""
+
+    num_key_heads: int  # linear_num_key_heads; queries have as many
+    num_value_heads: int  # linear_num_value_heads, a multiple of it
+    key_dim: int  # linear_key_head_dim
+    value_dim: int  # linear_value_head_dim
+    kernel_size: int  # of the convolution over tokens, including their own (linear_conv_kernel_dim)
+    grouped: bool  # rows of projections are stored by key head (Qwen3-Next), else by kind
+
+    @property
+    def keys(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    def state_shapes(self, most_drafts: int) -> StateShapes:
+        heads = self.num_value_heads
+        return StateShapes(
+            state=(heads, self.key_dim, self.value_dim),
+            inputs=(self.kernel_size - 1 + most_drafts, self.channels),
+            drafts=(most_drafts, self.keys + self.values + 2 * heads),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +99,7 @@ class LayerSpec:
     value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
     convolution: Convolution | None = None  # around attention and MLP
     experts: Experts | None = None
+    delta_net: DeltaNet | None = None  # instead of attention, whose fields then mean nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +117,7 @@ class DecoderSpec:
     norm_offset: float = 0.0  # added to norm weights: 1 if stored around 0 (Gemma)
     sandwich_norms: bool = False  # norms before and after attention and MLP (Gemma)
     value_norm: bool = False  # RMSNorm over head_dim on v, without a weight (Gemma 4)
+    attention_gate: bool = False  # q_proj gives each head a gate of its output (Qwen3-Next)
     layer_scalar: bool = False  # a stored factor on a layer's output (Gemma 4)
     embedding_scale: float = 1.0  # on embedded tokens; not on a tied head
     attention_scale: float | None = None  # on q k; None: head_dim ** -0.5
@@ -87,6 +130,16 @@ class DecoderSpec:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def attention_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers with a KV cache."""
+        return tuple(layer for layer in self.layers if layer.delta_net is None)
+
+    @property
+    def delta_nets(self) -> tuple[DeltaNet, ...]:
+        """Those of the layers with a recurrent state, in their order."""
+        return tuple(layer.delta_net for layer in self.layers if layer.delta_net is not None)
 
     @property
     def num_logits(self) -> int:
@@ -115,61 +168,3 @@ class DrafterSpec(DecoderSpec):
     @property
     def num_logits(self) -> int:
         return self.draft_vocab_size or self.vocab_size
-
-
-def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
-    """Return tensor shapes of one decoder layer, [out, in] as stored."""
-    layer, hidden = spec.layers[index], spec.hidden_size
-    q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
-    shapes: Shapes = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        **{f"mlp.{name}": shape for name, shape in _mlp_shapes(layer, hidden).items()},
-    }
-    if spec.sandwich_norms:
-        for place in ("pre", "post"):
-            shapes[f"{place}_feedforward_layernorm.weight"] = (hidden,)
-    if spec.layer_scalar:
-        shapes["layer_scalar"] = (1,)
-    if layer.value_is_key:
-        del shapes["self_attn.v_proj.weight"]
-    for projection in spec.biases:
-        weight = shapes[f"self_attn.{projection}_proj.weight"]
-        shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)
-    if spec.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
-    if layer.convolution is not None:
-        size, groups = layer.convolution.kernel_size, hidden // layer.convolution.group_size
-        for name in ("attention_conv", "mlp_conv"):
-            shapes[f"{name}.base_kernel"] = (2, size, hidden)
-            shapes[f"{name}.kernel_projection.weight"] = (2 * size * groups, hidden)
-    if spec.sinks is not None:
-        shapes[f"self_attn.{spec.sinks}"] = (spec.num_attention_heads,)
-    return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}
-
-
-def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
-    wide, experts = layer.intermediate_size, layer.experts
-    plain: Shapes = {
-        "gate_proj.weight": (wide, hidden),
-        "up_proj.weight": (wide, hidden),
-        "down_proj.weight": (hidden, wide),
-    }
-    if experts is None:
-        return plain
-    many = experts.count
-    if experts.clamped is None:
-        each = {f"experts.{i}.{name}": shape for i in range(many) for name, shape in plain.items()}
-        return {"gate.weight": (many, hidden), **each}
-    return {  # [in, out], gate and up interleaved
-        "router.weight": (many, hidden),
-        "router.bias": (many,),
-        "experts.gate_up_proj": (many, hidden, 2 * wide),
-        "experts.gate_up_proj_bias": (many, 2 * wide),
-        "experts.down_proj": (many, wide, hidden),
-        "experts.down_proj_bias": (many, hidden),
-    }

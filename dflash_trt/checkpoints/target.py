@@ -13,14 +13,19 @@ from pydantic import ValidationError
 from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, read_json, special_tokens
 from dflash_trt.checkpoints.fields import (
     FULL,
+    LINEAR,
     SLIDING,
     Config,
     decoder_fields,
+    delta_net,
     experts,
+    hybrid_layer_types,
     layer_types,
+    rotary_share,
 )
 from dflash_trt.checkpoints.model import Target, open_model, unless_refused
-from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
+from dflash_trt.checkpoints.shapes import Shapes, layer_shapes
+from dflash_trt.checkpoints.spec import Experts, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.request_schema import GenerateRequest, first_fault
@@ -49,6 +54,9 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
         raise config.refuse(f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
+    mixtures = [layer.experts for layer in fields["layers"] if layer.experts is not None]
+    if any(mixture.clamped is None for mixture in mixtures):
+        weights = weights.unstacked()
     common: dict[str, Any] = {"tie_word_embeddings": config.flag("tie_word_embeddings")}
     fields = common | {"prefix": _decoder_prefix(weights)} | fields
     # a stored head counts, as in transformers
@@ -251,11 +259,15 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
     if config.get("use_sliding_window"):
         raise config.refuse("attention has a window (use_sliding_window)")
     found = experts(config, normalized=bool(config.get("norm_topk_prob")))
+    return _with_experts(config, qwen3(config), found)
+
+
+def _with_experts(config: Config, fields: dict[str, Any], found: Experts) -> dict[str, Any]:
+    """Put experts into the layers that are not listed as dense."""
     wide, every = config.number("moe_intermediate_size"), config.number("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise config.refuse(f"mlp_only_layers is {dense!r}")
-    fields = qwen3(config)
     layers = tuple(
         layer
         if i in dense or (i + 1) % every
@@ -263,6 +275,60 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
         for i, layer in enumerate(fields["layers"])
     )
     return fields | {"layers": layers}
+
+
+def qwen3_next(config: Config) -> dict[str, Any]:
+    fields = _hybrid(config, grouped=True)
+    return _with_experts(config, fields, _with_shared(config, config.flag("norm_topk_prob", True)))
+
+
+def qwen3_5(config: Config) -> dict[str, Any]:
+    """Read Qwen3.5, 3.6 and 3.8, text only.
+
+    All have this name: Qwen3.6 by transformers' page of the model, Qwen3.8-27B by its config.json
+    as public notes of 2026-08-14 quote it. Their mrope equals the plain RoPE for text.
+    """
+    return _hybrid(config, grouped=False)
+
+
+def qwen3_5_moe(config: Config) -> dict[str, Any]:
+    wide = {"intermediate_size": config.number("moe_intermediate_size")}
+    config = config.overridden_by({"mlp_only_layers": None, "decoder_sparse_step": None})
+    fields = _hybrid(config.overridden_by(wide), grouped=False)
+    return _with_experts(config, fields, _with_shared(config, True))
+
+
+def _with_shared(config: Config, normalized: bool | None) -> Experts:
+    found = experts(config, normalized=bool(normalized))
+    return replace(found, shared=config.number("shared_expert_intermediate_size"))
+
+
+def _hybrid(config: Config, *, grouped: bool) -> dict[str, Any]:
+    """Read what families with Gated DeltaNets have in common; grouped: see `DeltaNet`."""
+    if config.flag("attn_output_gate", True) is False:
+        raise config.refuse("attention has no gate (attn_output_gate)")
+    if config.get("hidden_act") not in (None, "silu"):
+        raise config.refuse(f"hidden_act is {config.get('hidden_act')!r}")
+    kinds, net = hybrid_layer_types(config), delta_net(config, grouped=grouped)
+    share, whole = rotary_share(config.with_defaults({"head_dim": 256}), 0.25)
+    fields = decoder_fields(whole.overridden_by({"layer_types": [FULL] * len(kinds)}))
+    rotated = int(share * fields["layers"][0].head_dim)
+    if rotated < 2 or rotated % 2:
+        raise config.wrong(f"RoPE covers {rotated} numbers of a head (partial_rotary_factor)")
+    layers = tuple(
+        replace(
+            layer,
+            rope=replace(layer.rope, dim=rotated),
+            delta_net=net if kind == LINEAR else None,
+        )
+        for layer, kind in zip(fields["layers"], kinds, strict=True)
+    )
+    return fields | {
+        "layers": layers,
+        "qk_norm": True,
+        "norm_offset": 1.0,
+        "attention_gate": True,
+    }
 
 
 FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
@@ -277,4 +343,9 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe,
 }

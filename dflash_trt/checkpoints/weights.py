@@ -1,5 +1,6 @@
 """The tensors of a safetensors checkpoint, read one at a time."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
 from dflash_trt.checkpoints.stored import (
     AGAIN,
+    DTYPES,
     MODELOPT_FILE,
     Quantized,
     Stored,
@@ -20,6 +22,8 @@ from dflash_trt.checkpoints.stored import (
 )
 from dflash_trt.errors import CheckpointError
 
+# stacks of experts, and the projections whose rows each expert has in them
+STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -143,10 +147,43 @@ class Weights:
             return None
         return tensor.file, tensor.offset
 
+    def unstacked(self) -> "Weights":
+        """Return a view with each expert's matrices by name, where a file has them in one tensor.
+
+        Qwen3.5's bf16 files do: `experts.gate_up_proj` `[experts, 2 * wide, hidden]`, gate first,
+        and `experts.down_proj` `[experts, hidden, wide]`; its FP8 files do not.
+        """
+        view = copy.copy(self)
+        view._tensors = {}
+        for name, tensor in self._tensors.items():
+            prefix, _, stack = name.rpartition(".experts.")
+            if stack not in STACKED:
+                view._tensors[name] = tensor
+                continue
+            if not isinstance(tensor, Stored) or len(tensor.shape) != 3:
+                raise CheckpointError(
+                    f"tensor {name} of {self.directory} holds quantized experts in one stack",
+                    "Use a checkpoint with a tensor for each expert",
+                )
+            parts = STACKED[stack]
+            for i, matrix in enumerate(_cut(tensor, tensor.shape[0] * len(parts))):
+                expert, part = divmod(i, len(parts))
+                view._tensors[f"{prefix}.experts.{expert}.{parts[part]}.weight"] = matrix
+        return view
+
     def _tensor(self, name: str) -> Stored | Quantized:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]
+
+
+def _cut(stack: Stored, count: int) -> Iterator[Stored]:
+    """Yield `count` equal matrices of a stack, one after the other."""
+    rows = stack.shape[0] * stack.shape[1] // count
+    shape = (rows, stack.shape[2])
+    size = math.prod(shape) * DTYPES[stack.dtype].itemsize
+    for i in range(count):
+        yield Stored(stack.name, stack.file, stack.offset + i * size, shape, stack.dtype)
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:

@@ -23,7 +23,7 @@ from dflash_trt.planning import Machine
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
-GIB, WIDTH = 1 << 30, 140
+MIB, GIB, WIDTH = 1 << 20, 1 << 30, 140
 
 
 def locate_planned(source: Source, role: str, report: Report, scratch: Path) -> Path:
@@ -182,16 +182,21 @@ def _table(title: str, *columns: str) -> Table:
 
 def _memory_table(plan: Mapping[str, Any]) -> Table:
     contexts = [f"{context // 1024}k" for context in plan["memory"][0]["sequences"]]
+    hybrid = any(row["state_bytes"] for row in plan["memory"])
+    states = ["state of a sequence, MiB"] if hybrid else []
     table = _table(
         "Memory of a GPU in GiB, and sequences on all of them by length",
-        *("layout", "target", "drafter", "left", "KV of a token, KiB", *contexts),
+        *("layout", "target", "drafter", "left", "KV of a token, KiB", *states, *contexts),
     )
     for row in plan["memory"]:
         name = f"{row['instances']} x {row['layout']}"
         sizes = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
         cells = [f"{size / GIB:.1f}" for size in sizes]
         fits = [f"{count:,}" for count in row["sequences"].values()]
-        table.add_row(name, *cells, f"{row['kv_bytes_per_token'] / 1024:.1f}", *fits)
+        cells.append(f"{row['kv_bytes_per_token'] / 1024:.1f}")
+        if hybrid:
+            cells.append(f"{row['state_bytes'] / MIB:.1f}")
+        table.add_row(name, *cells, *fits)
     return table
 
 

@@ -1,5 +1,6 @@
 """The decoding algorithm: verify and draft rounds, and the scheduler that batches sequences."""
 
+from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.lossless import LosslessReport, check_lossless
 from dflash_trt.decoding.messages import (
@@ -12,7 +13,8 @@ from dflash_trt.decoding.messages import (
     no_drafts,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
-from dflash_trt.decoding.rounds import FeatureBuffer, draft, in_process, needs_drafter, verify
+from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, verify
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport, WaitingQueue
 from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_request
+from dflash_trt.decoding.state_cache import StateCache, open_prefix_cache

@@ -30,7 +30,7 @@ def accept(
     kept: list[Accepted | None] = [None] * len(greedy_ids)
     rows: list[_SampledRow] = []
     lines = zip(x.rows.tolist(), x.tokens.tolist(), x.sampling.tolist(), strict=True)
-    for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
+    for i, ((length, known, place, *_), tokens, encoded) in enumerate(lines):
         drafts = tokens[known:length]
         allowed = None if (x.masks[i] == -1).all() else _unpack_masks(x.masks[i], logits.shape[2])
         processor = decode_processor(encoded)

@@ -33,8 +33,9 @@ class VerifyInput(NamedTuple):
     # candidates of each, then m copies to do first: from, to (or FREED), tokens, position of the
     # first; numbers from FIRST_BLOCK on are blocks of `PrefixCache`, others slots
     batch: Int64
-    # [n, 4]: number of tokens and of known ones, position of the first, and the text's remaining
-    # budget: 0 while a prompt goes on, 1 for no drafts
+    # [n, 5]: number of tokens and of known ones (of a hybrid the same in all rows), position of the
+    # first, the text's remaining budget: 0 while a prompt goes on, 1 for no drafts; and how many
+    # drafts of the last round were accepted, which a hybrid's states do not hold yet
     rows: Int64
     # [n, S], padded with 0; if the prompt's log-probabilities are asked for, followed by the token
     # after the chunk, which `rows` does not count
@@ -107,6 +108,15 @@ RunRound = Callable[[VerifyInput], RoundOutput]
 def parse_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
     """Yield (source, destination, tokens, start) of each copy; see `VerifyInput.batch`."""
     return zip(*(numbers[i::4] for i in range(4)), strict=True)
+
+
+def all_texts_end(rows: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> bool:
+    """Return whether no text of a round has room for drafts: then the drafter does not run."""
+    budgets = (budget for _, _, _, budget, _ in rows)
+    return all(
+        budget and budget - accepted <= 1
+        for budget, (accepted, *_) in zip(budgets, results, strict=True)
+    )
 
 
 def verify_input(

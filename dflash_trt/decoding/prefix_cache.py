@@ -8,11 +8,13 @@ engines do the copies that `VerifyInput.batch` lists.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dflash_trt.engines import FIRST_BLOCK, EngineInfo
 
 BLOCK = 16  # tokens; a partial last block is prefilled again
 Key = tuple[str | int, tuple[int, ...]]  # cache salt or number of the previous block; tokens
+AnyBlock = TypeVar("AnyBlock", bound="Block")
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +23,20 @@ class Block:
 
     key: Key
     number: int
-    drafted: bool  # whether the drafter has its rows too
+    seen: int  # of its tokens, how many the drafter has the rows of
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.key[1]
+
+    @property
+    def drafted(self) -> bool:
+        return self.seen == len(self.tokens)
+
+    @property
+    def size(self) -> int:
+        """Return the memory that it takes, in blocks."""
+        return 1
 
 
 class PrefixCache:
@@ -32,6 +47,7 @@ class PrefixCache:
 
     def __init__(self, blocks: int) -> None:
         self._most = blocks
+        self.used = 0  # blocks, or as much memory
         self._blocks: OrderedDict[Key, Block] = OrderedDict()  # least recently used first
         self._numbers = FIRST_BLOCK  # the next block's
         self._dropped: list[int] = []  # to be dropped by the engines
@@ -60,26 +76,31 @@ class PrefixCache:
         Returns what the next step must do: block numbers to drop; (number, first token) of each
         block to store.
         """
+        path, stored = self._insert_blocks(salt, tokens, drafted // BLOCK * BLOCK)
+        self._touch(path)
+        return self._take_dropped(), stored
+
+    def _insert_blocks(
+        self, salt: str, tokens: Sequence[int], seen: int
+    ) -> tuple[list[Block], list[tuple[int, int]]]:
+        """Return the blocks of a text as far as there is room, and which are to be stored."""
         path, stored = list[Block](), list[tuple[int, int]]()
         for key in _keys(salt, tokens, path):
             start = BLOCK * len(path)
-            seen = start + BLOCK <= drafted
+            rows = min(max(seen - start, 0), BLOCK)
             block = self._blocks.get(key)
             if block is None:
                 if self._paused or not self._make_room(path):
                     break
-                block = self._blocks[key] = Block(key, self._numbers, seen)
+                block = self._add(Block(key, self._numbers, rows))
                 self._numbers += 1
                 stored.append((block.number, start))
-            elif seen and not block.drafted:
-                block.drafted = True
+            elif rows > block.seen:
+                block.seen = rows
                 stored.append((block.number, start))
             self._blocks.move_to_end(key)
             path.append(block)
-        self._touch(path)
-        dropped, self._dropped = self._dropped, []
-        self._dropping += dropped
-        return dropped, stored
+        return path, stored
 
     def confirm_drops(self) -> None:
         self._dropping = []
@@ -96,23 +117,36 @@ class PrefixCache:
         self._drop_all()
 
     def _drop_all(self) -> None:
-        blocks, self._blocks = self._blocks, OrderedDict()
-        self._dropped += [block.number for block in blocks.values()]
+        for block in [*self._blocks.values()]:
+            self._drop(block)
+
+    def _add(self, block: AnyBlock) -> AnyBlock:
+        self._blocks[block.key] = block
+        self.used += block.size
+        return block
+
+    def _drop(self, block: Block) -> None:
+        del self._blocks[block.key]
+        self.used -= block.size
+        self._dropped.append(block.number)
+
+    def _take_dropped(self) -> list[int]:
+        dropped, self._dropped = self._dropped, []
+        self._dropping += dropped
+        return dropped
 
     def _touch(self, path: Sequence[Block]) -> None:
         """Mark blocks as recently used, the first one last, so that it is evicted last."""
         for block in reversed(path):
             self._blocks.move_to_end(block.key)
 
-    def _make_room(self, path: Sequence[Block]) -> bool:
-        """Evict a block if the cache is full, but none of `path`; return whether there is room."""
-        if len(self._blocks) < self._most:
-            return True
-        oldest = next(iter(self._blocks.values()), None)
-        if oldest is None or (path and oldest is path[0]):  # of `path` the first is the oldest
-            return False
-        del self._blocks[oldest.key]
-        self._dropped.append(oldest.number)
+    def _make_room(self, path: Sequence[Block], size: int = 1) -> bool:
+        """Evict blocks until `size` more fit, but none of `path`; return whether they do."""
+        while self.used + size > self._most:
+            oldest = next(iter(self._blocks.values()), None)
+            if oldest is None or (path and oldest is path[0]):  # of `path` the first is the oldest
+                return False
+            self._drop(oldest)
         return True
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import Accepted, accept
+from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.logits_processor import decode_processor
 from dflash_trt.decoding.messages import (
-    DISCARD,
     FREED,
     DraftInput,
     DraftOutput,
@@ -20,64 +20,12 @@ from dflash_trt.decoding.messages import (
     RunRound,
     VerifyInput,
     VerifyOutput,
+    all_texts_end,
     no_drafts,
     parse_copies,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
-
-BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes are bound
-
-
-class FeatureBuffer:
-    """Tap features by slot; the scheduler drafts before one has more than `MAX_BUFFERED` tokens."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
-        self._ends: dict[int, int] = {}  # the position after a slot's features
-
-    def pass_on(
-        self, x: VerifyInput, accepted: Sequence[int], features: Float32
-    ) -> tuple[Float32, list[int]]:
-        """Return features for the drafter `[n, C, F]` and each row's number of buffered ones in it.
-
-        features `[n, S, F]` of the tokens of `x`, accepted ones first. If no drafts are wanted they
-        are buffered, or with DISCARD dropped together with the buffer.
-        """
-        first_slot, draft_tokens, _, *copies = x.batch.tolist()
-        n, width, size = features.shape
-        for source, destination, *_ in parse_copies(copies):
-            if destination >= FIRST_BLOCK:  # copy to the prefix cache; the sequence goes on
-                continue
-            parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
-            if destination != FREED:
-                self._parts[destination], self._ends[destination] = parts, end
-        if draft_tokens == DISCARD:
-            for slot in range(first_slot, first_slot + n):
-                self._parts.pop(slot, None)
-            return features[:, :1], [0] * n
-        kept = []
-        for slot, (_, known, place, _) in enumerate(x.rows.tolist(), first_slot):
-            kept.append(known + max(accepted[slot - first_slot], 0))
-            if self._ends.get(slot) != place:  # left from an ended sequence
-                self._parts[slot] = []
-            self._ends[slot] = place + kept[-1]
-        older = [self._parts.setdefault(slot, []) for slot in range(first_slot, first_slot + n)]
-        if not draft_tokens:
-            ours = features[:, : max(kept)].copy()
-            for i, count in enumerate(kept):
-                older[i].append(ours[i, :count])
-            return features[:, :1], [0] * n
-        counts = [sum(map(len, parts)) for parts in older]
-        if not any(counts):
-            return features, counts
-        padded = -(-max(counts) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
-        joined = np.zeros((n, padded + width, size), np.float32)
-        for i, parts in enumerate(older):
-            rows = np.concatenate([*parts, features[i]])
-            joined[i, : len(rows)] = rows
-            parts.clear()
-        return joined, counts
 
 
 def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) -> VerifyOutput:
@@ -88,7 +36,7 @@ def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) 
     n, asked = x.tokens.shape
     least_rows = engine.least_rows
     width = max(asked, -(-least_rows // n))
-    lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
+    lengths, known, places, _, replayed = zip(*x.rows.tolist(), strict=True)
     all_scored = n == 1 and decode_processor(x.sampling[0]).scores_prompt(places[0])
     before = known[0] - 1 if all_scored else 0  # rows of logits before the last known token's
     scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
@@ -97,6 +45,10 @@ def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) 
     step.inputs["tokens"][:, asked:] = 0
     step.inputs["write_index"][:] = places
     step.inputs["head_rows"][:] = scored
+    if engine.info.states is not None:
+        _begin_states(engine, first_slot, places)
+        step.inputs["known"][:] = known[0]
+        step.inputs["accepted"][:] = replayed
     positions, mask = step.inputs["positions"], step.inputs["mask"]
     mask[:] = False
     for i, place in enumerate(places):
@@ -123,6 +75,13 @@ def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) 
     return VerifyOutput(results, features, logprobs, ids, time.perf_counter() - start)
 
 
+def _begin_states(engine: Engine, first_slot: int, places: Sequence[int]) -> None:
+    """Reset the states of slots whose texts begin; the mask hides old KV rows, but no state."""
+    for slot, place in enumerate(places, first_slot):
+        if place == 0:
+            engine.copy_kv(NOTHING, slot, 0)
+
+
 def _clear_failed(engine: Engine, first_slot: int, accepted: Sequence[int]) -> None:
     """Clear the slots of failed rows, whose KV rows may hold NaN."""
     for slot, count in enumerate(accepted, first_slot):
@@ -144,11 +103,9 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     # fewer wanted drafts do not shorten the block, because drafts are better in a whole one
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
-        for (_, _, _, budget), (accepted, _, _) in zip(rows, results, strict=True)
+        for (_, _, _, budget, _), (accepted, _, _) in zip(rows, results, strict=True)
     ]
-    # as `SequenceState.advance` sees it
-    all_end = not any(lengths) and all(budget for _, _, _, budget in rows)
-    if num_draft_tokens <= 0 or all_end:
+    if num_draft_tokens <= 0 or all_texts_end(rows, results):
         return no_drafts(n)
     longest = max(1, *lengths)
     depth = min(longest, num_draft_tokens)
@@ -159,7 +116,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step = engine.step(first_slot, n, block_len, visible, n * depth, context=context)
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
-    for i, ((_, known, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
+    for i, ((_, known, place, *_), start_at) in enumerate(zip(rows, starts, strict=True)):
         accepted, token, _ = results[i]
         anchor = place + known + max(accepted, 0)
         block.append([token] + [mask_token] * (block_len - 1))
@@ -250,7 +207,7 @@ def committed_logprobs(
             _score_drafts(x, i, count, logits[i], values[i, :, -1])
         if counts[i] is None:
             continue
-        _, known, place, _ = x.rows[i].tolist()
+        _, known, place, *_ = x.rows[i].tolist()
         tokens = [*x.tokens[i, known : known + count].tolist(), token]
         if processors[i].scores_prompt(place):
             tokens = [*x.tokens[i, 1:].tolist(), token][:known]

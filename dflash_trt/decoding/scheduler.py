@@ -17,6 +17,7 @@ from dflash_trt.decoding.messages import (
     Int64,
     RoundOutput,
     RunRound,
+    all_texts_end,
     verify_input,
 )
 from dflash_trt.decoding.prefix_cache import PrefixCache
@@ -171,7 +172,8 @@ class Scheduler:
             most = -(-left // -(-left // most))  # chunks of equal size
         if scored:  # a scored chunk needs as many head rows as a round has
             most = min(most, self._max_verified - 1)
-        end = min(start + most, len(prompt))
+        stops = [place for place in sequence.stops if place > start]
+        end = min(start + most, len(prompt), *stops)
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_after_prompt(sequence)
         wanted = self._policy.draft_tokens if drafts else self._order_without_drafter([sequence])
@@ -179,7 +181,7 @@ class Scheduler:
         feed = sequence.buffered + count > MAX_BUFFERED or (last and self._slots.cache is not None)
         if not wanted and feed:
             wanted = self._policy.draft_tokens
-        row = [count, count, start, sequence.round_budget if last else 0]
+        row = [count, count, start, sequence.round_budget if last else 0, sequence.replayed]
         lines = [prompt[start : end + scored]]
         masks = _masks([sequence], [None]) if last else None
         output, report = self._run([sequence], len(decoding), [row], lines, wanted, masks)
@@ -190,15 +192,18 @@ class Scheduler:
             policy.prefilled(self._expected, sampled, report.draft)
         if scored:
             output = sequence.score_prompt(output, count - last)
-        sequence.advance(count, wanted)
+        ran = _drafter_ran(wanted, [row], output)
+        sequence.advance(count, wanted, drafter_ran=ran)
         if not last and output.results[0, 0] >= 0:
+            if end in sequence.stops:
+                self._slots.store_prompt(sequence)
             return []
         self._slots.prefilling = None
         decoding.append(sequence)
         self._without_drafter = self._order_without_drafter(decoding)
-        self._commit([sequence], None, output, report, wanted)
+        self._commit([sequence], None, output, report, wanted, ran)
         if sequence.finish_reason is None:
-            self._slots.store_prefix(sequence)
+            self._slots.store_prompt(sequence)
         return [sequence]
 
     def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
@@ -252,13 +257,15 @@ class Scheduler:
         rows, lines = [], []
         for sequence, proposal in zip(sequences, plan.chosen, strict=True):
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
-            rows.append([len(line), 1, sequence.position, sequence.round_budget])
+            budget, replayed = sequence.round_budget, sequence.replayed
+            rows.append([len(line), 1, sequence.position, budget, replayed])
             lines.append(line)
         self._last_verified = len(rows) * (1 + plan.width)
         wanted = plan.draft_tokens or self._without_drafter
         masks = _masks(sequences, plan.chosen)
         output, report = self._run(sequences, 0, rows, lines, wanted, masks)
-        self._commit(sequences, plan, output, report, wanted)
+        ran = _drafter_ran(wanted, rows, output)
+        self._commit(sequences, plan, output, report, wanted, ran)
         return report
 
     def _run(
@@ -292,6 +299,7 @@ class Scheduler:
         output: RoundOutput,
         report: StepReport,
         wanted: int,
+        drafter_ran: bool,
     ) -> None:
         """Commit a step's output and store the next candidates; plan: None after a prompt."""
         for i, (accepted, token, _) in enumerate(output.results.tolist()):
@@ -304,7 +312,7 @@ class Scheduler:
             sources = proposal.sources[:accepted] if proposal else []
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
-                sequence.advance(accepted + 1, wanted)
+                sequence.advance(accepted + 1, wanted, accepted=accepted, drafter_ran=drafter_ran)
                 # a text may end before its last accepted drafts
                 kept = min(accepted, committed)
                 sequence.end_round(proposal, kept, committed, output.logprobs[i])
@@ -318,6 +326,10 @@ class Scheduler:
             sequence.candidates = None
             if wanted > 0:
                 sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
+
+
+def _drafter_ran(wanted: int, rows: Sequence[Sequence[int]], output: RoundOutput) -> bool:
+    return wanted > 0 and not all_texts_end(rows, output.results.tolist())
 
 
 def _history(sequences: Sequence[SequenceState]) -> Int64:

@@ -70,9 +70,11 @@ class SequenceState:
     accepted: int = 0  # draft tokens accepted
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the target's KV cache: prompt and generated, but the last
+    replayed: int = 0  # the last of them: drafts that a hybrid's state does not hold yet
     # for the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
+    stops: list[int] = field(default_factory=list)  # where a prompt chunk ends, to keep the state
     seen: int = 0  # tokens in the drafter's KV cache
     buffered: int = 0  # tokens whose features wait in a `FeatureBuffer`
     out_of_sync: bool = field(init=False)  # the drafter cannot catch up, and drafts no more here
@@ -105,23 +107,27 @@ class SequenceState:
         """Budget passed to rounds; at most 1 if out of sync, which leaves no room for drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
-    def advance(self, tokens: int, num_draft_tokens: int) -> None:
+    def advance(
+        self, tokens: int, num_draft_tokens: int, *, accepted: int = 0, drafter_ran: bool
+    ) -> None:
         """Count tokens added to the target's KV cache, a prompt's before its first commit.
 
-        num_draft_tokens: wanted, or DISCARD.
+        num_draft_tokens: wanted, or DISCARD. accepted: of the tokens, drafts.
         """
         self.position += tokens
-        self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
+        self.replayed = accepted
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
-        # the drafter does not run if all texts end, see `all_end` of `rounds.draft`
-        goes_on = self.budget > 1 or self.tokens or self.position < len(self.request.prompt)
-        if num_draft_tokens > 0 and goes_on and not (self.finish_reason or self.out_of_sync):
+        self.buffered = 0 if drafter_ran or self.out_of_sync else self.buffered + tokens
+        if drafter_ran and not self.out_of_sync:
             self.seen = self.position
 
-    def load(self, tokens: int, seen: int) -> None:
-        """Record how many prompt tokens the target's and the drafter's caches hold."""
+    def load(self, tokens: int, seen: int, waiting: int = 0) -> None:
+        """Record how many prompt tokens the target's and the drafter's caches hold.
+
+        waiting: the last of `seen`, whose features the drafter has yet to take in.
+        """
         self.position = self.cached_tokens = tokens
-        self.seen = seen
+        self.seen, self.buffered = seen - waiting, waiting
         self.out_of_sync = self.out_of_sync or seen < tokens
 
     def lose_drafter(self) -> None:

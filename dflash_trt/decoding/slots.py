@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from dflash_trt.decoding.messages import FREED
-from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
+from dflash_trt.decoding.prefix_cache import BLOCK, Block, PrefixCache
 from dflash_trt.decoding.sequence import SequenceState
+from dflash_trt.decoding.state_cache import State, StateCache
 
 
 class Slots:
@@ -32,26 +33,49 @@ class Slots:
 
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
         """Load a cached prefix for the one in prefill; drafted: only what the drafter has too."""
-        request = sequence.request
-        if self.cache is None or request.sampling.prompt_logprobs:
+        request, cache = sequence.request, self.cache
+        if cache is None:
             return
-        found = self.cache.find(request.cache_salt, request.prompt, drafted=drafted)
-        slot = self.first + len(self.decoding)
-        self._copies += [(each.number, slot, BLOCK, i * BLOCK) for i, each in enumerate(found)]
-        seen = next((i for i, each in enumerate(found) if not each.drafted), len(found))
-        sequence.load(len(found) * BLOCK, seen * BLOCK)
+        found = list[Block]()
+        if not request.sampling.prompt_logprobs:
+            found = cache.find(request.cache_salt, request.prompt, drafted=drafted)
+        slot, loaded = self.first + len(self.decoding), 0
+        for block in found:
+            self._copies.append((block.number, slot, len(block.tokens), loaded))
+            loaded += len(block.tokens)
+        if not isinstance(cache, StateCache):
+            seen = next((i for i, block in enumerate(found) if not block.drafted), len(found))
+            sequence.load(loaded, seen * BLOCK)
+            return
+        state = found[-1] if found else None
+        if isinstance(state, State):
+            sequence.load(loaded, loaded if state.drafted else 0, state.waiting or 0)
+        sequence.stops = cache.stops(request.cache_salt, request.prompt, loaded)
 
     def store_prefix(self, sequence: SequenceState) -> None:
         """Add a sequence to the prefix cache; while it runs in sync, only what both models have."""
         if self.cache is None:
             return
         request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
-        both = sequence.finish_reason is None and not sequence.out_of_sync
-        tokens = tokens[: sequence.seen if both else sequence.position]
-        dropped, stored = self.cache.insert(request.cache_salt, tokens, sequence.seen)
+        if isinstance(self.cache, StateCache):
+            tokens = tokens[: sequence.position - sequence.replayed]
+            dropped, stored = self.cache.insert_state(
+                request.cache_salt, tokens, sequence.seen, drafted=not sequence.out_of_sync
+            )
+        else:
+            both = sequence.finish_reason is None and not sequence.out_of_sync
+            tokens = tokens[: sequence.seen if both else sequence.position]
+            dropped, stored = self.cache.insert(request.cache_salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
         self._copies += [(number, FREED, 0, 0) for number in dropped]
-        self._copies += [(slot, number, BLOCK, start) for number, start in stored]
+        for number, start in stored:
+            self._copies.append((slot, number, min(BLOCK, len(tokens) - start), start))
+
+    def store_prompt(self, sequence: SequenceState) -> None:
+        """Add a prompt that is in, or of a hybrid the state at a stop before its end."""
+        if isinstance(self.cache, StateCache) and sequence.position not in sequence.stops:
+            return
+        self.store_prefix(sequence)
 
     def free(self, sequence: SequenceState) -> None:
         """Free a slot: the last decoding sequence moves into it, the one in prefill moves down."""

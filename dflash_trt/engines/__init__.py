@@ -6,12 +6,14 @@ from dflash_trt.engines.info import (
     ENGINE_FILE,
     MAX_BUFFERED,
     EngineInfo,
+    StateInfo,
     most_verified,
     read_info,
     write_info,
 )
 from dflash_trt.engines.step import (
     FIRST_BLOCK,
+    FIRST_STATE,
     NOTHING,
     Engine,
     Step,

@@ -1,6 +1,7 @@
 """Description of an engine, `engine.json`."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -35,6 +36,35 @@ class PlanInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateInfo:
+    """What recurrent layers keep of a slot, all float32: shapes of `checkpoints.StateShapes`."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    layers: Size
+    state: tuple[Size, Size, Size]
+    inputs: tuple[Size, Size]
+    drafts: tuple[Size, Size]
+    window: Size  # inputs before the first new token that its convolution reads
+
+    @property
+    def caches(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by the name of the cache, which its layer's number follows."""
+        return {"state": self.state, "inputs": self.inputs, "drafts": self.drafts}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot, whatever the length of its text."""
+        return self.layers * sum(4 * math.prod(shape) for shape in self.caches.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what is kept for texts to come, which has no drafts."""
+        _, channels = self.inputs
+        return self.layers * 4 * (math.prod(self.state) + self.window * channels)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineInfo:
     """One model's engine; lengths are in tokens."""
 
@@ -52,8 +82,9 @@ class EngineInfo:
     block_size: Size  # the anchor and the tokens drafted at once; 1 without a drafter
     sample_from_anchor: bool  # the first draft is from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[Size, Size], ...]  # kv heads and head_dim per layer
+    caches: tuple[tuple[Size, Size], ...]  # kv heads and head_dim per layer with attention
     feature_size: int  # taps * hidden_size; 0 without taps
+    states: StateInfo | None = None  # of a hybrid
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     plan: PlanInfo | None = None  # for kind tensorrt
     device: str = "cpu"  # for kind onnxruntime: "cpu" or "cuda"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
+from dflash_trt.engines.step import NOTHING, LoadedEngine, Step, step_tensors
 from dflash_trt.errors import EngineError
 
 GRAPH_FILE = "model.onnx"
@@ -109,6 +109,7 @@ def least_rows(engine: LoadedEngine) -> int:
     decodes two tokens together and one by one, and compares bits.
     """
     together = _logits(engine, 0, 2)
+    engine.copy_kv(NOTHING, 0, 0)
     alone = [_logits(engine, place, 1) for place in range(2)]
     return 1 if np.array_equal(together, np.concatenate(alone)) else 2
 
@@ -121,5 +122,7 @@ def _logits(engine: LoadedEngine, place: int, width: int) -> npt.NDArray[np.floa
     step.inputs["write_index"][:] = place
     step.inputs["mask"][:] = np.arange(visible) <= places[:, None]
     step.inputs["head_rows"][:] = np.arange(width)
+    if engine.info.states is not None:
+        step.inputs["known"][:], step.inputs["accepted"][:] = width, 0
     step.run()
     return np.array(step.outputs["logits"], np.float32)

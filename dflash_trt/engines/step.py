@@ -14,6 +14,7 @@ from dflash_trt.engines.info import EngineInfo, read_info
 
 NOTHING = -1  # instead of a slot: see `Engine.copy_kv`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
+FIRST_STATE = 2**33  # and from here on those of a hybrid that hold a whole state too
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
 
@@ -45,7 +46,7 @@ class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
     Only steps and `copy_kv` change the caches; a caller rolls back by passing a lower
-    `write_index` next time.
+    `write_index` next time, and to a hybrid how many of the last drafts were accepted.
     """
 
     info: EngineInfo
@@ -69,6 +70,9 @@ class Engine(Protocol):
         NOTHING as source writes zeros: a masked entry must be finite, because it is multiplied by
         0. One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing
         what was there, or loaded from it. NOTHING as destination drops them.
+
+        A hybrid's states go along with slots, whatever the tokens, and with numbers from
+        FIRST_STATE on: these hold the state before the last drafts, and none of these.
         """
 
 
@@ -88,6 +92,9 @@ def step_tensors(
         "top_logits": (np.float32, (scored, info.best)),
         "logits": (np.float32, (scored, info.vocab_size)),
     }
+    if info.states is not None:
+        inputs["known"] = (np.int64, (1,))
+        inputs["accepted"] = (np.int64, (n,))
     if info.role == "target" and info.feature_size:
         outputs["features"] = (np.float32, (n, width, info.feature_size))
     elif info.role == "drafter":
@@ -107,9 +114,11 @@ class LoadedEngine(ABC):
         self._steps = BoundSteps(most_steps)
         self._room: dict[str, tuple[int, Any]] = {}
         self._alike: list[Any] = []  # by shape: [caches, slots, heads, rows, head_dim]
+        self._states: dict[str, Any] = {}  # a hybrid's, by name: [layers, slots, ...]
         self._caches: dict[str, Any] = {}
         self.least_rows = 1
         self._blocks: dict[int, list[Any]] = {}  # kept tokens by number, by group
+        self._kept_states: dict[int, dict[str, Any]] = {}  # by number, by name
 
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> Any: ...
@@ -130,6 +139,7 @@ class LoadedEngine(ABC):
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination == NOTHING:
             self._blocks.pop(source, None)
+            self._kept_states.pop(source, None)
             return
         if destination >= FIRST_BLOCK:
             self._blocks[destination] = [
@@ -142,6 +152,30 @@ class LoadedEngine(ABC):
                 for row in (source, destination)
             )
             self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
+        if self._states:
+            self._copy_state(source, destination)
+
+    def _copy_state(self, source: int, destination: int) -> None:
+        """Copy a hybrid's states between slots and kept ones; blocks have none."""
+        if destination >= FIRST_STATE:
+            self._kept_states[destination] = {}
+            for name, state in self._without_drafts(source).items():
+                copy = self._zeros(tuple(state.shape))
+                self._copy(state, copy)
+                self._kept_states[destination][name] = copy
+        elif source >= FIRST_STATE:
+            for name, state in self._without_drafts(destination).items():
+                self._copy(self._kept_states[source][name], state)
+        elif source < FIRST_BLOCK and destination < FIRST_BLOCK:
+            for states in self._states.values():
+                state = self._zeros((1,)) if source == NOTHING else states[:, source]
+                self._copy(state, states[:, destination])
+
+    def _without_drafts(self, slot: int) -> dict[str, Any]:
+        """Return a slot's state before the last drafts, and what its convolutions read first."""
+        assert self.info.states is not None
+        inputs = self._states["inputs"][:, slot, : self.info.states.window]
+        return {"state": self._states["state"][:, slot], "inputs": inputs}
 
     def _make_caches(self) -> None:
         # equal caches share one array, so that tokens are moved in all layers at once
@@ -152,6 +186,11 @@ class LoadedEngine(ABC):
             shape = (len(names), self.info.slots, heads, self.info.cache_len, head_dim)
             self._alike.append(self._zeros(shape))
             self._caches.update(zip(names, self._alike[-1], strict=True))
+        if (states := self.info.states) is not None:
+            for name, of_slot in states.caches.items():
+                whole = self._zeros((states.layers, self.info.slots, *of_slot))
+                self._states[name] = whole
+                self._caches |= {f"{name}_{layer}": part for layer, part in enumerate(whole)}
 
     def _buffer(self, name: str, shape: tuple[int, ...], make: Callable[[int], Any]) -> Any:
         """Return the buffer of this name, made by `make(size)`; shared, because it may be large."""

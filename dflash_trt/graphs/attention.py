@@ -26,11 +26,14 @@ def attention_block(
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
     heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    gate: ir.Value | None = None
     x = rms_norm(g, hidden, f"{layer.prefix}input_layernorm")
     x, kernel = convolve_before(g, layer, "attention_conv", x, at)
     if context is None:
         qkv = _project_heads(g, layer, x, at.queries, at, "q", *stored)
-        q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
+        q, *kv = g.split(qkv, (_query_heads(g), *(kv_heads for _ in stored)), axis=1)
+        if g.spec.attention_gate:
+            q, gate = _every_other_head(g, q)
     else:
         q = _project_heads(g, layer, x, at.queries, at, "q")
         block = at.by_sequence(g, x, at.queries, g.spec.hidden_size)
@@ -50,6 +53,8 @@ def attention_block(
     attend, mask = partial(_attend, g, layer, keys, values), at.layer_mask(g, layer.spec)
     quantized_target = context is None and g.storage.bits
     mixed = _in_several_rows(g, layer, at, q, mask, attend) if quantized_target else attend(q, mask)
+    if gate is not None:
+        mixed = g.op("Mul", mixed, g.op("Sigmoid", gate))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
     out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases)
@@ -123,16 +128,27 @@ def _project_heads(
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, x, *names, bias=which[0] in g.spec.biases)
     # not -1: TensorRT's parser cannot infer the number of heads
-    each = {"q": g.spec.num_attention_heads}
+    each = {"q": _query_heads(g)}
     heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
     out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
     return g.op("Transpose", out, perm=(0, 2, 1, 3))
+
+
+def _query_heads(g: GraphBuilder) -> int:
+    """Return the heads of q_proj, whose gates are as many more."""
+    return g.spec.num_attention_heads * (2 if g.spec.attention_gate else 1)
+
+
+def _every_other_head(g: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Separate queries and gates, which take turns: `[n, 2 * heads, S, head_dim]`."""
+    end, axis, step = g.ints(_query_heads(g)), g.ints(1), g.ints(2)
+    queries = g.op("Slice", x, g.ints(0), end, axis, step)
+    return queries, g.op("Slice", x, g.ints(1), end, axis, step)
 
 
 def _write(g: GraphBuilder, layer: Layer, name: str, rows: ir.Value, at: Positions) -> ir.Value:
     """Write rows into the cache "key" or "value" in place; return the rows that the mask covers."""
     cache = layer.caches[name]
     full = g.op("TensorScatter", cache, rows, at.write_index, axis=-2, mode="linear")
-    assert cache.shape is not None
-    g.output(full, f"new_{name}_{layer.index}", ir.DataType.FLOAT, cache.shape)
+    layer.update(g, name, full)
     return g.op("Slice", full, g.ints(0), at.visible, g.ints(2))

@@ -36,6 +36,7 @@ WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory, plus one larger tensor
 
 Compute = Callable[[], npt.NDArray[np.generic]]
+Build = Callable[[], ir.Value]
 
 
 class DataFile:
@@ -121,6 +122,7 @@ def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
 
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
+HYBRID_OPSET = 27  # and LinearAttention
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
@@ -161,32 +163,57 @@ class GraphBuilder:
         self.storage = storage
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
-        self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
-        self._tape = Tape(self._graph)
+        opset = HYBRID_OPSET if spec.delta_nets else OPSET
+        self.graph = ir.Graph((), (), nodes=(), opset_imports={"": opset}, name=name)
+        self._tape = Tape(self.graph)
+        self._nodes = self._tape  # of the branch that is being built (`when`)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
+        self._filled: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self._graph.inputs.append(value)
+        self.graph.inputs.append(value)
         return value
 
     def output(
         self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str] | ir.Shape
     ) -> None:
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
-        self._graph.outputs.append(value)
+        self.graph.outputs.append(value)
 
     def op(
         self, op_type: str, *inputs: ir.Value, **attributes: int | float | str | Sequence[int]
     ) -> ir.Value:
-        return self._tape.op(op_type, inputs, attributes)
+        return self._nodes.op(op_type, inputs, attributes)
 
     def ops(
         self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
     ) -> Sequence[ir.Value]:
-        return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+        return self._nodes.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+
+    def when(self, condition: ir.Value, name: str, then: Build, otherwise: Build) -> ir.Value:
+        """Compute `then()` where the bool scalar `condition` is true, else `otherwise()`.
+
+        name: unique; values inside get names that begin with it.
+        """
+        branches = {
+            "then_branch": self._branch(f"{name}_then", then),
+            "else_branch": self._branch(f"{name}_else", otherwise),
+        }
+        return self._nodes.op("If", (condition,), branches)
+
+    def _branch(self, name: str, build: Build) -> ir.Graph:
+        outer = self._nodes
+        branch = ir.Graph((), (), nodes=(), name=name)
+        self._nodes = Tape(branch)
+        branch.outputs.append(build())
+        self._nodes = outer
+        values = (value for node in branch for value in node.outputs)
+        for i, value in enumerate(values):  # names are unique across branches
+            value.name = f"{name}_{i}"
+        return branch
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)
@@ -203,6 +230,12 @@ class GraphBuilder:
         if value not in self._numbers:
             self._numbers[value] = self.constant(f"float_{value}", np.array([value], np.float32))
         return self._numbers[value]
+
+    def filled(self, name: str, size: int, value: float) -> ir.Value:
+        """Return a float32 constant `[size]` of one value, shared by all its users."""
+        if name not in self._filled:
+            self._filled[name] = self.constant(name, np.full(size, value, np.float32))
+        return self._filled[name]
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         return self._tape.initializer(ir.tensor(array, name=name))
@@ -334,7 +367,7 @@ class GraphBuilder:
 
         `progress` is called with each tensor's name.
         """
-        model = ir.Model(self._graph, ir_version=IR_VERSION, producer_name="dflash-trt")
+        model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="dflash-trt")
         values = [v for graph in model.graphs() for v in graph.initializers.values()]
         for value in values:
             tensor = value.const_value

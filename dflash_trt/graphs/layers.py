@@ -13,10 +13,16 @@ from dflash_trt.graphs.quantized import BLOCK
 
 @dataclass(frozen=True)
 class Layer:
-    index: int
+    index: int  # of its caches: among the layers that have such
     spec: LayerSpec
     prefix: str  # of its tensors' names
-    caches: dict[str, ir.Value]  # inputs "key" and "value"
+    caches: dict[str, ir.Value]  # inputs "key" and "value", or those of `StateShapes`
+
+    def update(self, g: GraphBuilder, name: str, value: ir.Value) -> None:
+        """Make `value` the output that is bound to the memory of the cache `name`."""
+        shape = self.caches[name].shape
+        assert shape is not None
+        g.output(value, f"new_{name}_{self.index}", ir.DataType.FLOAT, shape)
 
 
 class Best(NamedTuple):
@@ -25,13 +31,20 @@ class Best(NamedTuple):
     logits: ir.Value  # `[r, best]`
 
 
-def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
-    """Declare the KV cache inputs `[n, kv_heads, cache_len, head_dim]` of one layer."""
+def open_layer(g: GraphBuilder, index: int, cache_len: int, most_drafts: int = 0) -> Layer:
+    """Declare the cache inputs of one layer: `[n, kv_heads, cache_len, head_dim]`, or a state."""
     layer = g.spec.layers[index]
-    shape = ("n", layer.num_key_value_heads, cache_len, layer.head_dim)
-    names = ("key", "value")
-    caches = {name: g.input(f"{name}_{index}", ir.DataType.FLOAT, shape) for name in names}
-    return Layer(index, layer, f"{g.spec.prefix}layers.{index}.", caches)
+    recurrent = layer.delta_net is not None
+    rows = (layer.num_key_value_heads, cache_len, layer.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {"key": rows, "value": rows}
+    if layer.delta_net is not None:
+        shapes = layer.delta_net.state_shapes(most_drafts)._asdict()
+    number = sum((other.delta_net is not None) == recurrent for other in g.spec.layers[:index])
+    caches = {
+        name: g.input(f"{name}_{number}", ir.DataType.FLOAT, ("n", *shape))
+        for name, shape in shapes.items()
+    }
+    return Layer(number, layer, f"{g.spec.prefix}layers.{index}.", caches)
 
 
 def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:

@@ -22,18 +22,25 @@ class Routed(NamedTuple):
     tokens: ir.Value  # float32 [T, hidden_size]
     chosen: ir.Value  # int64 [T, per_token]
     share: ir.Value  # float32 [T, per_token], weight of each
+    shared_gate: ir.Value | None = None  # float32 [T, 1], before its sigmoid
 
 
 def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
-    scores = linear(g, x, router, bias=biased, exact=True)
+    shared_gate: ir.Value | None = None
+    if experts.shared is None:
+        scores = linear(g, x, router, bias=biased, exact=True)
+    else:  # one product: kernels for a single column are others
+        names = router, f"{layer.prefix}mlp.shared_expert_gate"
+        gates = linear(g, x, *names, bias=False, exact=True)
+        scores, shared_gate = g.split(gates, (experts.count, 1), axis=1)
     if not experts.normalized:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
     if experts.normalized:  # equals the softmax over all experts, normalized over the chosen ones
         share = g.op("Softmax", share, axis=-1)
-    return Routed(x, chosen, share)
+    return Routed(x, chosen, share, shared_gate)
 
 
 def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
@@ -85,14 +92,28 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
 def _apply_gate(g: GraphBuilder, layer: Layer, experts: Experts | None, x: ir.Value) -> ir.Value:
     """Return the input of the down projection; `x` has gate and up side by side."""
     wide = layer.spec.intermediate_size
-    gate, up = g.split(x, (wide, wide), axis=-1)
     if experts is None or experts.clamped is None:
-        return g.op("Mul", activation(g, gate), up)
+        return _gated(g, x, wide)
+    gate, up = g.split(x, (wide, wide), axis=-1)
     alpha, limit = experts.clamped
     gate = g.op("Min", gate, g.number(limit))
     up = g.op("Max", g.op("Min", up, g.number(limit)), g.number(-limit))
     gate = g.op("Mul", gate, g.op("Sigmoid", g.op("Mul", gate, g.number(alpha))))
     return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
+
+
+def _gated(g: GraphBuilder, x: ir.Value, wide: int) -> ir.Value:
+    gate, up = g.split(x, (wide, wide), axis=-1)
+    return g.op("Mul", activation(g, gate), up)
+
+
+def _shared_expert(g: GraphBuilder, layer: Layer, wide: int, routed: Routed) -> ir.Value:
+    """Build the expert that every token has, times a gate of its own."""
+    assert routed.shared_gate is not None
+    mlp = f"{layer.prefix}mlp.shared_expert"
+    x = linear(g, routed.tokens, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
+    out = linear(g, _gated(g, x, wide), f"{mlp}.down_proj", bias=False)
+    return g.op("Mul", out, g.op("Sigmoid", routed.shared_gate))
 
 
 def _multiply_each(
@@ -174,7 +195,10 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
     if (experts := layer.spec.experts) is not None:
         # TensorRT allows no data-dependent shapes: there all experts compute all tokens
         mixture = _all_experts if g.kind == "tensorrt" else _chosen_experts
-        out = mixture(g, layer, experts, _route(g, layer, experts, x))
+        routed = _route(g, layer, experts, x)
+        out = mixture(g, layer, experts, routed)
+        if experts.shared is not None:
+            out = g.op("Add", out, _shared_expert(g, layer, experts.shared, routed))
     else:
         x = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
         x = _apply_gate(g, layer, None, x)

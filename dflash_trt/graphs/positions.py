@@ -103,7 +103,9 @@ class Positions:
         if key not in self._ropes:
             name = f"rope_{len(self._ropes)}"
             self._ropes[key] = rope_tables(g, layer.rope, self.cache_len, name)
-        return g.op("RotaryEmbedding", x, *self._ropes[key], at)
+        whole = layer.rope.dim == layer.head_dim
+        partly = {} if whole else {"rotary_embedding_dim": layer.rope.dim}
+        return g.op("RotaryEmbedding", x, *self._ropes[key], at, **partly)
 
     def layer_mask(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
         """Return one layer's mask, bool `[n, 1, Q, N]`; equal layers share it.

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
+from dflash_trt.graphs.delta_net import delta_net_block, open_rollback
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
@@ -18,6 +19,7 @@ def target_graph(
     cache_len: int,
     kind: Kind = "onnxruntime",
     storage: Storage = COPIED,
+    most_drafts: int = 0,
 ) -> GraphBuilder:
     """Build the graph of a target.
 
@@ -27,6 +29,11 @@ def target_graph(
     `head`); features float32 `[n, S, taps * hidden_size]`, if there are taps; `new_key_i`,
     `new_value_i`, to be bound to the input caches. `taps` are `dflash_config.target_layer_ids`:
     feature l is the residual stream after decoder block l (z-lab `extract_context_feature`).
+
+    A hybrid's caches are numbered among the layers of their kind; recurrent layers have `state_i`,
+    `inputs_i` and `drafts_i` (`StateShapes`), and a step says how many tokens of each
+    sequence are known and how many of the last drafts were accepted (`open_rollback`).
+    most_drafts: of a hybrid, in one step.
     """
     g = GraphBuilder("target", target.spec, target.weights, kind, storage)
     spec = target.spec
@@ -37,12 +44,16 @@ def target_graph(
     head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
+    rollback = open_rollback(g, tokens) if spec.delta_nets else None
     embedding = f"{spec.prefix}embed_tokens.weight"
     hidden = embed(g, g.matrix(embedding), tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
-        layer = open_layer(g, index, cache_len)
-        hidden = attention_block(g, layer, hidden, None, at)
+        layer = open_layer(g, index, cache_len, most_drafts)
+        if rollback is not None and layer.spec.delta_net is not None:
+            hidden = delta_net_block(g, layer, hidden, at, rollback)
+        else:
+            hidden = attention_block(g, layer, hidden, None, at)
         hidden = mlp_block(g, layer, hidden, at)
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(f"{layer.prefix}layer_scalar"))

@@ -8,6 +8,7 @@ from dflash_trt.planning.model_size import (
     Values,
     drafter_size,
     section,
+    state_bytes,
     target_size,
 )
 from dflash_trt.planning.published import (

@@ -100,6 +100,8 @@ class Deployment:
                 "free_bytes": round(self.free_bytes(layout)),  # for caches
                 # in the target's cache, layers without a window only
                 "kv_bytes_per_token": round(windowless * self.kv_bytes / min(layout.split, heads)),
+                # of a sequence, whatever its length: linear attention
+                "state_bytes": round(cache_bytes(self.target, layout, 0, self.kv_bytes)),
                 "sequences": {
                     context: instances * self.fit(layout, context, max(context, longest))
                     for context in contexts

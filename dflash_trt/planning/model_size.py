@@ -33,6 +33,20 @@ NVFP4 = Format("nvfp4", 0.5 + 1 / 16, "fp4")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recurrent:
+    """Numbers that linear attention keeps of a sequence of any length."""
+
+    matrices: int  # its state
+    channels: int  # of the convolution
+    window: int  # inputs before the next token that the convolution reads
+    draft: int  # what a draft left for when it is accepted: key, value and two gates
+
+    def bytes_in_slot(self, drafts: int) -> int:
+        """Return the bytes of a sequence in our engines, where all is float32."""
+        return 4 * (self.matrices + (self.window + drafts) * self.channels + drafts * self.draft)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """One decoder layer. Counts are parameters, or numbers in a cache."""
 
@@ -41,7 +55,7 @@ class Layer:
     query: int  # heads * head_dim: products per position of the context
     kv_heads: int  # GPUs that can divide the cache
     cached: int  # per token, all heads
-    state: int = 0  # per sequence of any length (linear attention)
+    recurrent: Recurrent | None = None  # linear attention
     window: int | None = None
     mlp: int = 0  # used by every token: the MLP, shared experts, the router
     mlp_format: Format = BF16
@@ -49,6 +63,12 @@ class Layer:
     chosen: int = 0  # per token
     expert: int = 0  # parameters of one
     expert_format: Format = BF16
+
+    @property
+    def state(self) -> int:
+        """Numbers of 16 bits per sequence of any length: a float32 counts as two."""
+        kept = self.recurrent
+        return 2 * kept.matrices + kept.window * kept.channels if kept else 0
 
     def parameters_by_format(self) -> list[tuple[int, Format]]:
         return [
@@ -104,6 +124,22 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
         other += layers * 2 * 2 * kernel * (hidden // group) * hidden
         other += config.number("selector_rank") * (hidden + 2 * target.vocab)
     return config.size(tables=0, other=other)
+
+
+# as `engines.most_verified`: a round verifies at most 16 tokens of a sequence, unless its drafter's
+# blocks are longer
+MOST_DRAFTS = 15
+
+
+def state_bytes(model: ModelSize) -> dict[str, int] | None:
+    """Return what a hybrid's states take in our engines: `slot` of a sequence, `kept` after it."""
+    layers = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
+    if not layers:
+        return None
+    return {
+        "slot": sum(layer.bytes_in_slot(MOST_DRAFTS) for layer in layers),
+        "kept": sum(layer.bytes_in_slot(0) for layer in layers),
+    }
 
 
 def section(values: Values, name: str) -> dict[str, Any]:
@@ -214,7 +250,7 @@ class _Reader:
         )
 
     def _linear(self) -> Layer:
-        """Return a gated delta rule layer (Qwen3-Next); a float32 in its state counts as two."""
+        """Return a gated delta rule layer (Qwen3-Next)."""
         hidden, heads = self.required("hidden_size"), self.number("linear_num_value_heads")
         key = self.number("linear_key_head_dim", 128)
         value = self.number("linear_value_head_dim", 128)
@@ -227,7 +263,12 @@ class _Reader:
             query=0,
             kv_heads=max(heads, 1),
             cached=0,
-            state=2 * heads * key * value + (conv - 1) * conv_width,
+            recurrent=Recurrent(
+                matrices=heads * key * value,
+                channels=conv_width,
+                window=conv - 1,
+                draft=keys + both + 2 * heads,
+            ),
         )
 
     def _mlp_fields(self, index: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from exact import (
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
 )
-from families import DENSE, FORMS, GEMMA4, MOE, ORIGINAL, ROPES, WIDE
+from families import DENSE, FORMS, GEMMA4, HYBRIDS, MOE, ORIGINAL, ROPES, WIDE
 from op_profile import assert_in_profile
 from safetensors.numpy import save_file
 from transformers import AutoConfig, Gemma3TextConfig, Gemma4TextConfig, LlamaConfig
@@ -27,7 +27,7 @@ from dflash_trt.graphs.positions import inverse_frequencies
 pytestmark = pytest.mark.models
 
 
-@pytest.mark.parametrize("case", [*DENSE, *MOE], indirect=True)
+@pytest.mark.parametrize("case", [*DENSE, *MOE, *HYBRIDS], indirect=True)
 def test_target_logits_and_taps(case: Case) -> None:
     assert_target_logits_and_taps(case)
 
@@ -37,7 +37,7 @@ def test_drafter_logits(case: Case) -> None:
     assert_drafter_logits(case)
 
 
-@pytest.mark.parametrize("case", [*DENSE, *MOE, *FORMS, "dflash2"], indirect=True)
+@pytest.mark.parametrize("case", [*DENSE, *MOE, *HYBRIDS, *FORMS, "dflash2"], indirect=True)
 def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
 

@@ -336,6 +336,7 @@ def test_a_file_in_a_package(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"general.architecture": "gemma3"}, "architecture is 'gemma3'"),
+    ({"general.architecture": "qwen35"}, "architecture is 'qwen35'"),
     ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
     ({"tokenizer.ggml.model": "llama"}, "tokenizer is 'llama'"),

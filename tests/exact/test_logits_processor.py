@@ -96,7 +96,7 @@ def encoded(*rows: SamplingParams) -> np.ndarray[Any, Any]:
 def test_of_drafts_those_that_follow_what_was_kept() -> None:
     logits = np.random.default_rng(1).normal(0, 3, (2, 6, VOCAB)).astype(np.float32)
     tokens = [[9, 4, 5, 6, 7, 8], [9, 4, 5]]
-    rows = [[6, 1, 20, 9], [3, 1, 20, 9]]
+    rows = [[6, 1, 20, 9, 0], [3, 1, 20, 9, 0]]
     asks = encoded(SamplingParams(include_drafting=True), SamplingParams(logprobs=2))
     x = verify_input([0, 0, 1], rows, tokens, asks)
     values, ids = committed_logprobs(x, [(2, 11), (1, 12)], logits)
@@ -114,6 +114,6 @@ def test_of_drafts_those_that_follow_what_was_kept() -> None:
 
 
 def test_nothing_is_made_where_nobody_asks() -> None:
-    x = verify_input([0, 0, 1], [[3, 1, 20, 9]], [[9, 4, 5]])
+    x = verify_input([0, 0, 1], [[3, 1, 20, 9, 0]], [[9, 4, 5]])
     values, ids = committed_logprobs(x, [(1, 12)], np.zeros((1, 3, VOCAB), np.float32))
     assert values.shape == ids.shape == (1, 1, 1)

@@ -14,9 +14,9 @@ from exact import run_all
 from test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
+from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.rounds import FeatureBuffer
 from dflash_trt.decoding.speculation import Fixed, Policy
 from dflash_trt.engines import FIRST_BLOCK
 
@@ -103,7 +103,7 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
     buffer, features = FeatureBuffer(), np.ones((1, BLOCK, 4), np.float32)
 
     def pass_on(place: int, wanted: int, *copies: int) -> list[int]:
-        batch, row = [0, wanted, 1, *copies], [BLOCK, BLOCK, place, 9]
+        batch, row = [0, wanted, 1, *copies], [BLOCK, BLOCK, place, 9, 0]
         return buffer.pass_on(verify_input(batch, [row], [[1] * BLOCK]), [0], features)[1]
 
     pass_on(0, 0)

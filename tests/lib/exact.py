@@ -9,8 +9,10 @@ import reference
 from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
-from dflash_trt.decoding.prefix_cache import PrefixCache
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer
+from dflash_trt.decoding.state_cache import StateCache
+from dflash_trt.engines import NOTHING, EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 
@@ -31,13 +33,20 @@ def case_for(built: BuiltPair, new_tokens: int = NEW_TOKENS) -> Case:
     """Return the references' texts for prompts whose continuation a taught drafter knows."""
     pair = built.pair
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
-    return Case(
-        built,
-        prompts,
-        reference.greedy(pair.target_dir, prompts, new_tokens),
-        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens),
-        new_tokens,
-    )
+    greedy = reference.greedy(pair.target_dir, prompts, new_tokens)
+    if built.target.spec.delta_nets:
+        # z-lab's loop leaves rejected drafts in their states (z-lab/dflash#172): its drafter alone
+        # says how long rounds are
+        drafts = built.drafter.spec.block_size - 1
+        zlab = []
+        for prompt, text in zip(prompts, greedy, strict=True):
+            rounds = reference.round_lengths(
+                pair.target_dir, pair.drafter_dir, prompt, text, drafts
+            )
+            zlab.append(reference.Generated(text, rounds))
+    else:
+        zlab = reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens)
+    return Case(built, prompts, greedy, zlab, new_tokens)
 
 
 def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
@@ -68,6 +77,11 @@ def scheduler_of(
     )
 
 
+def prefix_cache_of(target: EngineInfo, blocks: int) -> PrefixCache:
+    """Return the prefix cache of a target; a hybrid's state takes as much as three blocks."""
+    return PrefixCache(blocks) if target.states is None else StateCache(blocks, 3, BLOCK)
+
+
 def run_all(
     scheduler: Scheduler, requests: Sequence[Request], grammars: Grammars | None = None
 ) -> list[SequenceState]:
@@ -89,7 +103,7 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[S
 def target_step(
     engine: AnyEngine, tokens: Sequence[int], start: int, row: int = 0
 ) -> dict[str, Any]:
-    """Return all logits and features of `tokens`, which are at `start ..` of their text."""
+    """Return all logits and features of known `tokens`, which are at `start ..` of their text."""
     n = len(tokens)
     step = engine.step(row, 1, n, start + n, n)
     step.inputs["tokens"][:] = tokens
@@ -98,6 +112,10 @@ def target_step(
     step.inputs["mask"][..., :start] = True
     step.inputs["mask"][..., start:] = np.tri(n, dtype=bool)
     step.inputs["head_rows"][:] = np.arange(n)
+    if engine.info.states is not None:
+        if start == 0:
+            engine.copy_kv(NOTHING, row, 0)
+        step.inputs["known"][:], step.inputs["accepted"][:] = n, 0
     step.run()
     return step.outputs
 

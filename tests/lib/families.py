@@ -20,8 +20,13 @@ from transformers import (
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 Fields = dict[str, Any]
@@ -135,6 +140,42 @@ MOE: dict[str, Callable[[], PretrainedConfig]] = {
         },
     ),
 }
+HYBRID = SHAPE | {  # every fourth layer has attention, whose heads are rotated by a quarter
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+}
+HYBRID_MOE = {
+    **{name: value for name, value in HYBRID.items() if name != "intermediate_size"},
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+}
+TOWER = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 14,
+}
+HYBRIDS: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen3-next": lambda: Qwen3NextConfig(
+        **HYBRID_MOE, intermediate_size=96, mlp_only_layers=[1], norm_topk_prob=True
+    ),
+    "qwen3.5": lambda: Qwen3_5TextConfig(**HYBRID),
+    "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**HYBRID_MOE),
+    # with names and stacked experts as in the published files
+    "qwen3.5-with-vision": lambda: Qwen3_5Config(
+        text_config=Qwen3_5TextConfig(**HYBRID), vision_config=TOWER
+    ),
+    "qwen3.5-moe-with-vision": lambda: Qwen3_5MoeConfig(
+        text_config=Qwen3_5MoeTextConfig(**HYBRID_MOE), vision_config=TOWER
+    ),
+}
 # the rows of the table in docs/models.md
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": DENSE["llama"],
@@ -146,7 +187,10 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma4": DENSE["gemma4-31b"],
     "qwen3-moe": MOE["qwen3-moe"],
     "gpt-oss": MOE["gpt-oss"],
+    **{name: HYBRIDS[name] for name in ("qwen3-next", "qwen3.5", "qwen3.5-moe")},
 }
+# of layers with attention alone
+ATTENTION = [name for name in FAMILIES if name not in HYBRIDS]
 
 OWN = {"mask_token_id": 319, "target_layer_ids": [0, 2]}
 DRAFTER: Fields = {
@@ -225,8 +269,8 @@ FORMATS: dict[str, Fields] = {
     "speculators": DRAFTER,
     "dflash2": DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | OWN},
 }
-# each family, and each format once
-CELLS = [(family, "z-lab") for family in FAMILIES]
+# each family that kinds for GPUs take, and each format once
+CELLS = [(family, "z-lab") for family in ATTENTION]
 CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 
 
@@ -273,7 +317,7 @@ def to_speculators(pair: Pair, directory: Path, *, from_anchor: bool, ids: Seque
 
 
 def make(name: str, directory: Path) -> Pair:
-    """Make a pair by the name of its family (`DENSE`, `MOE`) or drafter (`FORMS`, "dflash2")."""
+    """Make a pair by its family (`DENSE`, `MOE`, `HYBRIDS`) or drafter (`FORMS`, "dflash2")."""
     if name == "dflash2":
         target = LlamaConfig(**DFLASH2_TARGET)
         return write_pair(directory, target, DFLASH2, drafter_class=DFlash2DraftModel)
@@ -281,4 +325,4 @@ def make(name: str, directory: Path) -> Pair:
         return write_pair(directory, LlamaConfig(**TARGET), DRAFTER | FORMS[name])
     drafter = GEMMA4_DRAFTER if name == "gemma4-31b" else DRAFTER
     dtype = "bfloat16" if name == "gemma3-with-vision" else "float32"
-    return write_pair(directory, (DENSE | MOE)[name](), drafter, dtype=dtype)
+    return write_pair(directory, (DENSE | MOE | HYBRIDS)[name](), drafter, dtype=dtype)

@@ -66,7 +66,7 @@ class CountingModel:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        lengths, forced, _, _ = x.rows.T
+        lengths, forced, *_ = x.rows.T
         last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
         drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
         # a token's log-probability is less by its number, as are those of the next ones

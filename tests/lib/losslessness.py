@@ -23,8 +23,8 @@ import numpy as np
 import reference
 import torch
 from builds import build_engines
-from exact import run_all, scheduler_of, submit
-from families import FAMILIES, FORMATS, pair_of
+from exact import prefix_cache_of, run_all, scheduler_of, submit
+from families import FAMILIES, FORMATS, MOE, pair_of
 from guesses import COSTS, AtRandom, Guesses
 from pairs import Pair
 from scheduler_model import SALTS
@@ -41,7 +41,6 @@ from dflash_trt.decoding import (
     SequenceState,
     in_process,
 )
-from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
@@ -151,7 +150,9 @@ def run(
     target, rounds = _built(pair, directory, storage)
     if seed % 2 and target.info.quantized:  # as on a CPU with another kernel for one row
         target.least_rows = 2
-    what, telling = f"{storage} {cell}", storage != "int4"
+    # a router that takes another expert for a rounded input changes the whole token
+    rounded = storage == "int8 inputs" and cell[0] in MOE
+    what, telling = f"{storage} {cell}", storage != "int4" and not rounded
     subject = Subject(what, pair, target, rounds, requests, batches, telling)
     return _prompt_runs(subject, dice, counts)
 
@@ -239,7 +240,7 @@ def _scheduler(
         slots=slots,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=chunk,
-        prefix_cache=PrefixCache(blocks) if blocks else None,
+        prefix_cache=prefix_cache_of(target, blocks) if blocks else None,
         first_slot=first,
     )
     return scheduler, f"{kind}, {slots} slots from {first}, chunk {chunk}, {blocks} blocks kept"

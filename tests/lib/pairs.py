@@ -23,12 +23,16 @@ from dflash.model import (
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
 
+# projections of smaller weights: sharper attention would blow rounding up beyond what can be
+# compared in fp32, and so would states, which a norm follows however small they are
+SOFT = ("q_proj", "k_proj", "linear_attn.out_proj")
 FAVOURED = 6  # tokens that win nearly every argmax; fewer of them means more drafts accepted
 
 
@@ -113,7 +117,9 @@ def write_pair(
     text.bos_token_id = None
     text.pad_token_id = None if text is config else 0  # Gemma 4 with images needs one
     text.eos_token_id = vocab - 2
-    target = AutoModelForCausalLM.from_config(config)
+    with_images = config.model_type in ("qwen3_5", "qwen3_5_moe")  # whose causal class has none
+    kind = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
+    target = kind.from_config(config)
     _redraw(target, generator)
     target.to(getattr(torch, dtype)).save_pretrained(pair.target_dir)
     tiny_tokenizer(vocab).save_pretrained(pair.target_dir)
@@ -220,7 +226,11 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
     biased_experts = any(name.endswith("experts.down_proj_bias") for name in tensors)
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
-        if name.endswith("bias"):
+        if name.endswith("A_log"):
+            tensor.copy_(0.5 * noise - 2)  # a state remembers some ten tokens
+        elif name.endswith("dt_bias"):
+            tensor.copy_(0.5 * noise)
+        elif name.endswith("bias"):
             tensor.copy_(0.2 * noise)
         elif name.endswith("sinks"):
             tensor.copy_(3.0 + noise)  # about what a score has to be to matter
@@ -231,9 +241,8 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
             rows[torch.randperm(tensor.shape[0] - 2, generator=generator)[:FAVOURED]] = 0.9
             tensor.copy_(noise * rows / scale)
         else:
-            # 2.0: the layers, not the embedding of the last token, should decide the next one;
-            # 1.0: sharper attention would blow rounding up beyond what can be compared in fp32
-            gain = 1.0 if "q_proj" in name or "k_proj" in name else 2.0
+            # 2.0: the layers, not the embedding of the last token, should decide the next one
+            gain = 1.0 if name.removesuffix(".weight").endswith(SOFT) else 2.0
             # experts are stacked: Qwen's [experts, out, in], gpt-oss' [experts, in, out]
             inputs = tensor.shape[1 if tensor.ndim == 2 or biased_experts else 2]
             tensor.copy_(gain * noise / inputs**0.5)

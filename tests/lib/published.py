@@ -3,14 +3,16 @@
 A stand-in is what `transformers` (targets) and z-lab's `dflash` (drafters) say of a model of the
 published config: the library builds it on the meta device, its tensors' names are turned back into
 those of a checkpoint, and the safetensors files get that header over a body that is one hole.
-Targets of families that nobody here reads the tensors of (hybrids, latent attention) have the index
-of their shards only.
+Targets of families that nobody here reads the tensors of (latent attention) have the index of their
+shards only.
 
 `published.yaml` has the configs. Fields of a drafter that were not seen (`max_position_embeddings`,
 the RoPE) follow its target. z-lab lets few see the drafters of MiniMax-M2: theirs are its usual
 taps, the block of their cards, and what else gives the size of their files. `published_files.yaml`
-has what is public of the repositories' files. Left out: vision towers, next-token-prediction
-layers, text beyond a small tokenizer.
+has what is public of the repositories' files. Left out: vision towers and next-token-prediction
+layers but of hybrids, text beyond a small tokenizer. Hybrids' files are as public notes describe
+them: experts of Qwen3.5's bf16 files in one stack a layer (github.com/radixark/miles/pull/1317),
+`mtp.*` beside the layers (transformers ignores it).
 """
 
 import json
@@ -33,6 +35,7 @@ from dflash_trt.planning import published_models
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
 IMAGES = ("visual.", "vision_tower", "mm_projector", "embed_vision")
+NEXT = "mtp."
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ def write_pair(cache: Path, pair: Pair, revisions: Mapping[str, str]) -> None:
 
 def _write_target(directory: Path, pair: Pair) -> None:
     target = pair.target
-    tensors = _tensors(getattr(transformers, target.cls), target.config)
+    cls = getattr(transformers, target.cls)
+    tensors = _tensors(cls, target.config, images=is_hybrid(target))
+    if is_hybrid(target):
+        tensors = _stacked(tensors) if "Qwen3_5Moe" in target.cls else tensors
+        tensors |= _next_token_layer(tensors, target.config.get_text_config().hidden_size)
     if target.quantized is not None:
         tensors = dict(each for item in tensors.items() for each in _quantized(target, *item))
     _write_config(directory, target)
@@ -223,7 +230,37 @@ def _drafter_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in rope.items() if k != "partial_rotary_factor"} | {"rope_type": kind}
 
 
-def _tensors(cls: Any, config: PretrainedConfig) -> dict[str, Tensor]:
+def is_hybrid(target: Target) -> bool:
+    kinds = getattr(target.config.get_text_config(), "layer_types", ())
+    return "linear_attention" in (kinds or ())
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put the experts of each layer into two tensors."""
+    stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    first = [name for name in tensors if ".experts.0." in name]
+    for name in first:
+        prefix = name.rpartition(".experts.0.")[0] + ".experts."
+        count = sum(other.startswith(prefix) for other in tensors) // 3
+        dtype, (out, wide) = tensors[name]
+        if name.endswith("up_proj.weight"):
+            stacked[f"{prefix}gate_up_proj"] = (dtype, (count, 2 * out, wide))
+        if name.endswith("down_proj.weight"):
+            stacked[f"{prefix}down_proj"] = (dtype, (count, out, wide))
+    return stacked
+
+
+def _next_token_layer(tensors: Mapping[str, Tensor], hidden: int) -> dict[str, Tensor]:
+    """Return one more layer with attention, which predicts the token after the next."""
+    attention = next(name for name in tensors if name.endswith("self_attn.q_proj.weight"))
+    layer = attention.removesuffix("self_attn.q_proj.weight")
+    copied = {n.replace(layer, f"{NEXT}layers.0."): t for n, t in tensors.items() if layer in n}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    more: dict[str, Tensor] = {f"{NEXT}{name}.weight": ("BF16", (hidden,)) for name in norms}
+    return copied | more | {f"{NEXT}fc.weight": ("BF16", (hidden, 2 * hidden))}
+
+
+def _tensors(cls: Any, config: PretrainedConfig, *, images: bool = False) -> dict[str, Tensor]:
     with torch.device("meta"):
         model = cls(config)
     state = revert_weight_conversion(model, model.state_dict())
@@ -231,7 +268,8 @@ def _tensors(cls: Any, config: PretrainedConfig) -> dict[str, Tensor]:
     return {
         _stored_name(name): ("BF16", tuple(tensor.shape))
         for name, tensor in state.items()
-        if not (tied and name == "lm_head.weight") and not any(part in name for part in IMAGES)
+        if not (tied and name == "lm_head.weight")
+        and (images or not any(part in name for part in IMAGES))
     }
 
 
@@ -271,7 +309,12 @@ def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bo
     places = {name: f"{file}.safetensors" for file, part in parts.items() for name in part}
     for file, part in parts.items() if headers else ():
         write_hole(directory / f"{file}.safetensors", {name: tensors[name] for name in part})
-    index = {"metadata": {"total_size": sum(map(size_of, tensors.values()))}, "weight_map": places}
+    text = [name for name in names if not any(part in name for part in (*IMAGES, NEXT))]
+    sizes = {
+        "total_size": sum(map(size_of, tensors.values())),
+        "text_size": sum(size_of(tensors[name]) for name in text),
+    }
+    index = {"metadata": sizes, "weight_map": places}
     _write_json(directory / "model.safetensors.index.json", index)
 
 

@@ -2,9 +2,11 @@
 
 The engine is made up: its rows and blocks hold tokens and whose salt they were written under, they
 are copied as the steps say, and the next token depends on all that a row holds. So a row or block
-of somebody else's shows at once, in the row or in the text.
+of somebody else's shows at once, in the row or in the text. A hybrid's next token depends on what
+its state has taken in, and on nothing that can be written over.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from dflash_trt.decoding import (
     RoundOutput,
     Scheduler,
     SequenceState,
+    StateCache,
     VerifyInput,
     WaitingQueue,
 )
@@ -25,7 +28,7 @@ from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import FREED, no_drafts, parse_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.speculation import Proposer
-from dflash_trt.engines import FIRST_BLOCK
+from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
 WORDS = [[word] * BLOCK for word in range(3)]  # texts of few words often begin alike
@@ -54,14 +57,33 @@ class StepFailedError(Exception):
     pass
 
 
+Written = tuple[str, int]  # salt and token
+
+
+@dataclass
+class MadeUpState:
+    folded: list[Written] = field(default_factory=list)
+    drafts: list[Written] = field(default_factory=list)  # the last ones, of which some are right
+
+    def fold(self, accepted: int, known: list[Written]) -> None:
+        assert accepted <= len(self.drafts), "more than there were"
+        self.folded += [*self.drafts[:accepted], *known]
+        self.drafts = []
+
+    def copy(self, *, drafts: bool) -> "MadeUpState":
+        return MadeUpState([*self.folded], [*self.drafts] if drafts else [])
+
+
 class MadeUpEngine:
     """A `RunRound` over a scheduler, which is set afterwards."""
 
     scheduler: Scheduler
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, hybrid: bool) -> None:
         self._dice = np.random.default_rng(seed)
-        self.memory: dict[int, list[tuple[str, int]]] = {}  # of slots and blocks: salt and token
+        self._hybrid = hybrid
+        self.memory: dict[int, list[Written]] = {}  # of slots and blocks
+        self.states: dict[int, MadeUpState] = {}  # of slots and kept ones
         self.fails_after: int | None = None  # so many of the next step's copies
         self.spoils: int | None = None  # which row of the next step has no finite logits
 
@@ -81,6 +103,7 @@ class MadeUpEngine:
             spoilt, self.spoils = self.spoils % n, None
             row = self.memory[first + spoilt]
             row[:] = [CLEARED] * len(row)
+            self.states[first + spoilt] = MadeUpState([CLEARED])
             lines[spoilt] = [-1, 0, 0]
         drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
         logprobs = np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
@@ -89,7 +112,12 @@ class MadeUpEngine:
     def _copy(self, source: int, to: int, tokens: int, start: int) -> None:
         if to == FREED:
             self.memory.pop(source, None)
+            if source >= FIRST_STATE:
+                self.states.pop(source, None)
             return
+        if self._hybrid and not FIRST_BLOCK <= max(source, to) < FIRST_STATE:
+            between_slots = max(source, to) < FIRST_BLOCK
+            self.states[to] = self.states[source].copy(drafts=between_slots)
         held = self.memory[source]
         values = held[:tokens] if source >= FIRST_BLOCK else held[start : start + tokens]
         assert len(values) == tokens, "what is copied is not there"
@@ -106,15 +134,23 @@ class MadeUpEngine:
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
     def _verify(self, x: VerifyInput, i: int, sequence: SequenceState | None) -> list[int]:
-        length, known, place, _ = x.rows[i].tolist()
+        length, known, place, _, replayed = x.rows[i].tolist()
         tokens, salt = (
             x.tokens[i, :length].tolist(),
             sequence.request.cache_salt if sequence else "",
         )
         row = self.memory.setdefault(int(x.batch[0]) + i, [])
         assert len(row) >= place, "a hole in a row"
-        row[place:] = [(salt, token) for token in tokens[:known]]
+        row[place:] = written = [(salt, token) for token in tokens[:known]]
         text, drafts = [token for _, token in row], tokens[known:]
+        if self._hybrid:
+            slot = int(x.batch[0]) + i
+            state = MadeUpState() if place == 0 else self.states[slot]
+            self.states[slot] = state
+            state.fold(replayed, written)
+            state.drafts = [(salt, token) for token in drafts]
+            assert state.folded == row, "a state of another text"
+            text = [token for _, token in state.folded]
         own = [next_token(text + drafts[:j]) for j in range(len(drafts) + 1)]
         accepted = accept_greedy(drafts, own)
         assert accepted is not None
@@ -128,8 +164,9 @@ class MadeUpEngine:
             for place in range(wanted):  # the anchor is not in the row yet
                 text.append(next_token(text))
                 right = next_token(text)
-                if right not in ids[i, place] and self._dice.random() < 0.7:
-                    ids[i, place, self._dice.integers(3)] = right
+                if self._dice.random() < 0.7:  # the first one is proposed
+                    ids[i, place] = self._dice.permuted(ids[i, place])
+                    ids[i, place, self._dice.choice([0, 0, 1, 2])] = right
         return ids, np.broadcast_to(np.float32([0.5, 0.3, 0.2]), ids.shape), 0.0
 
 
@@ -139,14 +176,17 @@ class SchedulerModel(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 3),
         chunk=st.sampled_from([1, 7, 16, MAX_SEQ_LEN]),
-        blocks=st.sampled_from([0, 3, 50]),
+        blocks=st.sampled_from([0, 3, 12, 50]),
+        hybrid=st.booleans(),
         seed=st.integers(0, 2**31),
     )
-    def start(self, slots: int, chunk: int, blocks: int, seed: int) -> None:
+    def start(self, slots: int, chunk: int, blocks: int, hybrid: bool, seed: int) -> None:
         self.slots, self.chunk, self.seed = slots, chunk, seed
         self.queue = WaitingQueue[SequenceState]()
-        self.cache = PrefixCache(blocks) if blocks else None
-        self.engine = MadeUpEngine(seed)
+        self.cache: PrefixCache | None = None
+        if blocks:
+            self.cache = StateCache(4 * blocks, 3, BLOCK) if hybrid else PrefixCache(blocks)
+        self.engine = MadeUpEngine(seed, hybrid=hybrid)
         self._renew()
         self.asked: list[SequenceState] = []
         self.told: list[SequenceState] = []  # the end of these
@@ -176,6 +216,19 @@ class SchedulerModel(RuleBasedStateMachine):
         stops = more.pop("stops")
         request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
         self.asked.append(self.scheduler.submit(request))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), more=st.integers(0, 20), most=st.integers(1, 20))
+    def go_on(self, data: Any, more: int, most: int) -> None:
+        """Submit the next turn of a chat, once the last one has ended in any way."""
+        before = self.asked[data.draw(st.integers(0, len(self.asked) - 1))]
+        for _ in range(LONG):
+            if before.finish_reason is not None:
+                break
+            self._step()
+        prompt = [*before.request.prompt, *before.tokens, *[9] * more][: MAX_SEQ_LEN - most]
+        salt = before.request.cache_salt
+        self.asked.append(self.scheduler.submit(Request(prompt, most, cache_salt=salt)))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:

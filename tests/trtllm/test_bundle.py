@@ -117,7 +117,7 @@ def test_a_target_on_the_hub_is_given_as_a_folder(original: Path, tmp_path: Path
 
 
 def test_what_the_graphs_refuse_may_pass(pair: Path) -> None:
-    edit(pair / "target", architectures=["Qwen3_5ForConditionalGeneration"])
+    edit(pair / "target", architectures=["KimiK25ForConditionalGeneration"])
     with pytest.raises(CheckpointError):
         load_target(pair / "target")
     assert build(config(pair), pair / "new", quiet).built

@@ -31,7 +31,7 @@ class Machine:
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
         n, width = x.tokens.shape
-        lengths, forced, places, budgets = x.rows.T
+        lengths, forced, places, budgets, _ = x.rows.T
         assert (lengths == width).all()
         assert (forced == 1).all()
         assert (budgets > 0).all()

@@ -8,19 +8,24 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 import yaml
 from builds import quiet
 from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
-from published import COMMIT, FILES, PAIRS, write_pair
+from published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.pipeline import build
+from dflash_trt.checkpoints import inspect
 from dflash_trt.cli.plan import make_plan
-from dflash_trt.config import BuildConfig, load_config, variants
-from dflash_trt.errors import DflashError, PairError
+from dflash_trt.config import BuildConfig, TensorRT, load_config, variants
+from dflash_trt.engines import read_info
+from dflash_trt.errors import ConfigError, DflashError, PairError
+from dflash_trt.files import Entry
+from dflash_trt.graphs.builder import DataFile
 from dflash_trt.planning import published_config
 from dflash_trt.tensorrt_llm import bundle
 
@@ -120,13 +125,71 @@ def refused_methods(file: Path) -> list[str]:
     return ["dflash"] if whole else [*variants(load_config(file))]
 
 
+HYBRIDS = [name for name, pair in PAIRS.items() if is_hybrid(pair.target)]
+
+
+def test_nine_pairs_are_hybrids() -> None:
+    assert len(HYBRIDS) == 9
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_is_built_for_our_own_engine(
+    cache: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but the weights themselves: 54 GB of the 27B."""
+
+    def hole(data: DataFile, file: Path, _: object) -> Entry:
+        with file.open("wb") as stream:
+            stream.truncate(data._size)
+        return {"size": data._size}
+
+    monkeypatch.setattr(DataFile, "write", hole)
+    target, drafter = directories(cache, name)
+    report = inspect(target, drafter)
+    kinds = {kind["kind"]: kind for kind in report["engine_kinds"]}
+    assert [kind for kind, about in kinds.items() if about["fits"]] == [
+        "onnxruntime",
+        "tensorrt_llm",
+    ]
+    assert "LinearAttention" in " ".join(kinds["tensorrt"]["reasons"])
+    assert not [check for check in report["checks"] if check["result"] == "error"]
+    config = load_config(FOLDER / "dgx-b300" / f"{name}.yaml")
+    sizes = {"slots": 2, "max_seq_len": 4096}
+    ours = BuildConfig(name=name, target=config.target, drafter=config.drafter, serving=sizes)
+    built = build(ours, tmp_path / "built", quiet).directory
+    info = read_info(built / "engines" / "target")
+    layers = report["target"]["num_hidden_layers"]
+    assert info.states is not None
+    assert (info.states.layers, len(info.caches)) == (layers * 3 // 4, layers // 4)
+    assert info.states.slot_bytes == report["target"]["state_bytes"]["slot"]
+    assert info.states.kept_bytes == report["target"]["state_bytes"]["kept"]
+    # every tensor of the text is in the graph once, the casts to float32 not counted
+    weights = (built / "engines" / "target" / "model.onnx.data").stat().st_size
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert weights == pytest.approx(index["metadata"]["text_size"], rel=0.01)
+    graph = onnx.load(built / "engines" / "target" / "model.onnx", load_external_data=False)
+    assert sum(node.op_type == "If" for node in graph.graph.node) == info.states.layers
+    with pytest.raises(ConfigError, match="plugin"):
+        build(
+            ours.model_copy(
+                update={
+                    "engine": TensorRT(
+                        kind="tensorrt", library="tensorrt_rtx", compute_capabilities=["8.9"]
+                    )
+                }
+            ),
+            tmp_path / "no",
+            quiet,
+        )
+
+
 @every_config
 def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     models = directories(cache, file.stem)
     found = make_plan(load_config(file), *models)
     index = json.loads((models[0] / "model.safetensors.index.json").read_text())
     sizes = {
-        "target": index["metadata"]["total_size"],
+        "target": index["metadata"]["text_size"],
         "drafter": sum(shard.stat().st_size for shard in models[1].glob("*.safetensors")),
     }
     known = FILES["drafters"][PAIRS[file.stem].drafter_hub]

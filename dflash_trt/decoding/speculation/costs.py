@@ -179,7 +179,7 @@ def measure(
     def visit(context: int, n: int, width: int) -> float:
         """Run one greedy round; return the seconds of its target or drafter."""
         verified = width or min(4, block_size)  # a typical number of features to inject
-        rows = [[verified, 1, context, 2 * block_size]] * n
+        rows = [[verified, 1, context, 2 * block_size, (verified - 1) // 2]] * n
         batch = [0, 0 if width else block_size - 1, CANDIDATES]
         x = verify_input(batch, rows, [[0] * verified] * n)
         began = clock()

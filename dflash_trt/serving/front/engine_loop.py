@@ -18,6 +18,7 @@ from dflash_trt.decoding import (
     SequenceState,
     WaitingQueue,
     block_bytes,
+    open_prefix_cache,
 )
 from dflash_trt.decoding.speculation import CostProfile, measure, strategy
 from dflash_trt.engines import read_info, read_infos
@@ -55,8 +56,9 @@ class EngineLoop:
         self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
         self._prefix_cache: PrefixCache | None = None
         if settings.prefix_cache:
-            self._block_bytes = block_bytes(read_infos(engines))
-            self._prefix_cache = PrefixCache(settings.prefix_cache * 2**20 // self._block_bytes)
+            infos = read_infos(engines)
+            self._block_bytes = block_bytes(infos)
+            self._prefix_cache = open_prefix_cache(settings.prefix_cache * 2**20, infos)
         self._run_round = run_round
         self._metrics = metrics
         self._costs: CostProfile | None = None
@@ -173,7 +175,7 @@ class EngineLoop:
             kv_rows=scheduler.kv_rows,
             cache_bytes=0
             if self._prefix_cache is None
-            else len(self._prefix_cache) * self._block_bytes,
+            else self._prefix_cache.used * self._block_bytes,
         )
 
     def _measure_costs_once_loaded(self) -> None:

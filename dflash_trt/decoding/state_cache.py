@@ -1,0 +1,113 @@
+"""Kept prefixes of a hybrid: a state belongs to one position, so it is never cut inside.
+
+A text's KV rows are in blocks that texts share, as in `PrefixCache`. A state comes after a block's
+end or up to `BLOCK - 1` tokens later; it holds the KV rows of these tokens too. It is found by the
+block before it and the exact tokens after that.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dflash_trt.decoding.prefix_cache import BLOCK, Block, PrefixCache, block_bytes
+from dflash_trt.engines import FIRST_STATE, EngineInfo
+
+# tokens at a prompt's end that a chat's next turn may not begin with: chat templates open the
+# answer there, with a thought or without one
+OPENING = 16
+
+
+@dataclass(slots=True, eq=False)
+class State(Block):
+    """A hybrid's state after some text, and the KV rows of less than a block before it."""
+
+    waiting: int | None  # tokens whose features are kept too; None: the drafter cannot go on
+    blocks: int  # as much memory
+
+    @property
+    def drafted(self) -> bool:
+        return self.waiting is not None
+
+    @property
+    def size(self) -> int:
+        return self.blocks
+
+
+class StateCache(PrefixCache):
+    """The prefix cache of a hybrid; a state goes before the blocks that lead to it."""
+
+    def __init__(self, blocks: int, state_blocks: int, features_per_block: int = 0) -> None:
+        """Set sizes in blocks: the limit, a state's, and features that take as much as one."""
+        super().__init__(blocks)
+        self._state_blocks = state_blocks
+        self._features_per_block = features_per_block
+        self._state_numbers = FIRST_STATE  # the next state's
+
+    def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
+        """Return blocks and the state after them, of the longest text that a prompt begins with.
+
+        Never all of the prompt. drafted: only a state that the drafter can go on from.
+        """
+        path = super().find(salt, tokens, drafted=False)
+        for depth in range(len(path), -1, -1):
+            before = path[depth - 1].number if depth else salt
+            rest = tuple(tokens[depth * BLOCK : len(tokens) - 1][: BLOCK - 1])
+            for length in range(len(rest), -1, -1):
+                state = self._blocks.get((before, rest[:length]))
+                if state is not None and (state.drafted or not drafted):
+                    result = [*path[:depth], state]
+                    self._touch(result)
+                    return result
+        return []
+
+    def stops(self, salt: str, tokens: Sequence[int], start: int) -> list[int]:
+        """Return at which positions after `start` a prompt's state is worth keeping.
+
+        One is before the opening of the answer, from where the next turn of a chat goes on. The
+        other is where the prompt leaves a text that is known, but has no state there: a beginning
+        that texts share.
+        """
+        last = len(tokens) - OPENING
+        branch = BLOCK * len(super().find(salt, tokens, drafted=False))
+        return sorted({place for place in (branch, last) if start < place <= last})
+
+    def insert_state(
+        self, salt: str, tokens: Sequence[int], seen: int, *, drafted: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Insert the state after a text, and its blocks; see `insert`.
+
+        seen: tokens in the drafter's cache; if `drafted` it can go on, because features of the
+        others wait.
+        """
+        waiting = max(len(tokens) - seen, 0) if drafted else None
+        size = self._state_blocks + self._blocks_of_features(waiting or 0)
+        if self._paused or not tokens or size + len(tokens) // BLOCK > self._most:
+            return self._take_dropped(), []
+        path, stored = self._insert_blocks(salt, tokens, seen)
+        start = len(path) * BLOCK
+        if len(tokens) - start < BLOCK:
+            key = (path[-1].number if path else salt, tuple(tokens[start:]))
+            state = self._blocks.get(key)
+            if state is not None and drafted and not state.drafted:
+                self._drop(state)
+                state = None
+            if state is None and self._make_room(path, size):
+                state = self._add(State(key, self._state_numbers, 0, waiting, size))
+                self._state_numbers += 1
+                stored.append((state.number, start))
+            path += [state] if state is not None else []
+        self._touch(path)
+        return self._take_dropped(), stored
+
+    def _blocks_of_features(self, count: int) -> int:
+        return -(-count // self._features_per_block) if self._features_per_block else 0
+
+
+def open_prefix_cache(limit: int, engines: Iterable[EngineInfo]) -> PrefixCache:
+    """Return the prefix cache of a target and its drafter; limit: its bytes."""
+    infos = [*engines]
+    target, block = infos[0], block_bytes(infos)
+    if target.states is None:
+        return PrefixCache(limit // block)
+    state = target.states.kept_bytes
+    features = block // max(4 * target.feature_size, 1)
+    return StateCache(limit // block, -(-state // block) + 1, max(features, 1))

@@ -1,0 +1,152 @@
+"""Kept states of a hybrid: found by exact tokens and salt, under one limit with their blocks."""
+
+import numpy as np
+from scheduler_model import WORDS
+
+from dflash_trt.decoding.feature_buffer import FeatureBuffer
+from dflash_trt.decoding.messages import DISCARD, FREED, verify_input
+from dflash_trt.decoding.prefix_cache import BLOCK
+from dflash_trt.decoding.state_cache import OPENING, State, StateCache
+from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
+
+TEXT = [*WORDS[0], *WORDS[1], 9, 8, 7]  # two blocks and three tokens
+END = len(TEXT)
+
+
+def position(cache: StateCache, prompt: list[int], salt: str = "", *, drafted: bool = True) -> int:
+    """Return the length of what is found; the state has to come last, and nothing else be one."""
+    found = cache.find(salt, prompt, drafted=drafted)
+    assert [isinstance(block, State) for block in found] == [False] * (len(found) - 1) + [True] * (
+        len(found) > 0
+    )
+    return sum(len(block.tokens) for block in found)
+
+
+def test_a_state_is_found_after_exactly_its_tokens() -> None:
+    cache = StateCache(20, 3)
+    dropped, stored = cache.insert_state("", TEXT, END, drafted=True)
+    numbers = [(FIRST_BLOCK, 0), (FIRST_BLOCK + 1, BLOCK), (FIRST_STATE, 2 * BLOCK)]
+    assert (dropped, stored) == ([], numbers)
+    assert cache.used == 2 + 3
+    assert position(cache, [*TEXT, 1]) == END
+    assert position(cache, TEXT) == 0  # the last token's logits are needed
+    assert position(cache, [*TEXT[:-1], 6, 1]) == 0  # a state is never cut
+    assert position(cache, [*TEXT, 1], "tenant") == 0
+    assert cache.insert_state("", TEXT, END, drafted=True) == ([], [])
+
+
+def test_the_longest_text_with_a_state_is_found() -> None:
+    cache = StateCache(40, 3)
+    for end in (5, BLOCK, BLOCK + 5, END):
+        cache.insert_state("", TEXT[:end], end, drafted=True)
+    found = [position(cache, [*TEXT[:end], 99]) for end in (4, 5, 15, 16, 20, 21, 34, 35)]
+    assert found == [0, 5, 5, 16, 16, 21, 21, 35]
+
+
+def test_a_state_less_than_a_block_long_belongs_to_its_salt() -> None:
+    cache = StateCache(40, 3)
+    cache.insert_state("one", TEXT[:5], 5, drafted=True)
+    assert position(cache, [*TEXT[:5], 1], "one") == 5
+    assert position(cache, [*TEXT[:5], 1], "two") == position(cache, [*TEXT[:5], 1]) == 0
+
+
+def test_what_the_drafter_cannot_go_on_from_is_replaced_once_it_can() -> None:
+    cache = StateCache(40, 3)
+    cache.insert_state("", TEXT, 0, drafted=False)
+    assert position(cache, [*TEXT, 1]) == 0
+    assert position(cache, [*TEXT, 1], drafted=False) == END
+    dropped, stored = cache.insert_state("", TEXT, END - 1, drafted=True)
+    assert dropped == [FIRST_STATE]
+    # the drafter's rows of both blocks too
+    assert stored == [(FIRST_BLOCK, 0), (FIRST_BLOCK + 1, BLOCK), (FIRST_STATE + 1, 2 * BLOCK)]
+    assert position(cache, [*TEXT, 1]) == END
+    assert cache.insert_state("", TEXT, 0, drafted=False) == ([], [])
+
+
+def test_features_that_wait_count() -> None:
+    """Four of them take as much as a block."""
+    cache = StateCache(40, 3, features_per_block=4)
+    cache.insert_state("", TEXT, END - 9, drafted=True)
+    assert cache.used == 2 + 3 + 3
+    (*_, state) = cache.find("", [*TEXT, 1], drafted=True)
+    assert isinstance(state, State)
+    assert state.waiting == 9
+
+
+def test_states_go_before_the_blocks_that_lead_to_them() -> None:
+    cache = StateCache(8, 3)
+    cache.insert_state("", TEXT, END, drafted=True)  # 2 + 3
+    dropped, _ = cache.insert_state("", WORDS[2], BLOCK, drafted=True)  # 1 + 3
+    assert dropped == [FIRST_STATE]
+    assert cache.used == 2 + 1 + 3
+    assert (position(cache, [*TEXT, 1]), position(cache, [*WORDS[2], 1])) == (0, BLOCK)
+
+
+def test_what_cannot_fit_is_not_begun() -> None:
+    cache = StateCache(4, 3)
+    assert cache.insert_state("", TEXT, END, drafted=True) == ([], [])
+    assert cache.used == len(cache) == 0
+    cache.insert_state("", TEXT[:20], 20, drafted=True)
+    assert cache.used == 4
+    cache = StateCache(40, 3)
+    cache.pause(True)
+    assert cache.insert_state("", TEXT[:5], 5, drafted=True) == ([], [])
+    assert cache.insert_state("", [], 0, drafted=True) == ([], [])
+
+
+def test_a_prompt_stops_before_the_opening_of_the_answer() -> None:
+    cache = StateCache(40, 3)
+    prompt = [*TEXT, *range(100, 140)]
+    assert cache.stops("", prompt, 0) == [len(prompt) - OPENING]
+    assert cache.stops("", prompt[:OPENING], 0) == []
+    assert cache.stops("", prompt, len(prompt) - OPENING) == []
+
+
+def test_a_prompt_stops_where_it_leaves_what_is_known() -> None:
+    cache = StateCache(40, 3)
+    cache.insert_state("", TEXT, END, drafted=True)
+    prompt = [*TEXT[: 2 * BLOCK], *range(100, 140)]
+    assert cache.stops("", prompt, 0) == [2 * BLOCK, len(prompt) - OPENING]
+    assert cache.stops("other", prompt, 0) == [len(prompt) - OPENING]
+    cache.insert_state("", prompt[: 2 * BLOCK], 2 * BLOCK, drafted=True)
+    start = position(cache, prompt)
+    assert start == 2 * BLOCK
+    assert cache.stops("", prompt, start) == [len(prompt) - OPENING]
+
+
+def test_features_are_kept_and_loaded_with_a_state() -> None:
+    """Those after the state, of drafts that its last round accepted, are not."""
+    buffer, n = FeatureBuffer(), 0
+
+    def pass_on(place: int, accepted: int, wanted: int, *copies: int) -> tuple[list[float], int]:
+        nonlocal n
+        tokens = 1 + accepted
+        features = np.arange(n, n + tokens, dtype=np.float32)[None, :, None]
+        n += tokens
+        x = verify_input([0, wanted, 1, *copies], [[tokens, 1, place, 99, 0]], [[1] * tokens])
+        passed, (count,) = buffer.pass_on(x, [accepted], features)
+        return passed[0, : count + tokens, 0].tolist(), count
+
+    pass_on(0, 0, 0)  # 0
+    pass_on(1, 3, 0)  # 1, then 2 .. 4 of drafts, which the state does not hold
+    keep = (0, FIRST_STATE, 2, 0)
+    pass_on(5, 0, 3, *keep)
+    load = (FIRST_STATE, 0, 2, 0)
+    assert pass_on(2, 1, 3, *load) == ([0.0, 1.0, 6.0, 7.0], 2)
+    assert pass_on(2, 0, 3, *load) == ([0.0, 1.0, 8.0], 2)  # it can be loaded again
+    pass_on(3, 0, DISCARD)
+    pass_on(4, 0, 0, FIRST_STATE, FREED, 0, 0)
+    assert pass_on(2, 0, 3, *load) == ([11.0], 0)
+
+
+def test_features_of_a_round_in_which_all_texts_end_wait() -> None:
+    """The drafter does not run then; who goes on from the text's end needs them."""
+    buffer = FeatureBuffer()
+    features = np.arange(3, dtype=np.float32)[None, :, None]
+    x = verify_input([0, 7, 1], [[3, 1, 4, 3, 0]], [[1, 2, 3]])  # three tokens are still wanted
+    assert buffer.pass_on(x, [2], features)[1] == [0]
+    more = verify_input([0, 7, 1, 0, FIRST_STATE, 5, 0], [[1, 1, 0, 9, 0]], [[1]])
+    buffer.pass_on(more, [0], features[:, :1])
+    load = verify_input([0, 7, 1, FIRST_STATE, 0, 5, 0], [[1, 1, 5, 9, 0]], [[1]])
+    passed, counts = buffer.pass_on(load, [0], features[:, :1] + 9)
+    assert (counts, passed[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
