@@ -33,6 +33,7 @@ from dflash_trt.serving.front.requests import parse_request
 GROWTH = 3.0
 AT_ONCE = 0.1  # seconds of work that disturb nobody, and are too short to be compared
 TRIES = 2
+ATTEMPTS = 3  # others may take the processor's caches during one
 
 
 def least_seconds(work: Callable[[], object]) -> float:
@@ -48,11 +49,12 @@ def least_seconds(work: Callable[[], object]) -> float:
 
 
 def assert_grows_no_faster(work: Callable[[int], Callable[[], object]], largest: int) -> None:
-    whole = least_seconds(work(largest))
-    if whole < AT_ONCE:
-        return
-    half = least_seconds(work(largest // 2))
-    assert whole < GROWTH * half, f"{half:.2f} s for half the size, {whole:.2f} s for all of it"
+    for _ in range(ATTEMPTS):
+        whole = least_seconds(work(largest))
+        half = least_seconds(work(largest // 2))
+        if whole < max(AT_ONCE, GROWTH * half):
+            return
+    raise AssertionError(f"{half:.2f} s for half the size, {whole:.2f} s for all of it")
 
 
 def ignoring_refusals(read: Callable[[], object]) -> Callable[[], None]:

@@ -37,7 +37,7 @@ from dflash_trt.serving.ports import Ports
 
 WAIT = 90.0
 STREAMS = 6  # over each door
-LONG = 400  # tokens: some seconds, here
+LONG = 900  # tokens: some seconds, here
 SECRET = "0123456789abcdef" * 2
 GRPC_KEY = {"triton-grpc-protocol-inference-key": SECRET}
 # an `srun --ntasks=1` around `serve`: mpirun would take its one slot for eight ranks

@@ -171,10 +171,9 @@ class Guard:
                 await refusal(scope, receive, answer.send)
         finally:
             status = answer.status if answer.complete else GONE
-            own = self.doors.is_own(request)
-            if not own:
+            probe = self.doors.is_own(request) or scope["path"].endswith(PROBES)
+            if not probe or status != 200:
                 self.state.answers[status] += 1
-            if not own or status != 200:
                 _log_access(scope, status, time.monotonic() - start)
 
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
@@ -332,6 +331,4 @@ def _refuse(path: str, status: int, message: str) -> Response:
 
 def _log_access(scope: Scope, status: int, seconds: float) -> None:
     method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
-    if status == 200 and path.endswith(PROBES):
-        return
     access.info("%s %s %d %.1f ms", method, path, status, seconds * 1000)
