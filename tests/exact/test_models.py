@@ -68,8 +68,7 @@ def test_the_table_has_every_cell_and_only_tests_that_are_there() -> None:
 
 
 def test_the_list_of_checks_is_complete() -> None:
-    listed = re.findall(
-        r"^\| `([\w-]+)` \| (error|warning|note) \|", TABLE.read_text(), re.MULTILINE
-    )
+    row = r"^\| `([\w-]+)` \| (error|warning|note) \|"
+    listed = re.findall(row, TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     checks = [*PAIR_CHECKS, *CHAT_CHECKS]
     assert sorted(listed) == sorted((check.name, check.severity) for check in checks)
