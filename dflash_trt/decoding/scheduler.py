@@ -242,7 +242,12 @@ class Scheduler:
         policy = self._policy_for(sequences)
         # true: run the drafter now, or the next plain round overflows the buffer
         full = max(x.buffered for x in sequences) > MAX_BUFFERED - self._max_verified
-        plan = policy.choose(rows, context, feed=full and not self._without_drafter)
+        plan = policy.choose(
+            rows,
+            context,
+            feed=full and not self._without_drafter,
+            waiting=len(self._queue) > 0,
+        )
         self._learns_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan
 

@@ -93,7 +93,9 @@ def decode(scheduler: Scheduler, case: Case) -> None:
 class EveryToken(AtRandom):
     """A policy that verifies nothing and runs the drafter after every token."""
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
 
     def prefill(self, n: int, sampled: bool) -> bool:

@@ -42,7 +42,9 @@ class AtRandom(Policy):
         self._resting = 0
         self.fed = 0  # rounds in which the drafter had to run
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
         width = int(self._dice.integers(16))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)

@@ -28,6 +28,10 @@ def test_some_rows_are_not_hurried_at_the_cost_of_others() -> None:
     """All tokens together would gain, 5.5 / 1.35 against 4 / 1; the two others lose a quarter."""
     good, bad = rows(chain([0.75]), chain([0.0]))
     assert widths(adaptive(Costs([1, 1.35])).choose([good, good, bad, bad], 0)) == [0, 0, 0, 0]
+    (better,) = rows(chain([0.9]))
+    for waiting, width in ((False, 0), (True, 1)):  # those who wait are company, 5.8 / 1.35
+        plan = adaptive(Costs([1, 1.35])).choose([better, better, bad, bad], 0, waiting=waiting)
+        assert widths(plan)[:2] == [width, width]
     assert widths(adaptive(Costs([1, 1.35])).choose([good, good], 0)) == [1, 1]
 
 

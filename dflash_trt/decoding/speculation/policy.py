@@ -186,8 +186,13 @@ class Policy:
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens = draft_tokens  # requested of the drafter at most, and after a prompt
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
+        """Choose a round; context: mean tokens per row; feed: whether the drafter must run.
+
+        waiting: whether other sequences wait for these to end.
+        """
         raise NotImplementedError
 
     def begin(self, sampled: bool) -> None:
@@ -214,7 +219,9 @@ class Policy:
 class Fixed(Policy):
     """Policy that always verifies a chain of `draft_tokens`; 0: plain decoding."""
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
         most = self.draft_tokens
         first = [row.proposals[0].cut(most) if row.proposals and most else None for row in rows]
         return StepPlan(first, most)
@@ -239,21 +246,23 @@ class Adaptive(Policy):
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
         n = len(rows)
         drafted, self._drafted = self._drafted, False
         self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, any(row.sampled for row in rows))
         steps, draft = self._costs.costs(n, context)
         expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
-        width, tokens = _best_width(expected, steps, draft if drafted else 0.0)
+        width, tokens = _best_width(expected, steps, draft if drafted else 0.0, waiting)
         for row in rows:
             for proposal in row.proposals:
                 if proposal.source == "drafter":
                     self._estimator.note(proposal)
         if drafted and any(expected):
             others = [[x for x in row if x[0].source != "drafter"] for row in expected]
-            alone, without = _best_width(others, steps, 0.0)
+            alone, without = _best_width(others, steps, 0.0, waiting)
             cost = steps[width] + draft
             # the time that decoding without the drafter takes for these tokens, less the round's
             gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
@@ -341,24 +350,29 @@ class Adaptive(Policy):
 
 
 def _best_width(
-    rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float
+    rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float, waiting: bool
 ) -> tuple[int, list[float]]:
     """Return the width with the most tokens per time, and the tokens at each width.
 
-    Tokens are the rows' geometric mean, times the rows: a round that hurries some of them holds up
-    the others, which then go on without company, at a step's whole cost.
+    If none wait for a place, tokens are the rows' geometric mean, times the rows: a round that
+    hurries some of them holds up the others, which then go on without company, at a step's whole
+    cost.
     """
     lines = [[line for _, line in row] for row in rows if row]
     if not lines:
         return 0, [float(len(rows))]
     longest = max((len(line) for row in lines for line in row), default=1)
     widths = min(longest, len(costs))
+    drafts = [0.0] * widths
     logs = [0.0] * widths
     for row in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row]
         for width, expected in zip(range(widths), zip(*padded, strict=False), strict=False):
+            drafts[width] += max(expected)
             logs[width] += log1p(max(expected))
-    tokens = [len(rows) * exp(total / len(rows)) for total in logs]
+    tokens = [len(rows) + total for total in drafts]
+    if not waiting:
+        tokens = [len(rows) * exp(total / len(rows)) for total in logs]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     return (width if rates[width] > CLEARLY * rates[0] else 0), tokens
