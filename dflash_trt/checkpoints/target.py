@@ -258,11 +258,11 @@ def qwen3(config: Config) -> dict[str, Any]:
 def qwen3_moe(config: Config) -> dict[str, Any]:
     if config.get("use_sliding_window"):
         raise config.refuse("attention has a window (use_sliding_window)")
-    found = experts(config, normalized=bool(config.get("norm_topk_prob")))
-    return _with_experts(config, qwen3(config), found)
+    sparse = experts(config, normalized=bool(config.get("norm_topk_prob")))
+    return _with_experts(config, qwen3(config), sparse)
 
 
-def _with_experts(config: Config, fields: dict[str, Any], found: Experts) -> dict[str, Any]:
+def _with_experts(config: Config, fields: dict[str, Any], sparse: Experts) -> dict[str, Any]:
     """Put experts into the layers that are not listed as dense."""
     wide, every = config.number("moe_intermediate_size"), config.number("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
@@ -271,7 +271,7 @@ def _with_experts(config: Config, fields: dict[str, Any], found: Experts) -> dic
     layers = tuple(
         layer
         if i in dense or (i + 1) % every
-        else replace(layer, experts=found, intermediate_size=wide)
+        else replace(layer, experts=sparse, intermediate_size=wide)
         for i, layer in enumerate(fields["layers"])
     )
     return fields | {"layers": layers}
@@ -299,8 +299,8 @@ def qwen3_5_moe(config: Config) -> dict[str, Any]:
 
 
 def _with_shared(config: Config, normalized: bool | None) -> Experts:
-    found = experts(config, normalized=bool(normalized))
-    return replace(found, shared=config.number("shared_expert_intermediate_size"))
+    sparse = experts(config, normalized=bool(normalized))
+    return replace(sparse, shared=config.number("shared_expert_intermediate_size"))
 
 
 def _hybrid(config: Config, *, grouped: bool) -> dict[str, Any]:

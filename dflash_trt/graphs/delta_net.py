@@ -140,8 +140,8 @@ def _convolve(
     cache, name = layer.caches["inputs"], f"{layer.prefix}linear_attn.conv1d.weight"
     before = g.op("GatherND", cache, rollback.window, batch_dims=1)
     x = g.op("Concat", before, x, axis=1)
-    kept = g.op("Slice", x, rollback.known, g.ints(END), g.ints(1))
-    layer.update(g, "inputs", g.op("TensorScatter", cache, kept, axis=-2, mode="linear"))
+    last_inputs = g.op("Slice", x, rollback.known, g.ints(END), g.ints(1))
+    layer.update(g, "inputs", g.op("TensorScatter", cache, last_inputs, axis=-2, mode="linear"))
     taps = []
     for tap in range(net.kernel_size):
         end = tap - net.kernel_size + 1 or END
@@ -192,12 +192,12 @@ def _recur(
     rollback: Rollback,
 ) -> ir.Value:
     """Build both runs over the state; queries `[n, S, keys]`; returns `[n, S, values]`."""
-    kept, after = layer.caches["drafts"], g.ints(END)
-    last = g.op("Slice", kept, g.ints(0), rollback.replayed, g.ints(1))
+    drafts_before, after = layer.caches["drafts"], g.ints(END)
+    last = g.op("Slice", drafts_before, g.ints(0), rollback.replayed, g.ints(1))
     both = g.op("Concat", last, g.op("Concat", *tokens, axis=2), axis=1)
     # of `both`, so that the last drafts are read before they are overwritten
     drafts = g.op("Slice", both, rollback.folded, after, g.ints(1))
-    layer.update(g, "drafts", g.op("TensorScatter", kept, drafts, axis=-2, mode="linear"))
+    layer.update(g, "drafts", g.op("TensorScatter", drafts_before, drafts, axis=-2, mode="linear"))
     folded = _tokens(g, net, g.op("Slice", both, g.ints(0), rollback.folded, g.ints(1)))
     folded = folded._replace(
         decays=g.op("Mul", folded.decays, rollback.counts),

@@ -116,12 +116,17 @@ def test_requests_need_the_key(keyed: Ports) -> None:
         plain.generate(PROMPT)
 
 
-def test_tls(built: Path, tmp_path: Path) -> None:
+def _write_certificate(directory: Path) -> None:
+    """Write `cert` and `key` of this machine, and the `ca` that issued them."""
     ca = trustme.CA()
     issued = ca.issue_cert("127.0.0.1", "localhost")
-    ca.cert_pem.write_to_path(tmp_path / "ca")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    issued.private_key_pem.write_to_path(tmp_path / "key")
+    ca.cert_pem.write_to_path(directory / "ca")
+    issued.cert_chain_pems[0].write_to_path(directory / "cert")
+    issued.private_key_pem.write_to_path(directory / "key")
+
+
+def test_tls(built: Path, tmp_path: Path) -> None:
+    _write_certificate(tmp_path)
     files = {"grpc_cert": tmp_path / "cert", "grpc_key": tmp_path / "key"}
     with running_server(built, read_security("127.0.0.1", **files)) as ports:
         body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}  # over Triton's gRPC, too
@@ -138,11 +143,7 @@ def test_tls(built: Path, tmp_path: Path) -> None:
 
 
 def test_tls_on_http(built: Path, tmp_path: Path) -> None:
-    ca = trustme.CA()
-    issued = ca.issue_cert("127.0.0.1", "localhost")
-    ca.cert_pem.write_to_path(tmp_path / "ca")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    issued.private_key_pem.write_to_path(tmp_path / "key")
+    _write_certificate(tmp_path)
     ports = serve_ports()
     url = f"https://localhost:{ports.http}"
     options = (f"--http-cert={tmp_path / 'cert'}", f"--http-key={tmp_path / 'key'}")
