@@ -64,7 +64,9 @@ class Text:
 class EveryToken(Fixed):
     """A policy that verifies nothing and runs the drafter after every token."""
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+    def choose(
+        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+    ) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
 
 
