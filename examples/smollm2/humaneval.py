@@ -16,14 +16,17 @@ PROMPT = (
 )
 
 
+def questions() -> list[str]:
+    return [PROMPT.format(problem=each["prompt"]) for each in read_problems().values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     output = parser.parse_args().output
     with output.open("w", encoding="utf-8") as file:
-        for problem in read_problems().values():
-            content = PROMPT.format(problem=problem["prompt"])
-            message = {"role": "user", "content": content}
+        for question in questions():
+            message = {"role": "user", "content": question}
             print(json.dumps({"messages": [message]}), file=file)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 
+import humaneval
 import torch
 from llama import Llama, load_llama, read
 from model import (
@@ -39,7 +40,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 HERE = Path(__file__).resolve().parent
-HELD_OUT = {"chat": "prompts.jsonl", "humaneval": "humaneval.jsonl"}
 HELD_OUT_TOKENS = 128
 PART = 16 * 1024 * 1024  # bytes
 RATES = (0.02, 3e-3)  # of Muon, for the matrices, and of AdamW, for the rest
@@ -69,12 +69,12 @@ class Log:
 
 def held_out(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
     """Return the prompts that drafters are judged by, which none is trained on."""
-    sets = {}
-    for name, file in HELD_OUT.items():
-        lines = (HERE / file).read_text(encoding="utf-8").splitlines()
-        questions = [json.loads(line)["messages"][0]["content"] for line in lines]
-        sets[name] = chats(tokenizer, questions)
-    return sets
+    lines = (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    questions = [json.loads(line)["messages"][0]["content"] for line in lines]
+    return {
+        "chat": chats(tokenizer, questions),
+        "humaneval": chats(tokenizer, humaneval.questions()),
+    }
 
 
 def batch_of(

@@ -164,7 +164,7 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
     shutil.rmtree(server.log.path.parent)
     for model in ("verify", "draft"):
         assert f"failed to load '{model}' version 1" in log
-    assert re.search(r"\| dflash +\| 1 +\| READY", log)  # which has no engine of its own
+    assert "successfully loaded 'dflash'" in log  # which has no engine of its own
 
 
 @pytest.fixture(scope="module")
