@@ -1,12 +1,10 @@
 """Keys that change while the server runs: the file is looked at again and again."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.security import read_keys
-
-Say = Callable[[str], None]
+from dflash_trt.serving.server.process import Say
 
 
 class KeyFile:

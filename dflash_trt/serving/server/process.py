@@ -423,7 +423,7 @@ def find_repository(directory: Path) -> Path:
 
 def _why_it_ended(events: list[Event]) -> str:
     messages = [event.message for event in events]
-    failures = [match for message in messages if (match := NOT_LOADED.match(message))]
+    failures = [*filter(None, map(NOT_LOADED.match, messages))]
     if failures:
         return "; ".join(f"model {match[1]} did not load: {match[2]}" for match in failures)
     errors = [
