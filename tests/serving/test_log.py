@@ -14,12 +14,17 @@ import pytest
 import tritonclient.grpc as grpcclient
 from live import serve_command, serve_ports, serving
 from load import tensors
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
 
 from dflash_trt.build.opened import OpenedBuild
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.app import Phase, ServeState
+from dflash_trt.serving.app.connections import Connections
+from dflash_trt.serving.app.guard import Doors, Guard, State
 from dflash_trt.serving.log import Formatter, Log, LogFormat
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.security import Security
+from dflash_trt.serving.security import OWN_KEY_HEADER, Security
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.tracing import HEADER
 
@@ -113,6 +118,21 @@ def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> N
     for file in (tmp_path, tmp_path / "missing" / "log"):
         with pytest.raises(ServerError, match=rf"cannot write the log {file}: .*--log-file"):
             Server(OpenedBuild(built, "none"), free_ports(), Security(), file)
+
+
+@pytest.mark.parametrize(("phase", "lines"), [("unready", 1), ("ready", 2)])
+def test_a_probe_is_logged_if_it_should_have_been_answered(
+    caplog: pytest.LogCaptureFixture, phase: Phase, lines: int
+) -> None:
+    """503 is what a server that is not ready should say, so only the client's request counts."""
+    state = State(Connections(1), ServeState(phase))
+    failing = JSONResponse({}, 503)
+    guard = Guard(failing, state, Doors("own", None, frozenset()))
+    client = TestClient(guard)
+    with caplog.at_level("INFO", "dflash_trt.access"):
+        client.get("/v1/models", headers={OWN_KEY_HEADER: "own"})
+        client.get("/v1/models")
+    assert len(caplog.messages) == state.answers[503] == lines
 
 
 @pytest.mark.models

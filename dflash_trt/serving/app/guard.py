@@ -42,7 +42,7 @@ HEADERS = {  # of refusals, as RFC 9110 has them
 HEALTH = ("/health", "/v2/health/ready")
 MODEL_READY = re.compile(r"/v2/models/[^/]+(/versions/[0-9]+)?/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
-PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only failures are logged
+PROBES = ("/health", "/live", "/ready", "/metrics")  # polled: only what is unexpected is logged
 READING = ("GET", "HEAD", "OPTIONS")  # methods of requests that change nothing
 Problem = tuple[int, str]  # status and message
 GONE = 499  # logged if the client left before its answer was complete
@@ -172,7 +172,8 @@ class Guard:
         finally:
             status = answer.status if answer.complete else GONE
             probe = self.doors.is_own(request) or scope["path"].endswith(PROBES)
-            if not probe or status != 200:
+            expected = status == 200 or (status == 503 and not self.state.is_ready)
+            if not probe or not expected:
                 self.state.answers[status] += 1
                 _log_access(scope, status, time.monotonic() - start)
 
@@ -235,7 +236,7 @@ class Guard:
                 return 413, f"The body has more than {limit} bytes."
             if self.state.buffered > BUFFER_LIMIT:
                 return 503, FULL
-            more = message["more_body"]
+            more = message.get("more_body", False)
         return None
 
     async def _run(
