@@ -65,7 +65,12 @@ class EveryToken(Fixed):
     """A policy that verifies nothing and runs the drafter after every token."""
 
     def choose(
-        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+        self,
+        rows: Sequence[Row],
+        context: int,
+        feed: bool = False,
+        waiting: bool = False,
+        coming: int = 0,
     ) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
 

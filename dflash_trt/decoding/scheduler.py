@@ -247,6 +247,7 @@ class Scheduler:
             context,
             feed=full and not self._without_drafter,
             waiting=len(self._queue) > 0,
+            coming=self._expected - len(sequences),
         )
         self._learns_for = len(sequences) if policy is self._policy else 0  # 0: nothing to learn
         return plan

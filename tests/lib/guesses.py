@@ -43,7 +43,12 @@ class AtRandom(Policy):
         self.fed = 0  # rounds in which the drafter had to run
 
     def choose(
-        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+        self,
+        rows: Sequence[Row],
+        context: int,
+        feed: bool = False,
+        waiting: bool = False,
+        coming: int = 0,
     ) -> StepPlan:
         width = int(self._dice.integers(16))
         taken = [

@@ -77,6 +77,21 @@ def test_a_drafter_that_has_to_run_does() -> None:
     assert policy.choose(rows(chain([0.1])), 0, feed=True).draft_tokens
 
 
+def test_the_first_of_a_burst_is_not_drafted_for() -> None:
+    """With one sequence drafts pay, with eight they do not: the drafter would stop right away."""
+
+    class ForFew(Costs):
+        def draft(self, n: int, context: int) -> float:
+            return SECOND * (0.1 if n < 4 else 9.0)
+
+    policy = adaptive(ForFew(linear(0.01)))
+    (good,) = rows(chain([0.9**k for k in range(1, 8)]))
+    assert policy.choose([good], 0).draft_tokens
+    assert not policy.choose([good], 0, coming=7).draft_tokens
+    assert policy.choose([good], 0, coming=7, feed=True).draft_tokens
+    assert policy.choose([good], 0, coming=1).draft_tokens
+
+
 def test_there_are_no_drafts_beside_a_sequence_that_is_out_of_sync() -> None:
     policy = adaptive(Costs(linear(0.1), 0.1))
     (good,) = rows(chain([0.9**k for k in range(1, 8)]))

@@ -187,11 +187,16 @@ class Policy:
         self.draft_tokens = draft_tokens  # requested of the drafter at most, and after a prompt
 
     def choose(
-        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+        self,
+        rows: Sequence[Row],
+        context: int,
+        feed: bool = False,
+        waiting: bool = False,
+        coming: int = 0,
     ) -> StepPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run.
 
-        waiting: whether other sequences wait for these to end.
+        waiting: whether other sequences wait for these to end; coming: how many get a place before.
         """
         raise NotImplementedError
 
@@ -220,7 +225,12 @@ class Fixed(Policy):
     """Policy that always verifies a chain of `draft_tokens`; 0: plain decoding."""
 
     def choose(
-        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+        self,
+        rows: Sequence[Row],
+        context: int,
+        feed: bool = False,
+        waiting: bool = False,
+        coming: int = 0,
     ) -> StepPlan:
         most = self.draft_tokens
         first = [row.proposals[0].cut(most) if row.proposals and most else None for row in rows]
@@ -247,7 +257,12 @@ class Adaptive(Policy):
         self._idle = 0  # rounds since the drafter ran
 
     def choose(
-        self, rows: Sequence[Row], context: int, feed: bool = False, waiting: bool = False
+        self,
+        rows: Sequence[Row],
+        context: int,
+        feed: bool = False,
+        waiting: bool = False,
+        coming: int = 0,
     ) -> StepPlan:
         n = len(rows)
         drafted, self._drafted = self._drafted, False
@@ -270,7 +285,12 @@ class Adaptive(Policy):
                 width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
         chosen = [_best_proposal(row, 0 if needs_plain else width) for row in expected]
-        runs = feed or self._should_draft(gate, rows, chosen, (steps, draft))
+        # the drafter would hold up the prompts of those that come, and soon stop
+        together = self._gate(n + coming, any(row.sampled for row in rows))
+        runs = feed or (
+            (together.open or not coming)
+            and self._should_draft(gate, rows, chosen, (steps, draft))
+        )
         runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
         if needs_plain and drafted:
             runs = feed  # a plain step right after the drafter is slower
