@@ -288,8 +288,7 @@ class Adaptive(Policy):
         # the drafter would hold up the prompts of those that come, and soon stop
         together = self._gate(n + coming, any(row.sampled for row in rows))
         runs = feed or (
-            (together.open or not coming)
-            and self._should_draft(gate, rows, chosen, (steps, draft))
+            (together.open or not coming) and self._should_draft(gate, rows, chosen, (steps, draft))
         )
         runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
         if needs_plain and drafted:
