@@ -2,7 +2,7 @@
 
 `tensors` are the inputs of the Triton models (`scripts/public_tensors.py` writes them into
 config.pbtxt), `from_tensors` reads them, our client writes them, and OpenAI's API
-(`serving/app/fields.py`) has the fields of the base classes. A field that is null or not sent has
+(`serving/http/fields.py`) has the fields of the base classes. A field that is null or not sent has
 its default.
 """
 

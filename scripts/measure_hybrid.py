@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime as ort
 from safetensors.numpy import save_file
 
-from dflash_trt.build.engines import EngineOptions, build_target
+from dflash_trt.builder.engines import EngineOptions, build_target
 from dflash_trt.checkpoints import TargetSpec, load_target, target_shapes
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.target import FAMILIES

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 from dflash_trt.request_schema import Tensor, tensors
-from dflash_trt.serving.front.request_output import RequestOutput
+from dflash_trt.serving.model.request_output import RequestOutput
 
 ROOT = Path(__file__).parents[1] / "model_repository"
 MODELS = ("dflash", "dflash_infer")

@@ -20,6 +20,7 @@ import numpy as np
 from dflash_trt.bench import load_task
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import (
+    Proposer,
     Request,
     RoundOutput,
     RunRound,
@@ -27,26 +28,25 @@ from dflash_trt.decoding import (
     SequenceState,
     VerifyInput,
     in_process,
+    measure,
+    strategy,
 )
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, parse_copies
-from dflash_trt.decoding.speculation import (
+from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.step import load_engine
+from dflash_trt.speculation import (
     Adaptive,
     CostProfile,
     Fixed,
     Policy,
     Proposal,
-    Proposer,
     Row,
     StepPlan,
-    measure,
-    strategy,
+    estimator,
 )
-from dflash_trt.decoding.speculation import policy as estimator
-from dflash_trt.decoding.speculation import policy as policies
-from dflash_trt.decoding.speculation.policy import Gate
-from dflash_trt.engines.info import EngineInfo
-from dflash_trt.engines.step import load_engine
+from dflash_trt.speculation import policy as policies
+from dflash_trt.speculation.gate import Gate
 
 CANDIDATES = 8
 

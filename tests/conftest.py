@@ -19,8 +19,8 @@ from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair, built_from
 from pairs import make_pair
 from pycode import demo_config
 
-from dflash_trt.build.pipeline import build
-from dflash_trt.decoding.speculation import Adaptive
+from dflash_trt.builder.pipeline import build
+from dflash_trt.speculation import Adaptive
 
 if TYPE_CHECKING:
     from exact import Case

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
 from dflash_trt.bench.results import Cell, Run, kept_fractions
-from dflash_trt.build import read_manifest
+from dflash_trt.builder import read_manifest
 from dflash_trt.config import Speculation
-from dflash_trt.decoding import Request, SamplingParams, in_process
-from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, measure, strategy
+from dflash_trt.decoding import Proposer, Request, SamplingParams, in_process, measure, strategy
 from dflash_trt.engines import Engine, load_engine, read_infos
 from dflash_trt.errors import RequestError
+from dflash_trt.speculation import CostProfile, Fixed
 
 ADAPTIVE = {"adaptive": Speculation(), "adaptive-no-lookup": Speculation(lookup=False)}
 METHODS = ("plain", "dflash", *ADAPTIVE, "lookup")

@@ -31,7 +31,7 @@ from dflash_trt.files import read_as, read_json, replace_text
 from dflash_trt.machine import cpu_model
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.internal import die_with_parent
-from dflash_trt.serving.server import LOOPBACK, free_ports
+from dflash_trt.serving.supervisor import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
 STOP, POLL = 60.0, 0.5  # seconds for a server to end, and between checks of a starting one
@@ -161,7 +161,7 @@ def _measure_method(
 ) -> None:
     if not loads:
         return
-    from dflash_trt.build.pipeline import build  # noqa: PLC0415  (a server's image has no builder)
+    from dflash_trt.builder.pipeline import build  # noqa: PLC0415  (a server's image has no builder)
 
     configs = {str(name): config for name, config in variants(matrix.sized_config).items()}
     if (config := configs.get(method := loads[0].method)) is None:

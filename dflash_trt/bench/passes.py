@@ -7,8 +7,8 @@ from math import inf
 from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
-from dflash_trt.decoding import Request, RunRound, Scheduler, SequenceState
-from dflash_trt.decoding.speculation import Policy, Proposer
+from dflash_trt.decoding import Proposer, Request, RunRound, Scheduler, SequenceState
+from dflash_trt.speculation import Policy
 
 # the shorter of both ends a turn: other load on the machine must slow all methods alike
 TURN = 32  # tokens per stream, so that all are at the same part of a text

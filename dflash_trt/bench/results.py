@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash_trt.build.identity import Record
-from dflash_trt.build.manifest import build_digest
-from dflash_trt.build.program import program
+from dflash_trt.builder.identity import Record
+from dflash_trt.builder.manifest import build_digest
+from dflash_trt.builder.program import program
 from dflash_trt.machine import machine, versions
 
 

@@ -43,8 +43,8 @@ def engine(
 ) -> None:
     """Compare decoding methods in turns over the same prompts."""
     from dflash_trt.bench import Plan, engine_report, load_task, record_of, run_engine
-    from dflash_trt.build import check_build, read_manifest
-    from dflash_trt.build.identity import write_record
+    from dflash_trt.builder import check_build, read_manifest
+    from dflash_trt.builder.identity import write_record
 
     manifest = read_manifest(directory)
     check_build(directory, check)

@@ -18,8 +18,8 @@ def build(
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
-    from dflash_trt.build.pipeline import build as run
-    from dflash_trt.build.repository import request_defaults
+    from dflash_trt.builder.pipeline import build as run
+    from dflash_trt.builder.repository import request_defaults
     from dflash_trt.config import load_config
 
     settings = load_config(config)
@@ -67,8 +67,8 @@ def check(
 ) -> None:
     """Compare every file of a build with its manifest, and its signature with its signer's key;
     exit 1 if one differs."""
-    from dflash_trt.build import differences, read_manifest
-    from dflash_trt.build.signing import verify_signature
+    from dflash_trt.builder import differences, read_manifest
+    from dflash_trt.builder.signing import verify_signature
 
     digested = verify_signature(directory, key) if key is not None else ()
     manifest = read_manifest(directory)
@@ -91,9 +91,9 @@ def sign(
     json_: Json = False,
 ) -> None:
     """Sign every file of a build (OpenSSF Model Signing): writes model.sig into it."""
-    from dflash_trt.build import check_build
-    from dflash_trt.build.signing import read_signature
-    from dflash_trt.build.signing import sign as run
+    from dflash_trt.builder import check_build
+    from dflash_trt.builder.signing import read_signature
+    from dflash_trt.builder.signing import sign as run
 
     with reporting() as report:
         check_build(directory, "full", report)
@@ -111,7 +111,7 @@ def export(
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
     """Print a script that serves the same pair on another engine; for dynamo, a manifest."""
-    from dflash_trt.build.export import export as run
+    from dflash_trt.builder.export import export as run
     from dflash_trt.config import load_config
 
     with reporting() as report:

@@ -53,7 +53,7 @@ def plan(
 
 
 def _list_downloads(config: Path, json_: bool) -> None:
-    from dflash_trt.build.downloads import downloads, lines
+    from dflash_trt.builder.downloads import downloads, lines
     from dflash_trt.config import load_config
 
     found = downloads(load_config(config))
@@ -103,7 +103,7 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
-    from dflash_trt.build import check_build, read_manifest, speculation_of
+    from dflash_trt.builder import check_build, read_manifest, speculation_of
     from dflash_trt.chat import load_encoding
     from dflash_trt.checkpoints import load_tokenizer
     from dflash_trt.decoding import check_lossless as run

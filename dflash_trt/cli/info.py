@@ -26,8 +26,8 @@ def info(
     json_: Json = False,
 ) -> None:
     """Say what a build is, or what a server runs: checkpoints, config, program, signature."""
-    from dflash_trt.build.identity import about_build
-    from dflash_trt.serving.http import server_facts
+    from dflash_trt.builder.identity import about_build
+    from dflash_trt.serving.remote import server_facts
 
     if (directory is None) == (url is None):
         raise RequestError("give a build or --url", "For example: dflash-trt info build/pycode")
@@ -45,7 +45,7 @@ def diff(
     json_: Json = False,
 ) -> None:
     """Say in a few lines how two builds differ; exit 1 if they do."""
-    from dflash_trt.build.identity import difference
+    from dflash_trt.builder.identity import difference
 
     lines = difference(old, new)
     if json_:
@@ -56,8 +56,8 @@ def diff(
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    from dflash_trt.build.identity import checkpoint_name
-    from dflash_trt.build.program import describe
+    from dflash_trt.builder.identity import checkpoint_name
+    from dflash_trt.builder.program import describe
 
     yield f"{facts['name']} {facts['digest'][:SHORT]}"
     yield _line("digest", facts["digest"])

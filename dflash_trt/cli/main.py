@@ -61,7 +61,7 @@ for group, commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from dflash_trt.build.program import program  # noqa: PLC0415
+        from dflash_trt.builder.program import program  # noqa: PLC0415
 
         print(program())
         raise typer.Exit

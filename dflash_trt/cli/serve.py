@@ -80,11 +80,11 @@ def serve(
     OpenAI's API, Triton's HTTP, the metrics and a chat page are on the HTTP port; gRPC has its own
     port.
     """
-    from dflash_trt.build import read_manifest
-    from dflash_trt.build.identity import made_here
-    from dflash_trt.build.program import describe, program
-    from dflash_trt.serving.server import Options, read_security
-    from dflash_trt.serving.server import serve as run
+    from dflash_trt.builder import read_manifest
+    from dflash_trt.builder.identity import made_here
+    from dflash_trt.builder.program import describe, program
+    from dflash_trt.serving.supervisor import Options, read_security
+    from dflash_trt.serving.supervisor import serve as run
 
     manifest = read_manifest(repo)
     if not made_here(manifest):
@@ -129,7 +129,7 @@ def update_drafter(
 
     It serves until `serve` ends; a new start serves the drafter of its own build.
     """
-    from dflash_trt.serving.server import update_drafter as run
+    from dflash_trt.serving.supervisor import update_drafter as run
 
     print(
         "note: this drafter serves until `serve` ends. To keep it, start `serve` with this build",

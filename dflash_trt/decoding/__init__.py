@@ -13,6 +13,8 @@ from dflash_trt.decoding.messages import (
     no_drafts,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
+from dflash_trt.decoding.profiling import measure
+from dflash_trt.decoding.proposer import Proposer, strategy
 from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, verify
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport, WaitingQueue

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from dflash_trt.config import Speculation
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.profiling import measure
+from dflash_trt.decoding.proposer import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, SequenceState
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, measure, strategy
 from dflash_trt.engines import Engine, load_engines
 from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.speculation import Fixed, Policy
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from dflash_trt.decoding.messages import (
     verify_input,
 )
 from dflash_trt.decoding.prefix_cache import PrefixCache
+from dflash_trt.decoding.proposer import Proposer
 from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan
 from dflash_trt.engines import MAX_BUFFERED, most_verified
+from dflash_trt.speculation import Fixed, Policy, Proposal, StepPlan
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling import SamplingParams
-from dflash_trt.decoding.speculation import Proposal
 from dflash_trt.errors import RequestError
+from dflash_trt.speculation import Proposal
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import httpx
 
 from dflash_trt.errors import RequestError, ServerError
 from dflash_trt.files import parse_json
-from dflash_trt.serving.http import client_options
+from dflash_trt.serving.remote import client_options
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 DEFAULT_CONCURRENCY = 64  # of a server that does not tell its slots

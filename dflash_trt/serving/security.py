@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.repository import CHANGES
+from dflash_trt.builder.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key

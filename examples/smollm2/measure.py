@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from train import HELD_OUT_TOKENS, held_out
 from transformers import AutoTokenizer, LlamaForCausalLM, Qwen3Config
 
-from dflash_trt.decoding import Request, Scheduler, in_process
-from dflash_trt.decoding.speculation import Fixed, Proposer
+from dflash_trt.decoding import Proposer, Request, Scheduler, in_process
 from dflash_trt.engines import load_engines
 from dflash_trt.files import sha256_of_concatenated
+from dflash_trt.speculation import Fixed
 
 Text = dict[str, Any]  # its ids, and how many of them each round brought
 

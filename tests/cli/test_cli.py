@@ -16,7 +16,7 @@ from pairs import make_pair
 from stand_in import part, parts, stand_in
 
 from dflash_trt import __version__, decoding
-from dflash_trt.build.program import program as this_program
+from dflash_trt.builder.program import program as this_program
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 
@@ -123,7 +123,7 @@ def test_an_interrupt_exits_130(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dflash_trt.build.pipeline.build", interrupt)
+    monkeypatch.setattr("dflash_trt.builder.pipeline.build", interrupt)
     assert run("build", home / "tiny.yaml").code == 130
 
 

@@ -19,7 +19,7 @@ from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.doctor import checks, examine
 from dflash_trt.machine import container_cpus
 from dflash_trt.planning import lowest_believed

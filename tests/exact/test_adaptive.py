@@ -25,10 +25,11 @@ from dflash_trt.decoding import (
     Scheduler,
     SequenceState,
     in_process,
+    strategy,
 )
-from dflash_trt.decoding.speculation import Fixed, Row, StepPlan, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.speculation import Fixed, Row, StepPlan
 
 MAX_SEQ_LEN = 400  # longer than features are held back
 NEW_TOKENS = 48

@@ -13,10 +13,10 @@ from pairs import zlab_drafter
 from pycode import PYCODE, prompt_ids
 
 from dflash_trt.config import Speculation
-from dflash_trt.decoding import Request, SamplingParams, in_process
-from dflash_trt.decoding.speculation import Fixed, Proposer, strategy
+from dflash_trt.decoding import Proposer, Request, SamplingParams, in_process, strategy
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs import COPIED, Storage
+from dflash_trt.speculation import Fixed
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from replay_policy import given, record, replay

@@ -29,9 +29,9 @@ from transformers import LlamaConfig
 
 from dflash_trt.checkpoints import load_drafter
 from dflash_trt.decoding import Request
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
+from dflash_trt.speculation import Fixed
 
 pytestmark = pytest.mark.models
 

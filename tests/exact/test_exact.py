@@ -31,9 +31,9 @@ from dflash_trt.decoding import (
     in_process,
     lossless,
 )
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
+from dflash_trt.speculation import Fixed
 
 # families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
 # 1 to 8 taps, tap counts other than the drafter's layer count

@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dflash_trt.checkpoints import check_pair, draft_token_ids, load_drafter, load_target
 from dflash_trt.decoding import Request
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.speculation import Fixed
 
 pytestmark = pytest.mark.models
 

@@ -24,7 +24,7 @@ from pairs import Pair, write_pair
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import (
     inspect,

@@ -28,10 +28,11 @@ from dflash_trt.decoding import (
     SamplingParams,
     SequenceState,
     in_process,
+    strategy,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
-from dflash_trt.decoding.speculation import Fixed, strategy
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.speculation import Fixed
 
 MAX_SEQ_LEN, NEW_TOKENS = 400, 60
 SAMPLES = Path(__file__).parents[1] / "samples"

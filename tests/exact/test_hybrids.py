@@ -31,18 +31,19 @@ from dflash_trt.checkpoints import Weights, load_drafter, load_target
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.target import qwen3_5, qwen3_5_moe, qwen3_next
 from dflash_trt.decoding import (
+    Proposer,
     Request,
     RunRound,
     SamplingParams,
     SequenceState,
     in_process,
 )
-from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row
 from dflash_trt.engines.onnxruntime import Engine, use_one_pool
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs import target_graph, use_cpu_kernels
 from dflash_trt.graphs.builder import OPSET
 from dflash_trt.graphs.positions import inverse_frequencies
+from dflash_trt.speculation import Fixed, Proposal, Row
 
 ONE = "qwen3.5"
 PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119)), [7], [*range(40, 73)]]

@@ -7,7 +7,7 @@ from builds import config_of, quiet
 from guesses import COSTS
 from pairs import make_pair
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.config import Method, Speculation, variants
 from dflash_trt.decoding import check_lossless
 

@@ -13,7 +13,7 @@ from families import MOE
 from op_profile import PROFILE
 from safetensors.numpy import load_file, save_file
 
-from dflash_trt.build.engines import EngineOptions, build_target
+from dflash_trt.builder.engines import EngineOptions, build_target
 from dflash_trt.checkpoints import TargetSpec, Weights, check_pair, load_target
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError

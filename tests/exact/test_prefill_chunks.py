@@ -5,7 +5,7 @@ from built_pairs import MAX_SEQ_LEN, BuildPair
 from exact import one_by_one, rounds_of
 
 from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, scheduler
-from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.speculation import Fixed
 
 LEAST, PROMPT, NEW_TOKENS = 16, 100, 40
 

@@ -17,8 +17,8 @@ from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceStat
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.speculation import Fixed, Policy
 from dflash_trt.engines import FIRST_BLOCK
+from dflash_trt.speculation import Fixed, Policy
 
 SYSTEM = np.random.default_rng(5).integers(300, size=5 * BLOCK + 3).tolist()
 DRAWN = SamplingParams(0.8, seed=3)

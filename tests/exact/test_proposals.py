@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from built_pairs import BuildPair
 from exact import run_all, scheduler_of
 
-from dflash_trt.decoding import Request, SequenceState, in_process
-from dflash_trt.decoding.speculation import Fixed, Proposer, Row
-from dflash_trt.decoding.speculation.proposer import NgramIndex
+from dflash_trt.decoding import Proposer, Request, SequenceState, in_process
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.speculation import Fixed, Row
+from dflash_trt.speculation.lookup import NgramIndex
 
 QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0, 2)}
 NEW_TOKENS = 40

@@ -8,8 +8,8 @@ from exact import run_all, scheduler_of
 from pycode import PYCODE, prompt_ids
 
 from dflash_trt.decoding import Request, in_process
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.speculation import Fixed
 
 PROMPTS, NEW_TOKENS = 40, 128
 BAR = 3.2  # generated tau, greedy, block 8

@@ -9,8 +9,9 @@ from built_pairs import BuildPair
 from exact import rounds_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation import Adaptive, CostProfile, strategy
+from dflash_trt.decoding import strategy
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.speculation import Adaptive, CostProfile
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from replay_policy import compare, decode, given, record, replay

@@ -25,6 +25,7 @@ from dflash_trt.decoding import (
     Grammar,
     Grammars,
     PrefixCache,
+    Proposer,
     Request,
     RoundOutput,
     RunRound,
@@ -33,13 +34,14 @@ from dflash_trt.decoding import (
     SequenceState,
     VerifyInput,
     in_process,
+    strategy,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Fixed, Proposal, Proposer, Row, strategy
-from dflash_trt.decoding.speculation.costs import StepCosts
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.model.output_processor import OutputProcessor
+from dflash_trt.speculation import Fixed, Proposal, Row
+from dflash_trt.speculation.costs import StepCosts
 
 NEW_TOKENS, ENDS = 40, range(1, 25)  # three blocks and their borders
 pytestmark = pytest.mark.usefixtures("made_up_time")

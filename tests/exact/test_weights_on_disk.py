@@ -13,7 +13,7 @@ import pytest
 from builds import build_pair
 from pairs import make_pair, teach
 
-from dflash_trt.build.provenance import digests
+from dflash_trt.builder.provenance import digests
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.serving.app.page import OPEN, router
+from dflash_trt.serving.http.page import OPEN, router
 
 Json = dict[str, Any]
 MODEL = "stand-in"

@@ -18,7 +18,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import serialize_byte_tensor
 
-from dflash_trt.build.repository import read_config, templates
+from dflash_trt.builder.repository import read_config, templates
 from dflash_trt.request_schema import tensors
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import Ports

@@ -13,7 +13,7 @@ from families import CELLS, pair_of
 from llm_build import write_llm_build
 from pycode import PYCODE, prompt_ids
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from dflash_trt.bench.prompts import load_task
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
+from dflash_trt.decoding import Proposer, Request, SamplingParams, Scheduler, in_process
 from dflash_trt.decoding.sequence import SequenceState
-from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines import Engine, load_engine
+from dflash_trt.speculation import Fixed
 
 COUNT, TOKENS, BEST = 64, 128, 8
 NEAR = 0.01

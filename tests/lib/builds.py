@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
-from dflash_trt.build.pipeline import BuildResult, build
+from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.builder.pipeline import BuildResult, build
 from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
 from dflash_trt.config import BuildConfig
 

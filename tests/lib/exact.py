@@ -8,13 +8,21 @@ import numpy as np
 import reference
 from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
-from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, SequenceState, in_process
+from dflash_trt.decoding import (
+    Grammars,
+    Proposer,
+    Request,
+    RunRound,
+    Scheduler,
+    SequenceState,
+    in_process,
+)
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.speculation import Fixed, Policy, Proposer
 from dflash_trt.decoding.state_cache import StateCache
 from dflash_trt.engines import NOTHING, EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
+from dflash_trt.speculation import Fixed, Policy
 
 NEW_TOKENS = 40
 TOLERANCE = 1e-4

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dflash_trt.decoding import SequenceState
-from dflash_trt.decoding.speculation import Policy, Proposal, Proposer, Row, StepPlan
+from dflash_trt.decoding import Proposer, SequenceState
 from dflash_trt.engines.info import MAX_BUFFERED, EngineInfo
+from dflash_trt.speculation import Policy, Proposal, Row, StepPlan
 
 Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from load import metric
 
-from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server import application
-from dflash_trt.serving.server.application import Application
+from dflash_trt.serving.supervisor import application
+from dflash_trt.serving.supervisor.application import Application
 
 WAIT = 60.0
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builds import config_of, quiet
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 
 STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
 

@@ -34,17 +34,19 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammar,
     Grammars,
+    Proposer,
     Request,
     RunRound,
     SamplingParams,
     Scheduler,
     SequenceState,
     in_process,
+    strategy,
 )
-from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
+from dflash_trt.speculation import Adaptive, Fixed, Policy
 
 SLOTS = 16
 MAX_SEQ_LEN, LONGEST = 100, 24

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategies import spoil_json, text_of
 
-from dflash_trt.serving.app.guard import BODY_LIMIT
+from dflash_trt.serving.http.guard import BODY_LIMIT
 
 HOST = "127.0.0.1"
 WAIT = 60.0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_trt.decoding.speculation import Proposal, Row, StepPlan
+from dflash_trt.speculation import Proposal, Row, StepPlan
 
 MOST = 7  # drafts of a row
 SECOND = 1e-2  # of a plain step

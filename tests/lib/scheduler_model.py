@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dflash_trt.decoding import (
     PrefixCache,
+    Proposer,
     Request,
     RoundOutput,
     Scheduler,
@@ -27,7 +28,6 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import FREED, no_drafts, parse_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.decoding.speculation import Proposer
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))

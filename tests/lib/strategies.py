@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from load import NO_STATUS, WAIT
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from dflash_trt.build.repository import read_config, templates
+from dflash_trt.builder.repository import read_config, templates
 
 Json = Any
 Files = dict[str, bytes]

@@ -18,9 +18,9 @@ from commands import program
 from families import CELLS, pair_of
 from pairs import make_pair
 
-from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
-from dflash_trt.build.opened import OpenedBuild
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.builder.opened import OpenedBuild
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info
@@ -31,7 +31,7 @@ from dflash_trt.engines.tensorrt.plan import DTYPES, build_plan
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server import process
+from dflash_trt.serving.supervisor import process
 
 pytestmark = pytest.mark.plans
 

@@ -20,7 +20,6 @@ from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import PrefixCache, Request, check_lossless, in_process
-from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.cuda import engine as cuda
 from dflash_trt.engines.cuda import kernels
 from dflash_trt.engines.info import read_info, write_info
@@ -31,6 +30,7 @@ from dflash_trt.engines.tensorrt import library as library_module
 from dflash_trt.engines.tensorrt import plan as plan_module
 from dflash_trt.engines.tensorrt.plan import capabilities
 from dflash_trt.errors import EngineError
+from dflash_trt.speculation import Fixed
 
 CHUNK = 24
 

@@ -10,9 +10,9 @@ from fronts import CountingModel, open_front
 from live import openai_front
 from pairs import Pair, make_endless, make_pair, teach
 
-from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.supervisor.run import running_server
 
 
 @pytest.fixture(scope="session")

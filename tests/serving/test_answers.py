@@ -7,9 +7,9 @@ import pytest
 
 from dflash_trt.chat import HARMONY, AnswerParser, parse_tools
 from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
-from dflash_trt.serving.app.answers import ChoiceWriter
-from dflash_trt.serving.app.logprobs import ContentLogprobs
 from dflash_trt.serving.client import Chunk, Summary
+from dflash_trt.serving.http.answers import ChoiceWriter
+from dflash_trt.serving.http.logprobs import ContentLogprobs
 
 TOOLS = parse_tools([{"type": "function", "function": {"name": name}} for name in ("f", "g")])
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

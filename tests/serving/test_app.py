@@ -16,7 +16,7 @@ from fake_triton import FakeTriton, fake_triton
 from live import openai_front
 from processes import command_line, processes_naming
 
-from dflash_trt.serving.app.guard import BODY_LIMIT, BODY_TIME
+from dflash_trt.serving.http.guard import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
 from dflash_trt.serving.tracing import HEADER
@@ -285,7 +285,7 @@ def test_the_key(built: Path) -> None:
                 answer = httpx.get(f"{door.address}/{path}", headers=headers)
                 assert answer.status_code == (found if status == 200 else status), path
         assert door.get("health/ready") == door.get("models/dflash") == 200
-        lines = [" ".join(command_line(pid)) for pid in processes_naming("dflash_trt.serving.app")]
+        lines = [" ".join(command_line(pid)) for pid in processes_naming("dflash_trt.serving.http")]
         assert lines
         secrets = (KEY, security.own_key)
         assert not any(secret in line for line in lines for secret in secrets)

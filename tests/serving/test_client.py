@@ -18,7 +18,7 @@ from stand_in import aborted, failure, hanging, part, parts
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, is_this_machine, stream
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.supervisor.run import running_server
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"

@@ -12,7 +12,7 @@ import pytest
 from fake_triton import fake_triton
 from live import openai_front
 
-from dflash_trt.serving.app.connections import (
+from dflash_trt.serving.http.connections import (
     HEADER_LIMIT,
     HEADER_TIME,
     REST_LIMIT,

@@ -12,11 +12,11 @@ from load import wait_until
 from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation import CostProfile
-from dflash_trt.serving.front.engine_loop import EngineGoneError
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.request_output import RequestOutput
-from dflash_trt.serving.front.requests import parse_request
+from dflash_trt.serving.model.engine_loop import EngineGoneError
+from dflash_trt.serving.model.request_handler import RequestHandler
+from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.serving.model.requests import parse_request
+from dflash_trt.speculation import CostProfile
 
 
 def test_one_response_unless_a_stream_is_asked_for(front: RequestHandler) -> None:
@@ -229,7 +229,7 @@ def test_costs_are_measured_when_the_models_are_loaded(
     def measure(*_: object) -> CostProfile:
         raise answers.pop(0)
 
-    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.measure", measure)
+    monkeypatch.setattr("dflash_trt.serving.model.engine_loop.measure", measure)
     with open_front(model, speculation=Speculation(), slots=12) as front:
         part, _ = ask(front, max_tokens=10).next()
         assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
@@ -243,7 +243,7 @@ def test_closing_while_models_are_being_loaded(
     def measure(*_: object) -> CostProfile:
         raise EngineGoneError("not ready")
 
-    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.measure", measure)
+    monkeypatch.setattr("dflash_trt.serving.model.engine_loop.measure", measure)
     before = threading.active_count()
     with open_front(model, speculation=Speculation(), slots=12) as front:
         reply = ask(front, max_tokens=10)
@@ -272,7 +272,7 @@ def test_a_request_that_is_read_while_the_front_closes_is_answered(
         closer.join(0.5)  # it waits for the reader, which is here
         return parse_request(*given)
 
-    monkeypatch.setattr("dflash_trt.serving.front.request_handler.parse_request", read_and_close)
+    monkeypatch.setattr("dflash_trt.serving.model.request_handler.parse_request", read_and_close)
     assert ask(front).next()[0] == "UNAVAILABLE"
 
 

@@ -8,9 +8,9 @@ from fronts import VOCAB, CountingModel, ask, open_front
 from load import wait_until
 
 from dflash_trt.decoding import SequenceState
-from dflash_trt.serving.front import request_handler as module
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.response_sender import ResponseSender
+from dflash_trt.serving.model import request_handler as module
+from dflash_trt.serving.model.request_handler import RequestHandler
+from dflash_trt.serving.model.response_sender import ResponseSender
 from dflash_trt.serving.refusals import CLIENT_LIMIT, refusal_status, retry_after
 
 

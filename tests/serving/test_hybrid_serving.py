@@ -10,10 +10,10 @@ import reference
 from builds import config_of
 from pairs import Pair, make_endless, teach
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.supervisor.run import running_server
 
 pytestmark = pytest.mark.models
 

@@ -17,15 +17,15 @@ from load import tensors
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
-from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.app import Phase, ServeState
-from dflash_trt.serving.app.connections import Connections
-from dflash_trt.serving.app.guard import Doors, Guard, State
+from dflash_trt.serving.http import Phase, ServeState
+from dflash_trt.serving.http.connections import Connections
+from dflash_trt.serving.http.guard import Doors, Guard, State
 from dflash_trt.serving.log import Formatter, Log, LogFormat
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import OWN_KEY_HEADER, Security
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.tracing import HEADER
 
 WAIT = 60.0

@@ -23,10 +23,10 @@ from live import serve_ports, serving
 from malformed_http import Outcome, fault, request, send
 from tritonclient.grpc import service_pb2_grpc
 
-from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.supervisor.process import Server
 
 pytestmark = pytest.mark.models
 

@@ -18,12 +18,12 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 
-from dflash_trt.decoding.speculation import VERIFIED
-from dflash_trt.serving.app.metrics import with_histograms
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.front import metrics as module
-from dflash_trt.serving.front.metrics import REASONS, Metrics, families
+from dflash_trt.serving.http.metrics import with_histograms
+from dflash_trt.serving.model import metrics as module
+from dflash_trt.serving.model.metrics import REASONS, Metrics, families
 from dflash_trt.serving.ports import Ports
+from dflash_trt.speculation import VERIFIED
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"

@@ -11,8 +11,8 @@ from openai import types
 from openai.types.chat import completion_create_params
 from pydantic import ValidationError
 
-from dflash_trt.serving.app.failures import Failure
-from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
+from dflash_trt.serving.http.failures import Failure
+from dflash_trt.serving.http.fields import UNSUPPORTED, ChatFields, TextFields
 
 PROMPT, WAIT = "def main():", 60.0
 HI = [{"role": "user", "content": "hi"}]

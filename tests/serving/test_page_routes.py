@@ -9,8 +9,8 @@ import pytest
 from commands import run
 from live import openai_front
 
-from dflash_trt.build.identity import about_build
-from dflash_trt.serving.app.page import FILES
+from dflash_trt.builder.identity import about_build
+from dflash_trt.serving.http.page import FILES
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
 

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from test_answers import CALL, CALLS, chat_writer, chunk, summary
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.app.failures import Failure
-from dflash_trt.serving.app.fields import UNSUPPORTED
-from dflash_trt.serving.app.responses import (
+from dflash_trt.serving.http.failures import Failure
+from dflash_trt.serving.http.fields import UNSUPPORTED
+from dflash_trt.serving.http.responses import (
     Conversation,
     ReadRequest,
     ResponseRequest,

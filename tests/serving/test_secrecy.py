@@ -11,8 +11,8 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from dflash_trt.build.opened import OpenedBuild
-from dflash_trt.build.repository import read_config, templates
+from dflash_trt.builder.opened import OpenedBuild
+from dflash_trt.builder.repository import read_config, templates
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.internal import (
     CLIENT_KEY_VARIABLE,
@@ -24,7 +24,7 @@ from dflash_trt.serving.internal import (
     new_key,
 )
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.server.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")

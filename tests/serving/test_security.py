@@ -18,7 +18,7 @@ from load import tensors, wait_until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
@@ -29,8 +29,8 @@ from dflash_trt.serving.security import (
     read_security,
     refuse_exposed_old_server,
 )
-from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.run import Options, prepare, running_server
+from dflash_trt.serving.supervisor.process import Server
+from dflash_trt.serving.supervisor.run import Options, prepare, running_server
 
 WAIT = 30.0
 KEY = "inference-0123456789"

@@ -21,15 +21,15 @@ from pairs import Pair
 from roads import Roads
 from tokenizers import Tokenizer
 
-from dflash_trt.build.opened import OpenedBuild
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.opened import OpenedBuild
+from dflash_trt.builder.pipeline import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server import launch
-from dflash_trt.serving.server.process import SHARED_MEMORY, Server
-from dflash_trt.serving.server.run import Options, running_server, serve
+from dflash_trt.serving.supervisor import launch
+from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.run import Options, running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
 NEW_TOKENS, LONG = 48, 500

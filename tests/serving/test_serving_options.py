@@ -19,11 +19,11 @@ from pairs import Pair
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.serving.supervisor.run import running_server
 
 PROMPT, NEW_TOKENS = "def f(x):", 40
 SLOTS, WAIT = 10, 60.0

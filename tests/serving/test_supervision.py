@@ -24,16 +24,16 @@ from load import metric, wait_until
 from processes import command_line, processes_naming
 from roads import Roads
 
-from dflash_trt.build.opened import OpenedBuild
+from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.server import run, supervisor
-from dflash_trt.serving.server.application import Application
-from dflash_trt.serving.server.children import STUB
-from dflash_trt.serving.server.door import Door
-from dflash_trt.serving.server.keys import KeyFile
-from dflash_trt.serving.server.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor import run, supervisor
+from dflash_trt.serving.supervisor.application import Application
+from dflash_trt.serving.supervisor.children import STUB
+from dflash_trt.serving.supervisor.door import Door
+from dflash_trt.serving.supervisor.keys import KeyFile
+from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
 
 pytestmark = pytest.mark.soak
 

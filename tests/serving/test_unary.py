@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from load import wait_until
 
-from dflash_trt.serving.front.request_output import RequestOutput
-from dflash_trt.serving.front.unary import ask, unary_server
 from dflash_trt.serving.internal import RUNTIME
+from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.serving.model.unary import ask, unary_server
 
 OUTPUT = RequestOutput(
     text_output=["é"],

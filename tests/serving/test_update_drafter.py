@@ -21,15 +21,15 @@ from load import wait_until
 from pycode import PYCODE, demo_config
 from roads import Roads
 
-from dflash_trt.build.manifest import build_digest
-from dflash_trt.build.opened import OpenedBuild
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.manifest import build_digest
+from dflash_trt.builder.opened import OpenedBuild
+from dflash_trt.builder.pipeline import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server import update_drafter
+from dflash_trt.serving.supervisor import update_drafter
 
 PROMPT, TOKENS = "def main():", 48
-MODULE: Any = sys.modules["dflash_trt.serving.server.update_drafter"]  # the function hides it
+MODULE: Any = sys.modules["dflash_trt.serving.supervisor.update_drafter"]  # the function hides it
 WAIT = 120.0  # seconds; nothing here should take so long
 
 

@@ -16,7 +16,7 @@ import pytest
 from live import ROOT, WAIT, serve_ports, started
 from pycode import demo_config
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.client import Client
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")]

@@ -29,7 +29,7 @@ from roads import RefusedError, Roads
 from tokenizers import Tokenizer
 from tritonclient.grpc import service_pb2_grpc
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import DflashError

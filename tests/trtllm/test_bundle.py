@@ -18,8 +18,8 @@ from hub import Repository, running_hub
 from llm_build import STANDINS
 from pairs import make_pair
 
-from dflash_trt.build.manifest import read_manifest
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.manifest import read_manifest
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError

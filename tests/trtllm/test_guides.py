@@ -6,7 +6,7 @@ import pytest
 
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.llm import guide
+from dflash_trt.serving.model.llm import guide
 
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 FINAL = "<|start|>assistant<|channel|>final<|message|>"

@@ -19,14 +19,14 @@ from llm_build import STANDINS, standins, write_llm_build
 from load import wait_until
 from triton_metrics import Triton
 
-from dflash_trt.build.settings import Settings
+from dflash_trt.builder.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
-from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.request_output import RequestOutput
+from dflash_trt.serving.model.llm import MPI_JOB, TensorRTLLM, limits
+from dflash_trt.serving.model.metrics import Metrics
+from dflash_trt.serving.model.request_handler import RequestHandler
+from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.tensorrt_llm.bundle import read_llm_args
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
@@ -240,7 +240,7 @@ def test_a_dead_engine_ends_the_process(
     tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("dflash_trt.serving.front.llm.end_process", ended.set)
+    monkeypatch.setattr("dflash_trt.serving.model.llm.end_process", ended.set)
     with _front(tmp_path, {}) as (front, decoder, _):
         pending = Reply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), pending)

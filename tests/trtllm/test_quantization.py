@@ -15,10 +15,10 @@ from families import DRAFTER, FAMILIES
 from load import wait_until
 from pairs import make_pair, write_pair
 
-from dflash_trt.build import acceptance_probe as costs
-from dflash_trt.build.acceptance_probe import calibration_texts, measure_cost
-from dflash_trt.build.manifest import differences, read_manifest
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder import acceptance_probe as costs
+from dflash_trt.builder.acceptance_probe import calibration_texts, measure_cost
+from dflash_trt.builder.manifest import differences, read_manifest
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import (
     Pair,
     Weights,

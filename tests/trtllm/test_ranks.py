@@ -32,7 +32,7 @@ from test_deployment import KEY
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.ports import Ports
 
 WAIT = 90.0

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from proposals import chain, looked_up
 
-from dflash_trt.decoding.speculation.policy import MATCHES, AcceptanceEstimator
-from dflash_trt.decoding.speculation.proposer import MAX_MATCH, NgramIndex
+from dflash_trt.speculation.estimator import MATCHES, AcceptanceEstimator
+from dflash_trt.speculation.lookup import MAX_MATCH, NgramIndex
 
 
 def searched(text: list[int], most: int) -> tuple[int, list[int]]:

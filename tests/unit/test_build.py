@@ -13,9 +13,9 @@ import pytest
 from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
-from dflash_trt.build.manifest import check_build, read_manifest
-from dflash_trt.build.opened import OpenedBuild, unserved
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.manifest import check_build, read_manifest
+from dflash_trt.builder.opened import OpenedBuild, unserved
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import gguf
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 from dflash_trt.files import sole_writer
@@ -150,10 +150,10 @@ def test_an_output_that_is_not_ours_is_left_alone(pair: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "stage"),
     [
-        ("onnxruntime", "dflash_trt.build.engines.build_drafter"),
-        ("onnxruntime", "dflash_trt.build.onnxruntime.write_repository"),
+        ("onnxruntime", "dflash_trt.builder.engines.build_drafter"),
+        ("onnxruntime", "dflash_trt.builder.onnxruntime.write_repository"),
         ("onnxruntime", "os.fsync"),
-        ("tensorrt_llm", "dflash_trt.build.tensorrt_llm.write_llm_repository"),
+        ("tensorrt_llm", "dflash_trt.builder.tensorrt_llm.write_llm_repository"),
     ],
     ids=["engine", "repository", "disk", "bundle"],
     indirect=["kind"],
@@ -178,16 +178,16 @@ BUILD_AND_HANG = """
 import sys, time
 from pathlib import Path
 from typing import Any
-import dflash_trt.build.pipeline, dflash_trt.build.onnxruntime
+import dflash_trt.builder.pipeline, dflash_trt.builder.onnxruntime
 from dflash_trt.config import BuildConfig
 def hang(*_):
     print("midway", flush=True)
     time.sleep(60)
-dflash_trt.build.onnxruntime.write_repository = hang
+dflash_trt.builder.onnxruntime.write_repository = hang
 pair = Path(sys.argv[1])
 paths = {role: {"path": pair / role} for role in ("target", "drafter")}
 config = BuildConfig.model_validate({"name": "tiny", **paths})
-dflash_trt.build.pipeline.build(config, Path(sys.argv[2]), lambda *_: None)
+dflash_trt.builder.pipeline.build(config, Path(sys.argv[2]), lambda *_: None)
 """
 
 
@@ -311,7 +311,7 @@ def test_a_terminated_build_leaves_nothing(pair: Path, tmp_path: Path) -> None:
     """SIGTERM at the first engine; a GGUF file's directory of a killed build goes with the next."""
     command = """
 import os, signal, sys
-import dflash_trt.build.onnxruntime as module
+import dflash_trt.builder.onnxruntime as module
 def stop(*_): os.kill(os.getpid(), signal.SIGTERM)
 module._write = stop
 from dflash_trt.cli.main import main

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from built_pairs import BuildPair
 
-from dflash_trt.decoding import in_process
+from dflash_trt.decoding import in_process, measure
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
-from dflash_trt.decoding.speculation import CostProfile
-from dflash_trt.decoding.speculation.costs import BUDGET, MAX_BUDGET, measure
+from dflash_trt.decoding.profiling import BUDGET, MAX_BUDGET
 from dflash_trt.engines.step import load_engine
+from dflash_trt.speculation import CostProfile
 
 HOP = 0.25e-3
 

@@ -30,8 +30,8 @@ from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from dflash_trt.build.deployment import KEY_FOLDER, resource_name, write_deployment
-from dflash_trt.build.manifest import NO_DIGEST, build_digest, files_of, served_files
+from dflash_trt.builder.deployment import KEY_FOLDER, resource_name, write_deployment
+from dflash_trt.builder.manifest import NO_DIGEST, build_digest, files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo

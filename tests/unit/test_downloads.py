@@ -7,8 +7,8 @@ import pytest
 from commands import run
 from huggingface_hub import constants
 
-from dflash_trt.build import downloads as module
-from dflash_trt.build.deployment import pinned_requirements
+from dflash_trt.builder import downloads as module
+from dflash_trt.builder.deployment import pinned_requirements
 from dflash_trt.config import load_config
 
 ROOT = Path(__file__).parents[2]

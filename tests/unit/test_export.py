@@ -14,7 +14,7 @@ from exported import PUBLISHED, commands
 from pairs import make_pair
 from test_deployment import KUBERNETES, SCHEMAS
 
-from dflash_trt.build.export import ENGINES, export
+from dflash_trt.builder.export import ENGINES, export
 from dflash_trt.checkpoints import Located, Model
 from dflash_trt.config import BuildConfig, Method, Source
 from dflash_trt.errors import ConfigError, PairError
@@ -202,7 +202,7 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
         written(made(pair), "dynamo")
     hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}
     monkeypatch.setattr(
-        "dflash_trt.build.export.locate_config",
+        "dflash_trt.builder.export.locate_config",
         lambda source, role, report, scratch: Located(pair / role, source.revision),
     )
     text = written(made(pair).model_copy(update=hub), "dynamo")

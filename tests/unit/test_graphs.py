@@ -46,7 +46,7 @@ BUILD = """
 import resource, sys
 from pathlib import Path
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.build.engines import EngineOptions, build_target
+from dflash_trt.builder.engines import EngineOptions, build_target
 target, drafter = load_target(Path(sys.argv[1])), load_drafter(Path(sys.argv[2]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 options = EngineOptions(slots=1, max_seq_len=64, threads=1)

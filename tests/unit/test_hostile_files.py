@@ -10,8 +10,8 @@ import pytest
 from builds import config_of, quiet
 from commands import run
 
-from dflash_trt.build.pipeline import build
-from dflash_trt.build.settings import Settings
+from dflash_trt.builder.pipeline import build
+from dflash_trt.builder.settings import Settings
 from dflash_trt.checkpoints import (
     copy_tokenizer,
     load_drafter,

@@ -12,18 +12,24 @@ from builds import config_of, contents, quiet
 from commands import run
 from signing_keys import write_keys
 
-from dflash_trt.build import identity
-from dflash_trt.build.identity import Record, about_build, checkpoint_name, difference, write_record
-from dflash_trt.build.manifest import (
+from dflash_trt.builder import identity
+from dflash_trt.builder.identity import (
+    Record,
+    about_build,
+    checkpoint_name,
+    difference,
+    write_record,
+)
+from dflash_trt.builder.manifest import (
     MANIFEST,
     MEASURED,
     build_digest,
     check_build,
     read_manifest,
 )
-from dflash_trt.build.pipeline import build
-from dflash_trt.build.program import _commit, program
-from dflash_trt.build.signing import sign, verify_signature
+from dflash_trt.builder.pipeline import build
+from dflash_trt.builder.program import _commit, program
+from dflash_trt.builder.signing import sign, verify_signature
 from dflash_trt.errors import BuildError, RequestError
 
 TEXT = "name: tiny  # as it was written\n"
@@ -237,7 +243,7 @@ def test_sign_prints_json(built: Path, tmp_path: Path) -> None:
 
 
 def test_a_key_file_of_a_client(tmp_path: Path) -> None:
-    from dflash_trt.serving.http import client_options  # noqa: PLC0415
+    from dflash_trt.serving.remote import client_options  # noqa: PLC0415
 
     (tmp_path / "key").write_text("0123456789abcdef\n")
     options = client_options("http://localhost:8000/v1", tmp_path / "key")

@@ -15,7 +15,7 @@ from pairs import make_pair
 from safetensors.torch import load_file
 from transformers import GptOssConfig
 
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import (
     Pair,
     inspect,

@@ -11,7 +11,7 @@ from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.errors import RequestError
 from dflash_trt.json_schema import FORMATS, ascii_classes, without_annotations
 from dflash_trt.request_schema import GenerateRequest
-from dflash_trt.serving.front.requests import grammar_of
+from dflash_trt.serving.model.requests import grammar_of
 
 OTHER_FORMATS = ["uri-reference", "iri", "json-pointer", "regex", "password", "binary", "byte"]
 OTHER_FORMATS += ["path", "ipvanyaddress", "int32", "my-own"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from commands import run
 
-from dflash_trt.build import manifest
-from dflash_trt.build.manifest import Differences, check_build, differences, read_manifest
+from dflash_trt.builder import manifest
+from dflash_trt.builder.manifest import Differences, check_build, differences, read_manifest
 from dflash_trt.errors import BuildError
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
 
-from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
-from dflash_trt.decoding.speculation.costs import STALE, TIMED, WINDOW, CostModel
-from dflash_trt.decoding.speculation.policy import CLEARLY
+from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
+from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
+from dflash_trt.speculation.policy import CLEARLY
 
 
 def test_a_batch_has_one_width() -> None:

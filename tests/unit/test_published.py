@@ -16,9 +16,9 @@ from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
 from published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 
-from dflash_trt.build import manifest, provenance
-from dflash_trt.build.export import ENGINES, export
-from dflash_trt.build.pipeline import build
+from dflash_trt.builder import manifest, provenance
+from dflash_trt.builder.export import ENGINES, export
+from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import inspect
 from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, TensorRT, load_config, variants

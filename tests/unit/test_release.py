@@ -14,10 +14,10 @@ from live import serving
 from pairs import make_pair
 from signing_keys import write_keys
 
-from dflash_trt.build.manifest import SIGNATURE, check_build, read_manifest
-from dflash_trt.build.pipeline import build
-from dflash_trt.build.provenance import BOM
-from dflash_trt.build.signing import sign, verify_signature
+from dflash_trt.builder.manifest import SIGNATURE, check_build, read_manifest
+from dflash_trt.builder.pipeline import build
+from dflash_trt.builder.provenance import BOM
+from dflash_trt.builder.signing import sign, verify_signature
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports

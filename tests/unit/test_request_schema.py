@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.build.repository import read_config
+from dflash_trt.builder.repository import read_config
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import (
@@ -19,8 +19,8 @@ from dflash_trt.request_schema import (
     from_tensors,
     tensors,
 )
-from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
-from dflash_trt.serving.front.requests import SAMPLING
+from dflash_trt.serving.http.fields import UNSUPPORTED, ChatFields, TextFields
+from dflash_trt.serving.model.requests import SAMPLING
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import public_tensors

@@ -23,9 +23,9 @@ from signing_keys import write_keys
 from strategies import DICE, EACH_ONCE, spoil, spoil_json
 
 from dflash_trt.bench import load_asked
-from dflash_trt.build import onnxruntime, tensorrt_llm
-from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
-from dflash_trt.build.signing import check_signed, sign
+from dflash_trt.builder import onnxruntime, tensorrt_llm
+from dflash_trt.builder.manifest import check_build, read_manifest, speculation_of
+from dflash_trt.builder.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect
 from dflash_trt.checkpoints.gguf import as_directory

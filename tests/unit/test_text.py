@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from dflash_trt.chat import has_channels
 from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Request, SequenceState
-from dflash_trt.serving.front.output_processor import (
+from dflash_trt.serving.model.output_processor import (
     HOLE,
     Detokenizer,
     OutputProcessor,

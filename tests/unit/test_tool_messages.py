@@ -14,7 +14,7 @@ from dflash_trt.chat.formats import HARMONY, HERMES, REASONING_TAGS
 from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.requests import chat_grammar
+from dflash_trt.serving.model.requests import chat_grammar
 
 TOOL = {
     "type": "function",

@@ -1,22 +1,29 @@
-"""The public model: Triton around dflash_trt.serving.front.request_handler, which has the logic."""
+"""The public model: Triton around dflash_trt.serving.model.request_handler, which has the logic."""
 
 import json
 from pathlib import Path
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.build.settings import CODED_ERRORS, Settings
+from dflash_trt.builder.settings import CODED_ERRORS, Settings
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front import llm
-from dflash_trt.serving.front.control import control_server
-from dflash_trt.serving.front.engine_loop import EngineGoneError, EngineLoop
-from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.request_output import arrays
-from dflash_trt.serving.front.tensors import (
+from dflash_trt.serving.internal import (
+    client_of,
+    end_with_server,
+    hide_shared_memory,
+    key_tensor,
+)
+from dflash_trt.serving.log import configure
+from dflash_trt.serving.model import llm
+from dflash_trt.serving.model.control import control_server
+from dflash_trt.serving.model.engine_loop import EngineGoneError, EngineLoop
+from dflash_trt.serving.model.metrics import Metrics
+from dflash_trt.serving.model.request_handler import RequestHandler
+from dflash_trt.serving.model.request_output import arrays
+from dflash_trt.serving.model.tensors import (
     check_parameters,
     from_response,
     inputs,
@@ -25,14 +32,7 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.front.unary import unary_server
-from dflash_trt.serving.internal import (
-    client_of,
-    end_with_server,
-    hide_shared_memory,
-    key_tensor,
-)
-from dflash_trt.serving.log import configure
+from dflash_trt.serving.model.unary import unary_server
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
@@ -113,7 +113,7 @@ def call_ensemble(verify_input):
 
 
 class Reply:
-    """dflash_trt.serving.front.response_sender.Reply over Triton's response sender."""
+    """dflash_trt.serving.model.response_sender.Reply over Triton's response sender."""
 
     def __init__(self, request):
         self._sender = request.get_response_sender()

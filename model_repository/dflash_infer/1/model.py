@@ -5,7 +5,9 @@ import threading
 import triton_python_backend_utils as pb
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.tensors import (
+from dflash_trt.serving.internal import client_of, end_with_server, hide_shared_memory
+from dflash_trt.serving.log import configure
+from dflash_trt.serving.model.tensors import (
     check_parameters,
     inputs,
     named,
@@ -13,9 +15,7 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.front.unary import ask
-from dflash_trt.serving.internal import client_of, end_with_server, hide_shared_memory
-from dflash_trt.serving.log import configure
+from dflash_trt.serving.model.unary import ask
 
 
 class TritonPythonModel:

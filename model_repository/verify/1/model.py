@@ -3,7 +3,7 @@
 from functools import partial
 
 from dflash_trt.decoding import FeatureBuffer, VerifyInput, verify
-from dflash_trt.serving.front.engine_model import EngineModel
+from dflash_trt.serving.model.engine_model import EngineModel
 
 
 class TritonPythonModel(EngineModel):

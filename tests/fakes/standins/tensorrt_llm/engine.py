@@ -8,12 +8,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.build.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.decoding import Grammars, Request, Scheduler, SequenceState, in_process
-from dflash_trt.decoding.speculation import Fixed, Proposer
+from dflash_trt.decoding import Grammars, Proposer, Request, Scheduler, SequenceState, in_process
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from dflash_trt.errors import RequestError as OurRequestError
+from dflash_trt.speculation import Fixed
 from tensorrt_llm.errors import EngineDeadError, RequestError
 from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams

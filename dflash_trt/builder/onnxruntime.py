@@ -1,0 +1,162 @@
+"""Builds of kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from dflash_trt.builder.deployment import write_deployment
+from dflash_trt.builder.provenance import Input, Job, Written
+from dflash_trt.builder.repository import write_repository
+from dflash_trt.chat import CHAT_CHECKS
+from dflash_trt.checkpoints import (
+    CARD,
+    NO_PLAN,
+    Drafter,
+    DrafterSpec,
+    Located,
+    Report,
+    Target,
+    TargetSpec,
+    check_pair,
+    copy_tokenizer,
+    drafter_shapes,
+    for_length,
+    load_drafter,
+    load_target,
+    target_shapes,
+    tokenizer_files,
+)
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
+from dflash_trt.errors import ConfigError
+
+DEFAULT_MAX_SEQ_LEN = 4096
+BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
+
+
+def prepare(
+    config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
+) -> Job:
+    """Check a pair or a target alone; raises ConfigError, CheckpointError or PairError."""
+    target = load_target(target_at.directory)
+    drafter = load_drafter(drafter_at.directory) if drafter_at else None
+    spec = drafter.spec if drafter else None
+    drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
+    warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
+    config = _with_defaults(config, target.spec, spec)
+    if target.spec.delta_nets:
+        _check_kind_of_hybrid(config)
+    if isinstance(config.engine, OnnxRuntime):
+        quantize = _quantization(config.engine, target)
+        engine = config.engine.model_copy(update={"quantize": quantize})
+        config = config.model_copy(update={"engine": engine})
+    length = config.serving.max_seq_len or 0
+    target, drafter = for_length(target, length), drafter and for_length(drafter, length)
+    of_target = Input(
+        target_at, [*_input_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
+    )
+    of_drafter = None
+    if drafter_at and drafter:
+        of_drafter = Input(drafter_at, _input_files(drafter), asdict(drafter.spec))
+    write = partial(_write, config, target, drafter, report)
+    return Job(config, of_target, of_drafter, warnings, write)
+
+
+def _check_kind_of_hybrid(config: BuildConfig) -> None:
+    """Raise ConfigError for a kind that has no kernel for recurrent layers."""
+    fix = "Use engine kind onnxruntime on a CPU, or tensorrt_llm"
+    if isinstance(config.engine, TensorRT):
+        raise ConfigError(f"the target has Gated DeltaNet layers, and {NO_PLAN}", fix)
+    if isinstance(config.engine, OnnxRuntime) and config.engine.device != "cpu":
+        raise ConfigError(
+            "the target has Gated DeltaNet layers, and ONNX Runtime is not known to have a kernel "
+            "for LinearAttention (opset 27) on a GPU",
+            fix,
+        )
+
+
+def _quantization(engine: OnnxRuntime, target: Target) -> str | None:
+    """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
+    if engine.quantize is None and engine.device == "cpu":
+        stored = target.weights.stored_bits
+        return next((name for name, bits in BITS.items() if bits == stored), None)
+    return engine.quantize
+
+
+def _input_files(model: Target | Drafter) -> list[Path]:
+    card = model.directory / CARD
+    files = [model.directory / "config.json", *model.weights.files]
+    return [*files, card] if card.is_file() else files
+
+
+def _with_defaults(
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
+) -> BuildConfig:
+    """Fill in max_seq_len and other defaults; without a drafter rounds run in process."""
+    longest, asked = target.max_position_embeddings, config.serving.max_seq_len
+    known = min(longest, drafter.max_position_embeddings) if drafter else longest
+    least = drafter.block_size if drafter else 1
+    length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
+    if not least < length <= longest:
+        raise ConfigError(
+            f"serving.max_seq_len is {length}, but this pair takes {least + 1} to "
+            f"{longest} (block size to the longest text that the target knows)",
+            "Correct it, or leave it out",
+        )
+    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
+    mode = {} if drafter else {"mode": "in_process"}
+    serving = config.serving.model_copy(update={**chosen, **mode})
+    return config.model_copy(update={"serving": serving})
+
+
+def _write(
+    config: BuildConfig,
+    target: Target,
+    drafter: Drafter | None,
+    report: Report,
+    directory: Path,
+) -> Written:
+    # imported here: it takes most of the time of a build without work
+    from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs import Storage  # noqa: PLC0415
+
+    engine, serving, engines = config.engine, config.serving, directory / "engines"
+    assert isinstance(engine, OnnxRuntime | TensorRT)
+    plans = engine if isinstance(engine, TensorRT) else None
+    options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
+    if isinstance(engine, OnnxRuntime):
+        storage = Storage(BITS.get(engine.quantize or "none"))
+        options = replace(options, threads=engine.threads, device=engine.device, storage=storage)
+    if plans:
+        from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
+
+        capabilities(plans)  # fails now if something is not installed
+    count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
+    spec = drafter.spec if drafter else None
+    of_target = replace(options, progress=count, kind=engine.kind)
+    digests = build_target(target, spec, engines / "target", of_target)
+    if drafter is not None:
+        tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
+        count = _Counter("building the drafter engine", tensors, report)
+        bits: Literal[8] | None = None if options.storage.bits is None else 8
+        storage = replace(options.storage, bits=bits, int8_inputs=True)
+        of_drafter = replace(options, progress=count, storage=storage)
+        digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
+    if plans:
+        build_plans(engines, plans, serving.prefill_chunk, report)
+    copy_tokenizer(target.directory, directory)
+    write_repository(directory, config, target.spec, spec.block_size if spec else 1)
+    write_deployment(directory, config)
+    return Written(digests)
+
+
+class _Counter:
+    """Converts an engine's tensor names ("a|b": fused tensors a and b) to counts."""
+
+    def __init__(self, step: str, total: int, report: Report) -> None:
+        self._done, self._total, self._report = 0, total, partial(report, step)
+        self._report(0, total)
+
+    def __call__(self, name: str) -> None:
+        self._done = min(self._done + name.count("|") + 1, self._total)
+        self._report(self._done, self._total)

@@ -1,0 +1,247 @@
+"""What a build was made of: its job, `manifest.json`, and the bill of materials.
+
+The bill is CycloneDX 1.6, with the models as machine-learning components. It depends only on the
+build's inputs, so that it is reproducible: no time, no random serial number.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.builder.deployment import pinned_requirements
+from dflash_trt.builder.manifest import (
+    MANIFEST,
+    Manifest,
+    build_digest,
+    differences,
+    file_name,
+    files_of,
+    read_manifest,
+    write_digest,
+)
+from dflash_trt.builder.program import program
+from dflash_trt.checkpoints import Located, Report, read_card, read_json
+from dflash_trt.checkpoints.findings import Finding
+from dflash_trt.config import BuildConfig, TargetSource
+from dflash_trt.files import Entry, manifest_entry
+
+if TYPE_CHECKING:
+    from dflash_trt.builder.acceptance_probe import Cost
+
+
+# outputs in a manifest; the rest are inputs
+MADE = {"files", "quantization"}
+# config fields left out, because the inputs themselves are recorded
+LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
+    "engine": {"calibration": True}
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    at: Located
+    files: list[Path]  # that affect the build's bytes
+    known: Mapping[str, Any]  # recorded in the manifest
+
+
+@dataclass(frozen=True)
+class Written:
+    digests: Mapping[Path, Entry] = field(default_factory=dict)  # computed while writing
+    cost: "Cost | None" = None  # of quantized weights
+    warnings: list[Finding] = field(default_factory=list)  # about the written files
+
+
+@dataclass(frozen=True)
+class Job:
+    config: BuildConfig  # with defaults filled in
+    target: Input
+    drafter: Input | None  # None: the method needs none
+    warnings: list[Finding]
+    write: Callable[[Path], Written]  # into an empty directory: engines and model repository
+
+    @property
+    def models(self) -> dict[str, Input]:
+        return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})
+
+
+def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
+    """Return everything that determines a build's bytes; no paths or times, for reproducibility.
+
+    text: the config as it was written; "": it comes from no file.
+    """
+    config, models = job.config, job.models
+    inputs = {
+        role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
+        for role, model in models.items()
+    }
+    manifest = {
+        "dflash_trt": program().as_manifest(),
+        "name": config.name,
+        "config_text": hashlib.sha256(text.encode()).hexdigest() if text else None,
+        "config": config.model_dump(mode="json", exclude=LEFT_OUT),
+        **{role: model.known for role, model in models.items()},
+        "inputs": inputs,
+        "hub": {
+            role: {"id": getattr(config, role).hub, "commit": model.at.commit}
+            for role, model in models.items()
+            if model.at.commit
+        },
+        "packages": {"target": package} if (package := _package(config)) else {},
+    }
+    return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
+
+
+def _package(config: BuildConfig) -> dict[str, str] | None:
+    """Return the installed package that holds the target, as its index names it; None: none."""
+    source = config.target
+    if not isinstance(source, TargetSource) or source.package is None:
+        return None
+    module = source.package
+    names = packages_distributions().get(module) or [module]
+    with suppress(PackageNotFoundError):
+        return {"name": names[0], "version": version(names[0]), "file": str(source.gguf)}
+    return {"name": names[0], "version": "", "file": str(source.gguf)}
+
+
+def write_manifest(directory: Path, inputs: Manifest, written: Written, report: Report) -> Manifest:
+    """Write `manifest.json` over all files below `directory`, and its digest into `deploy/`."""
+    known = written.digests
+    left = [file for file in files_of(directory) if file not in known]
+    files = digests(directory, left, report, "hashing")
+    files |= {file_name(directory, file): entry for file, entry in known.items()}
+    cost = {"quantization": asdict(written.cost)} if written.cost else {}
+    manifest = {**inputs, **cost, "files": files}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_digest(directory, build_digest(directory))
+    return manifest
+
+
+def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifest | None:
+    if not (output / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(output)
+    if _of_any_commit(manifest) != _of_any_commit(inputs):
+        return None
+    return None if differences(output, manifest, "full", report) else manifest
+
+
+def _of_any_commit(manifest: Manifest) -> Manifest:
+    """Return the inputs without the program's commit: the digest of its code says what it is."""
+    inputs = {key: value for key, value in manifest.items() if key not in MADE}
+    made_by = {key: value for key, value in manifest["dflash_trt"].items() if key != "commit"}
+    return inputs | {"dflash_trt": made_by}
+
+
+def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
+    files, found = list(files), {}
+    for done, file in enumerate(files):
+        report(step, done, len(files))
+        found[file_name(directory, file)] = manifest_entry(file)
+    report(step, len(files), len(files))
+    return found
+
+
+BOM = "bom.cdx.json"
+ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
+# libraries whose version affects a build's bytes
+LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
+
+Json = dict[str, Any]
+
+
+def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
+    """Write the bill: both models, and the packages of the image with their versions."""
+    text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
+    own = {
+        "type": "application",
+        "name": "dflash-trt",
+        "version": made_by["version"],
+        "hashes": [{"alg": "SHA-256", "content": made_by["sha256"]}],
+    }
+    models = job.models
+    components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
+    components += map(_package_component, pinned_requirements(job.config).values())
+    # a drafter needs the target's embedding, head and features
+    needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
+    bom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, text).urn,
+        "version": 1,
+        "metadata": {
+            "component": {"type": "application", "bom-ref": "build", "name": inputs["name"]},
+            "tools": {"components": [own, *_libraries()]},
+        },
+        "components": components,
+        "dependencies": [{"ref": "build", "dependsOn": list(models)}, *needs],
+    }
+    (directory / BOM).write_text(json.dumps(bom, indent=2) + "\n", encoding="utf-8")
+
+
+def _model(role: str, directory: Path, inputs: Manifest) -> Json:
+    hub, (license, datasets) = inputs["hub"].get(role, {}), read_card(directory)
+    config = read_json(directory / "config.json")
+    named = [("architectureFamily", config.get("model_type"))]
+    named += [("modelArchitecture", name) for name in (config.get("architectures") or [])[:1]]
+    parameters: Json = {"task": "text-generation"}
+    parameters |= {key: value for key, value in named if isinstance(value, str)}
+    if datasets:
+        parameters["datasets"] = [{"type": "dataset", "name": name} for name in datasets]
+    component: Json = {
+        "type": "machine-learning-model",
+        "bom-ref": role,
+        "name": hub.get("id", directory.name),
+        "modelCard": {"modelParameters": parameters},
+        "components": _files(role, inputs["inputs"][role]),
+    }
+    if hub:
+        component["version"] = hub["commit"]
+        component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
+    elif package := inputs["packages"].get(role):
+        component["version"] = package["version"]
+        component["purl"] = f"pkg:pypi/{package['name']}@{package['version']}"
+    if license:
+        component["licenses"] = [{"license": {"name": license}}]
+    return component
+
+
+def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
+    return [
+        {
+            "type": "file",
+            "bom-ref": f"{role}/{name}",
+            "name": name,
+            "hashes": [
+                {"alg": ALGORITHMS[k], "content": entry[k]} for k in ALGORITHMS if k in entry
+            ],
+        }
+        for name, entry in files.items()
+    ]
+
+
+def _package_component(requirement: str) -> Json:
+    """Return a package of the image: pinned, or by name where it was not installed here."""
+    name, _, number = requirement.partition("==")
+    if not number:
+        return {"type": "library", "bom-ref": f"image/{requirement}", "name": requirement}
+    return {
+        "type": "library",
+        "bom-ref": f"image/{name}",
+        "name": name,
+        "version": number,
+        "purl": f"pkg:pypi/{name}@{number}",
+    }
+
+
+def _libraries() -> Iterator[Json]:
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            number = version(name)
+            purl = f"pkg:pypi/{name}@{number}"
+            yield {"type": "library", "name": name, "version": number, "purl": purl}

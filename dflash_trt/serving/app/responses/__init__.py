@@ -1,6 +1,0 @@
-"""OpenAI's `/v1/responses` as a chat: its request, its answer as typed events, and kept answers."""
-
-from dflash_trt.serving.app.responses.request import ReadRequest, ResponseRequest, read_request
-from dflash_trt.serving.app.responses.store import Conversation, ResponseStore
-from dflash_trt.serving.app.responses.tools import names_of
-from dflash_trt.serving.app.responses.writer import ResponseWriter

@@ -1,0 +1,479 @@
+"""The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from dflash_trt.builder import read_manifest, speculation_of
+from dflash_trt.builder.settings import max_draft_tokens
+from dflash_trt.chat import (
+    HARMONY,
+    AnswerParser,
+    ChatModel,
+    Dialect,
+    load_chat_template,
+    parse_tools,
+    required_tools,
+)
+from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
+from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
+from dflash_trt.serving import tracing
+from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
+from dflash_trt.serving.http import ApplicationSettings, answers, failures, page
+from dflash_trt.serving.http.answers import ChoiceWriter, to_sse
+from dflash_trt.serving.http.bodies import read_body
+from dflash_trt.serving.http.build import ServedBuild
+from dflash_trt.serving.http.failures import Failure
+from dflash_trt.serving.http.fields import ChatFields, Options, TextFields, fields_of
+from dflash_trt.serving.http.guard import State, shown_key
+from dflash_trt.serving.http.logprobs import ContentLogprobs
+from dflash_trt.serving.http.metrics import own_metrics, with_histograms
+from dflash_trt.serving.http.responses import (
+    Conversation,
+    ReadRequest,
+    ResponseRequest,
+    ResponseStore,
+    ResponseWriter,
+    names_of,
+    read_request,
+)
+from dflash_trt.serving.http.triton import TritonProxy
+from dflash_trt.serving.internal import client_parameters
+from dflash_trt.serving.model import limits
+from dflash_trt.serving.tracing import HEADER, current
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+NOT_READY = "The server is not ready."
+SERVE = "serve"  # the client of requests that look whether rounds go on
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatFields,
+    "/v1/completions": TextFields,
+    "/v1/responses": ResponseRequest,
+}
+UNTOLD = [
+    "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
+    "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
+    "TensorRT-LLM drafts for all requests or none: the same answer by plain decoding is not here.",
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    models: tuple[str, ...]  # the names a request may give
+    max_model_len: int  # tokens of a prompt and its answer
+    spell: Spell
+    max_draft_tokens: int  # per round
+    client: AsyncClient
+    client_key: str  # see `internal.client_parameters`
+    chat_model: ChatModel
+    responses: ResponseStore
+    build: ServedBuild
+    page: dict[str, Any] = field(default_factory=dict)  # facts for the page
+    # fields whose default is the model's, not the API's
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
+    """Read the build. Raises BuildError when the directory is no build."""
+    manifest = read_manifest(settings.directory)
+    config = manifest["config"]
+    by_llm = config["engine"]["kind"] == KIND
+    serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
+    directory = settings.directory / "tokenizer"
+    recommended = config["serving"].get("sampling_defaults") == "model"
+    tokenizer = load_tokenizer(directory)
+    if by_llm:
+        drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
+    else:
+        block = manifest.get("drafter", {}).get("block_size", 1)
+        drafts = max_draft_tokens(speculation_of(manifest), block, tensorrt_llm=False)
+    template = load_chat_template(directory)
+    chat_model = ChatModel(tokenizer, template)
+    page = {
+        "model": manifest["name"],
+        "engine": config["engine"]["kind"],
+        "slots": int(limits(serving)["slots"]) if by_llm else serving["slots"],
+        "max_model_len": serving["max_seq_len"],
+        "max_draft_tokens": drafts,
+        "chat": template is not None,
+        "tools": template is not None and chat_model.dialect.format is not None,
+        "schema": not by_llm or bool(serving.get("guided_decoding_backend")),
+        "plain": not (by_llm and drafts),  # whether `drafting: false` is possible
+        "untold": UNTOLD if by_llm else [],
+    }
+    return Served(
+        models=tuple(dict.fromkeys((manifest["name"], MODEL))),
+        max_model_len=serving["max_seq_len"],
+        spell=speller(tokenizer),
+        chat_model=chat_model,
+        responses=ResponseStore(settings.response_store * 2**20),
+        max_draft_tokens=drafts,
+        client=client,
+        client_key=settings.security.client_key,
+        build=ServedBuild(settings.directory, settings.since),
+        page=page,
+        sampling=sampling_defaults(directory)[0] if recommended else {},
+    )
+
+
+def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
+    app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
+    failures.install_error_handlers(app)
+    v1 = APIRouter(prefix="/v1")
+    created = int(time.time())
+
+    @v1.post("/chat/completions")
+    async def chat(request: Request) -> Response:
+        fields = await read_body(request, partial(fields_of, ChatFields))
+        return await _answer(served, fields, request)
+
+    @v1.post("/completions")
+    async def completions(request: Request) -> Response:
+        fields = await read_body(request, partial(fields_of, TextFields))
+        return await _answer(served, fields, request)
+
+    @v1.post("/responses")
+    async def responses(request: Request) -> Response:
+        owner = shown_key(request)
+        read = partial(read_request, store=served.responses, owner=owner)
+        return await _respond(served, await read_body(request, read), request, owner)
+
+    @v1.get("/responses/{name}")
+    async def response(name: str, request: Request) -> Response:
+        conversation = served.responses.conversation(shown_key(request), name)
+        if conversation is None:
+            raise _no_response(name)
+        return JSONResponse(conversation.response)
+
+    @v1.delete("/responses/{name}")
+    async def delete_response(name: str, request: Request) -> Response:
+        if not served.responses.delete(shown_key(request), name):
+            raise _no_response(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    @v1.post("/responses/{name}/cancel")
+    async def cancel_response(name: str) -> Response:
+        message = "Only a background response can be cancelled, and there are none here."
+        raise Failure(400, message)
+
+    def entry(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "dflash-trt",
+            "max_model_len": served.max_model_len,
+        }
+
+    @v1.get("/models")
+    async def models() -> Response:
+        # `dflash` is accepted too; one name for clients that pick a model from the list
+        return JSONResponse({"object": "list", "data": [entry(served.models[0])]})
+
+    @v1.get("/models/{name}")
+    async def model(name: str) -> Response:
+        _check_model(served, name)
+        return JSONResponse(entry(name))
+
+    @v1.get("/build")
+    async def build() -> Response:
+        return JSONResponse(served.build.facts())
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not await triton.is_ready():
+            raise Failure(503, NOT_READY)
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = served.build.metric() + own_metrics(state.serve, state.answers)
+        of_triton = await triton.metrics()
+        if of_triton is not None:  # it may be starting again
+            page = with_histograms(of_triton) + page
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    app.include_router(v1)
+    app.include_router(page.router(served.page))
+    _describe_bodies(app)
+    return app
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add the bodies, which FastAPI does not read here, to the API's description."""
+    description = app.openapi()
+    schemas = description.setdefault("components", {}).setdefault("schemas", {})
+    for path, fields in BODIES.items():
+        schema = fields.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[fields.__name__] = schema
+        reference = {"$ref": f"#/components/schemas/{fields.__name__}"}
+        description["paths"][path]["post"]["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
+
+
+async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
+    chunks, writer = _ask(served, fields, request, pieces=fields.stream)
+    chat, stream = isinstance(fields, ChatFields), fields.stream
+    kind = "chat.completion.chunk" if stream else "chat.completion"
+    head = {
+        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+        "object": kind if chat else "text_completion",
+        "created": int(time.time()),
+        "model": fields.model,
+        "system_fingerprint": served.build.fingerprint,
+    }
+    if stream:
+        first = await anext(chunks)  # errors before the first chunk get their own status code
+        return _streamed(_events(served, head, writer, first, chunks, fields))
+    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    summaries = [_refuse_aborted(chunk.final) for chunk in found if chunk.final]
+    choices = [choice for chunk in found for choice in writer().write(chunk)]
+    totals = _totals(served, fields, summaries, found[0].round_tokens)
+    return JSONResponse({**head, "choices": choices, **totals})
+
+
+async def _respond(served: Served, read: ReadRequest, request: Request, owner: str) -> Response:
+    if read.tools.left_out:
+        log.info("hosted tools are left out of a request: %s", names_of(read.tools.left_out))
+    wanted = read.request.store and served.responses.limit > 0
+    chunks, writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
+    answer = ResponseWriter(read, served.sampling, stored=wanted)
+    choice = writer()
+
+    def keep(response: dict[str, Any]) -> bool:
+        conversation = Conversation(response, [*read.items, *response["output"]])
+        return wanted and served.responses.keep(owner, conversation)
+
+    async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
+        try:
+            yield b"".join(answer.begin())
+            while chunk is not None:
+                yield b"".join(answer.push(choice.write(chunk)))
+                if chunk.final:
+                    yield b"".join(answer.end(_refuse_aborted(chunk.final), keep))
+                chunk = await anext(chunks, None)
+        except (DflashError, Failure) as error:
+            if not read.request.stream:
+                raise
+            yield b"".join(answer.fail(failures.to_failure(error)))
+        finally:
+            await chunks.aclose()
+
+    first = await anext(chunks)
+    if read.request.stream:
+        return _streamed(events(first))
+    async for _ in events(first):
+        pass
+    return JSONResponse(answer.response)
+
+
+def _no_response(name: str) -> Failure:
+    message = f"Response with id {name[:80]!r} is not found: answers are kept for an hour at most."
+    return Failure(404, message, code="not_found")
+
+
+def _streamed(events: AsyncIterator[bytes]) -> Response:
+    headers = {"Cache-Control": "no-cache"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _ask(
+    served: Served,
+    fields: ChatFields | TextFields,
+    request: Request,
+    *,
+    pieces: bool,
+    content_logprobs: bool = False,
+) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
+    """Return the answer's chunks and a factory of choice writers.
+
+    pieces: write in pieces; content_logprobs: log-probabilities of the content alone.
+    """
+    _check_model(served, fields.model)
+    prompts, options = fields.prompts_and_options()
+    for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
+        options.pop(name, None)
+    host = request.client.host if request.client else ""
+    who = client_parameters(SERVE if request.state.own else host, served.client_key)
+    options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
+    answer, chat_options = None, {}
+    if isinstance(fields, ChatFields):
+        answer, only_calls = _answer_parsers(served.chat_model.dialect, fields)
+        chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
+
+    def writer() -> ChoiceWriter:
+        of_content = None
+        if content_logprobs:
+            with_tools = isinstance(fields, ChatFields) and bool(fields.tools)
+            hidden = served.chat_model.hidden_in_chats(with_tools=with_tools)
+            of_content = ContentLogprobs(served.spell, hidden)
+        return ChoiceWriter(
+            served.spell,
+            fields.echo,
+            pieces,
+            answer,
+            drafting=bool(options.get("include_drafting")),
+            stop_ids=fields.stop_token_ids,
+            content_logprobs=of_content,
+            **chat_options,
+        )
+
+    return _merged(served.client, prompts, options, fields), writer
+
+
+def _answer_parsers(
+    dialect: Dialect, fields: ChatFields
+) -> tuple[Callable[[bool], AnswerParser], bool]:
+    """Return a factory of parsers (begins with reasoning?), and whether calls must come."""
+    try:
+        tools = parse_tools(fields.tools)
+        only_calls = bool(required_tools(tools, fields.tool_choice))
+    except RequestError as error:
+        raise fields.translate_refusal(error) from None
+    tools = [] if fields.tool_choice == "none" else tools
+    if tools and dialect.format is None:
+        raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
+    format = dialect.format if tools or dialect.format is HARMONY else None
+    tags = dialect.reasoning_tags
+    return lambda thinking: AnswerParser(format, tools, tags, thinking=thinking), only_calls
+
+
+async def _events(
+    served: Served,
+    head: dict[str, Any],
+    writer: Callable[[], ChoiceWriter],
+    first: Chunk,
+    rest: AsyncGenerator[Chunk, None],
+    fields: ChatFields | TextFields,
+) -> AsyncIterator[bytes]:
+    """Yield a stream's events; closing it closes `rest`, which cancels the request."""
+    writers = defaultdict[int, ChoiceWriter](writer)
+    rounds, ended = list[int](), list[Summary]()
+    options = fields.stream_options
+    # OpenAI then sends it in every chunk
+    usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
+    chunk: Chunk | None = first
+    try:
+        while chunk is not None:
+            rounds += chunk.round_tokens
+            if chunk.final:
+                ended.append(_refuse_aborted(chunk.final))
+            if options.include_usage and options.continuous_usage_stats:
+                counts = answers.token_counts(chunk.prompt_tokens, chunk.completion_tokens)
+                usage = {"usage": counts}
+            for choice in writers[chunk.index].write(chunk):
+                yield to_sse({**head, "choices": [choice], **usage})
+            chunk = await anext(rest, None)
+        if options.include_usage:
+            yield to_sse({**head, "choices": [], **_totals(served, fields, ended, rounds)})
+    except (DflashError, Failure) as error:
+        yield to_sse(failures.to_failure(error).body())
+    finally:
+        await rest.aclose()
+    yield DONE
+
+
+def _totals(
+    served: Served,
+    fields: ChatFields | TextFields,
+    ended: Sequence[Summary],
+    round_tokens: Sequence[int],
+) -> dict[str, Any]:
+    metrics = None
+    if len(ended) == 1:
+        metrics = answers.metrics(ended[0], round_tokens, served.max_draft_tokens)
+    return {"usage": answers.usage(ended, fields.n), "metrics": metrics}
+
+
+def _check_model(served: Served, name: str) -> None:
+    if name not in served.models:
+        message = f"There is no model {name!r}; there is {' and '.join(served.models)}."
+        raise Failure(404, message, "model", "model_not_found")
+
+
+async def _merged(
+    client: AsyncClient,
+    prompts: Sequence[AnyPrompt],
+    options: Options,
+    fields: ChatFields | TextFields,
+) -> AsyncGenerator[Chunk, None]:
+    """Yield chunks or choices of all prompts as they come, choices numbered across prompts."""
+    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
+
+    async def read(number: int, prompt: AnyPrompt) -> None:
+        try:
+            if fields.stream:
+                async for chunk in client.stream(prompt, **options):
+                    await put(number, chunk)
+            else:
+                for choice in (await client.generate(prompt, **options)).choices:
+                    await put(number, choice)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    async def put(number: int, chunk: Chunk) -> None:
+        await queue.put(replace(chunk, index=number * fields.n + chunk.index))
+
+    tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
+    ended = list[Summary]()
+    try:
+        left = len(tasks)
+        while left:
+            chunk = await queue.get()
+            if isinstance(chunk, Exception):
+                raise chunk
+            if chunk is None:
+                left -= 1
+            else:
+                ended += [chunk.final] if chunk.final else []
+                yield chunk
+        _describe_span(fields, ended)
+    except RequestError as error:
+        raise fields.translate_refusal(error) from None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _describe_span(fields: ChatFields | TextFields, ended: Sequence[Summary]) -> None:
+    """Add what OpenTelemetry's conventions for generative AI name, and the acceptance."""
+    usage = answers.usage(ended, fields.n)
+    rounds = sum(summary.rounds for summary in ended)
+    accepted = sum(summary.accepted for summary in ended)
+    tracing.describe(
+        gen_ai__operation__name="chat" if isinstance(fields, ChatFields) else "text_completion",
+        gen_ai__provider__name="dflash-trt",
+        gen_ai__request__model=fields.model,
+        gen_ai__usage__input_tokens=usage["prompt_tokens"],
+        gen_ai__usage__output_tokens=usage["completion_tokens"],
+        gen_ai__response__finish_reasons=[summary.finish_reason for summary in ended],
+        dflash__acceptance_length=1 + accepted / max(1, rounds),
+        dflash__request_id=current.get(),
+    )
+
+
+def _refuse_aborted(summary: Summary) -> Summary:
+    """Raise an error for an aborted answer: OpenAI has no finish_reason for it."""
+    if summary.finish_reason == "cancelled":
+        raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
+    if summary.finish_reason == "error":
+        raise ServerError("a choice ended with an error", "Look at the server's log")
+    return summary

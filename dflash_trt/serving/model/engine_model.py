@@ -1,0 +1,49 @@
+"""The base of the Triton models `verify` and `draft`: an engine, and one step per request.
+
+Any client can reach them over gRPC; calls without the key, which only the request handler has, are
+refused. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import triton_python_backend_utils as pb
+
+from dflash_trt.engines import load_engine
+from dflash_trt.serving.internal import KEY, end_with_server, env_value, hide_shared_memory, is_key
+from dflash_trt.serving.log import configure
+from dflash_trt.serving.model.tensors import from_request, to_tensors
+
+
+class EngineModel:
+    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays."""
+
+    step: ClassVar[Callable[[Any, Any], Any]]
+    input_type: ClassVar[type[Any]]
+
+    def initialize(self, args: dict[str, str]) -> None:
+        env_value(KEY)  # fails now if there is none
+        end_with_server()
+        hide_shared_memory()
+        configure()
+        parameters = json.loads(args["model_config"])["parameters"]
+        engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
+        self.engine = load_engine(engine.resolve(), alone=True)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        if not is_key(pb.get_input_tensor_by_name(request, "key").as_numpy().tobytes()):
+            message = "This model is internal. Send requests to the model dflash."
+            return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))
+        try:
+            output = type(self).step(self.engine, from_request(self.input_type, request))
+        except Exception as error:
+            # Triton would send an exception's traceback, with server paths, to the client
+            name = request.requested_output_names()
+            pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
+            return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
+        return pb.InferenceResponse(to_tensors(output._asdict()))

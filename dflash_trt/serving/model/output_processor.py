@@ -1,0 +1,259 @@
+"""Output of a sequence: text up to a stop word, and statistics."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dflash_trt.checkpoints import Spell, speller
+from dflash_trt.decoding import Draft, SequenceState
+from dflash_trt.errors import panics_as_errors
+from dflash_trt.serving.model.metrics import Metrics
+from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.speculation import SOURCES
+
+HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
+
+
+class Detokenizer:
+    """Turns tokens into text piece by piece; the pieces add up to the whole text.
+
+    Only a window of the last tokens is decoded. It begins one piece back, because some decoders
+    drop the leading space of a text's first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._window: list[int] = []
+        self._context = 0  # tokens at the window's start whose text was returned
+        self._given = 0  # characters of the window's text already returned
+
+    def push(self, tokens: list[int], *, last: bool = False) -> str:
+        """Return the new text; an unfinished character is withheld until `last`."""
+        self._window += tokens
+        text = self._decode(self._window)
+        complete = text if last else text.rstrip(HOLE)
+        piece = complete[self._given :]
+        self._given = max(self._given, len(complete))
+        if len(complete) == len(text) and len(self._window) > self._context:
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
+            self._given = len(self._decode(self._window))
+        return piece
+
+    def _decode(self, tokens: list[int]) -> str:
+        tokens = [token for token in tokens if token not in self._hidden]
+        with panics_as_errors():
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+class StopWords:
+    """Withholds a possible stop word; returns only text before the first one."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        self.held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the text that is certain, and the stop word found or ""."""
+        self.held += text
+        places = [(place, word) for word in self._words if (place := self.held.find(word)) >= 0]
+        if places:
+            place, word = min(places)
+            certain, self.held = self.held[:place], ""
+            return certain, word
+        cut = min(_possible_start(word, self.held) for word in self._words)
+        certain, self.held = self.held[:cut], self.held[cut:]
+        return certain, ""
+
+
+def _possible_start(word: str, text: str) -> int:
+    """Return where the text's end begins that may become the word; the text's length if nowhere."""
+    place = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while place >= 0 and not word.startswith(text[place:]):
+        place = text.find(word[0], place + 1)
+    return len(text) if place < 0 else place
+
+
+_speller = lru_cache(maxsize=1)(speller)
+
+
+class DraftingReport:
+    """Reports who wrote each token and what each round proposed; round 0 is the prefill."""
+
+    def __init__(self, sequence: SequenceState, tokenizer: Tokenizer) -> None:
+        self._sequence = sequence
+        self._spell: Spell = _speller(tokenizer)
+        self._texts: list[str] = []  # of all tokens
+        self._rounds = self._tokens = 0  # already reported
+
+    def add_texts(self, token_texts: list[str], unfinished_character: str) -> None:
+        self._texts += token_texts
+        if unfinished_character and self._texts:
+            self._texts[-1] += unfinished_character
+
+    def take_rounds(self) -> list[str]:
+        if not self._texts:
+            return []
+        prefill = [] if self._rounds else [1]
+        new = self._sequence.committed_per_round[max(0, self._rounds - 1) :]
+        rounds = []
+        for count in prefill + new:
+            tokens, proposal = self._next_tokens(count), self._next_proposal()
+            report = {"round": self._rounds, "tokens": tokens, "proposal": proposal}
+            rounds.append(json.dumps(report, ensure_ascii=False))
+            self._rounds += 1
+            self._tokens += count
+        return rounds
+
+    def _next_tokens(self, count: int) -> list[dict[str, Any]]:
+        part = slice(self._tokens, self._tokens + count)
+        known = [SOURCES[source] for source in self._sequence.sources[part]]
+        sources: list[str | None] = [*known] or [None] * count  # TensorRT-LLM reports none
+        pairs = zip(self._texts[part], sources, strict=True)
+        return [{"text": text, "source": source} for text, source in pairs]
+
+    def _next_proposal(self) -> list[dict[str, Any]]:
+        waiting = self._sequence.proposals
+        if not (self._rounds and waiting):  # prefill, or TensorRT-LLM
+            return []
+        return [self._draft(draft) for draft in waiting.pop(0)]
+
+    def _draft(self, draft: Draft) -> dict[str, Any]:
+        known = not math.isnan(draft.logprob)
+        return {
+            "text": self._spell(draft.token).decode(errors="replace"),
+            "source": SOURCES[draft.source],
+            "accepted": draft.accepted,
+            "probability": round(math.exp(draft.logprob), 4) if known else None,
+        }
+
+
+class OutputProcessor:
+    """The output of one choice, used by the thread that decodes its sequence."""
+
+    def __init__(
+        self,
+        index: int,
+        sequence: SequenceState,
+        received: float,
+        tokenizer: Tokenizer,
+        stop_words: Sequence[str],
+        prefix: str,
+        hidden: frozenset[int] = frozenset(),
+        *,
+        thinking: bool = False,
+    ) -> None:
+        """received: `time.monotonic()` of the request; the rest: as in `ParsedRequest`."""
+        self.index = index
+        self.sequence = sequence
+        self._received = received
+        self.first_token: float | None = None  # when it came
+        self.last_token = 0.0  # time of the last tokens
+        self._counted = 0  # tokens already counted in the metrics
+        self._thinking = thinking
+        request = sequence.request
+        self._detokenizer = Detokenizer(tokenizer, request.stop_ids | hidden)
+        self._report = None
+        if request.sampling.include_drafting:
+            self._report = DraftingReport(sequence, tokenizer)
+        self._stop_words = StopWords(stop_words) if stop_words else None
+        self._stop_word = ""  # the one that ended the text
+        self._text = prefix  # not yet returned
+        self._detokenized = 0  # tokens
+        # with its log-probabilities the prompt is returned too
+        self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
+        self._tokens_given = 0
+        self._rounds_given = 0
+        self._error: Exception | None = None  # why its text cannot be returned
+        if stop_words:  # checked token by token: the text may end within a round
+            sequence.ends = self._ends
+
+    def _ends(self, token: int) -> bool:
+        try:
+            return self._stops(token)
+        except Exception as error:  # raised again by `new_output`: only this sequence fails
+            self._error = error
+            return True
+
+    def _stops(self, token: int) -> bool:
+        text = self._detokenize([token])
+        self._detokenized += 1
+        min_tokens = self.sequence.request.sampling.min_tokens
+        if self._stop_words is None or self._detokenized < min_tokens:
+            self._text += text
+            return False
+        piece, self._stop_word = self._stop_words.push(text)
+        self._text += piece
+        if self._stop_word:
+            self._stop_words = None  # the text ends here
+        return bool(self._stop_word)
+
+    def _detokenize(self, tokens: list[int], *, last: bool = False) -> str:
+        if self._report is None:
+            return self._detokenizer.push(tokens, last=last)
+        pieces = [self._detokenizer.push([token]) for token in tokens]
+        rest = self._detokenizer.push([], last=True) if last else ""
+        self._report.add_texts(pieces, rest)
+        return "".join(pieces) + rest
+
+    def count_new_tokens(self, metrics: Metrics) -> None:
+        new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
+        if not new:
+            return
+        if self.first_token is None:
+            self.first_token = now
+            metrics.count_first_token(
+                queue_seconds=(self.sequence.started or now) - self._received,
+                first_token_seconds=now - self._received,
+                cached_tokens=self.sequence.cached_tokens,
+            )
+        else:
+            metrics.count_tokens(new, now - self.last_token)
+        self._counted, self.last_token = self._counted + new, now
+
+    def new_output(self, *, final_only: bool) -> RequestOutput | None:
+        if self._error is not None:
+            raise self._error
+        sequence = self.sequence
+        last = sequence.finish_reason is not None
+        if sequence.ends is None:
+            self._text += self._detokenize(sequence.tokens[self._detokenized :], last=last)
+            self._detokenized = len(sequence.tokens)
+        elif last and self._stop_words is not None:
+            piece, _ = self._stop_words.push(self._detokenize([], last=True))
+            self._text += piece + self._stop_words.held
+        if not last and (final_only or not self._text):
+            return None
+        start, prompt = self._tokens_given, len(self._prompt)
+        self._tokens_given = prompt + len(sequence.tokens)
+        rounds, self._rounds_given = self._rounds_given, sequence.rounds
+        text, self._text = self._text, ""
+        echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
+        return RequestOutput(
+            text_output=[text],
+            index=[self.index],
+            finish_reason=[sequence.finish_reason or ""],
+            stop_word=[self._stop_word],
+            token_ids=echoed + sequence.tokens[begin:],
+            token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
+            round_tokens=sequence.committed_per_round[rounds:],
+            prompt_tokens=len(sequence.request.prompt),
+            cached_tokens=[sequence.cached_tokens],
+            thinking=int(self._thinking),
+            completion_tokens=[len(sequence.tokens)],
+            rounds=[sequence.rounds],
+            drafted=[sequence.drafted],
+            accepted=[sequence.accepted],
+            acceptance_length=[sequence.acceptance_length],
+            time_to_first_token=[self.first_token - self._received if self.first_token else 0.0],
+            token_logprobs=[values[0] for values in sequence.logprobs[start:]],
+            top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
+            top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
+            drafting_rounds=self._report.take_rounds() if self._report else [],
+        )

@@ -1,0 +1,290 @@
+"""Parsing of client requests from the public model's input tensors."""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from dflash_trt.builder.settings import Settings
+from dflash_trt.chat import ChatModel, ChatPrompt
+from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
+from dflash_trt.errors import RequestError, panics_as_errors
+from dflash_trt.json_schema import ascii_classes, without_annotations
+from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
+from dflash_trt.serving.internal import PROOF
+
+FORMAT_FIELDS = {"name", "description", "schema", "strict"}
+ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_of(asked: GenerateRequest) -> Grammar | None:
+    """Return None for free text; RequestError for more than one grammar, or an invalid one."""
+    sent = asked.model_fields_set
+    found = [
+        grammar
+        for name, read in READERS.items()
+        if name in sent and (grammar := read(name, getattr(asked, name))) is not None
+    ]
+    if len(found) > 1:
+        names = " and ".join(each.name for each in found)
+        raise RequestError(f"{names} are both given", "Send one of them.")
+    return found[0] if found else None
+
+
+def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
+    """Combine required or optional calls with `asked`; RequestError if that is impossible."""
+    of_answer = asked and asked.name == "response_format"  # other grammars apply to the whole text
+    if prompt.grammar and asked and not of_answer:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+    if prompt.grammar:
+        return Grammar("lark", prompt.grammar, "tools")  # errors name a tool's schema
+    if asked is None or not of_answer or not (prompt.tools or prompt.thinking):
+        return asked
+    return Grammar("lark", model.grammar(prompt, json.loads(asked.text)), asked.name)
+
+
+def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
+    """Accept a schema in the format itself too, as other servers do."""
+    value = {name: each for name, each in value.items() if each is not None}
+    kind = value.pop("type", None)
+    wrapped = kind == "json_schema" and isinstance(value.get("json_schema"), dict)
+    inner = value.pop("json_schema") if wrapped else value
+    unknown = {field for field, each in inner.items() if each is not None} - FORMAT_FIELDS
+    if unknown := unknown | (value.keys() if wrapped else set()):
+        raise RequestError(f"{name} holds {min(unknown)[:40]!r}", "Leave it out.")
+    schema = inner.get("schema")
+    if schema is None and kind in ("text", "json_object"):
+        return None if kind == "text" else Grammar("json_schema", ANY_OBJECT, name)
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, dict | bool):
+        raise RequestError(
+            f"response_format is of type {json.dumps(kind)[:40]} and lacks what that needs",
+            'Send {"type": "text"}, {"type": "json_object"} or '
+            '{"type": "json_schema", "json_schema": {"schema": {..}}}.',
+        )
+    return _schema(name, schema)
+
+
+def _schema(name: str, schema: Any) -> Grammar:
+    return Grammar("json_schema", json.dumps(without_annotations(schema), ensure_ascii=False), name)
+
+
+def _choice(name: str, texts: list[str]) -> Grammar:
+    if not texts:
+        raise RequestError(f"{name} is empty", "Send at least one text.")
+    escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in texts)
+    return Grammar("regex", "|".join(escaped), name)
+
+
+READERS: dict[str, Any] = {
+    "response_format": _response_format,
+    "guided_json": _schema,
+    "guided_regex": lambda name, pattern: Grammar("regex", ascii_classes(pattern), name),
+    "guided_choice": _choice,
+    "guided_grammar": lambda name, text: Grammar("lark", text, name),
+}
+
+
+MAX_TOKENS = 128  # if the client does not say and the prompt leaves room
+PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
+GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+MAX_PROMPT_BYTES = 2**22  # in all: JSON of this size takes 0.5 s to parse at worst
+MAX_GRAMMAR_BYTES = 2**16  # per grammar
+# plain values only: lists and objects, such as token ids, mean something else there
+SAMPLING = [
+    each.name
+    for each in fields(SamplingParams)
+    if each.name in GenerateRequest.model_fields and not isinstance(each.default, tuple)
+]
+Tensors = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    choices: list[Request]  # n
+    streaming: bool
+    prefix: str  # begins the text: the prompt, or nothing
+    stop_words: tuple[str, ...]
+    hidden: frozenset[int]  # special tokens to leave out of the text
+    thinking: bool  # see `RequestOutput`
+
+
+def number_of_choices(tensors: Tensors, client_limit: int) -> int:
+    """Return n; RequestError if it is out of range."""
+    n, most = int(tensors["n"].ravel()[0]) if "n" in tensors else 1, min(client_limit, MAX_CHOICES)
+    if not 1 <= n <= most:
+        raise RequestError(f"n is {n}", f"Ask for 1 to {most} choices.")
+    return n
+
+
+def parse_request(
+    tensors: Tensors,
+    tokenizer: Tokenizer,
+    chat_model: ChatModel,
+    settings: Settings,
+    client: str = "",
+) -> ParsedRequest:
+    """Raise RequestError, before it costs much time or memory, for what cannot run."""
+    max_chars = settings.max_seq_len * _longest_token_chars(tokenizer)
+    _check_size_before_parsing(tensors, max_chars)
+    asked = from_tensors(tensors)
+    defaults = settings.sampling.keys() - asked.model_fields_set - {"max_tokens"}
+    asked = asked.model_copy(update={name: settings.sampling[name] for name in defaults})
+    ids = _checked_token_ids("input_ids", asked.input_ids or [], tokenizer)
+    text, chat = _text_and_chat(asked, chat_model)
+    if len(text) > max_chars:
+        raise RequestError(
+            f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
+            f"{len(text)} characters exceed it",
+            "Shorten the prompt, or build with a larger serving.max_seq_len.",
+        )
+    # a chat template writes the special tokens itself
+    prompt = _encode(tokenizer, [text], add_special_tokens=chat is None)[0] if text else ids
+    if not prompt:
+        raise RequestError("The prompt is empty", "Send at least one token of text.")
+    echo = not asked.exclude_input_in_output
+    scored = echo and asked.logprobs is not None
+    sampling = _sampling_params(asked, tokenizer, prompt_logprobs=scored)
+    stop_ids = frozenset(_checked_token_ids("stop_token_ids", asked.stop_token_ids, tokenizer))
+    room = settings.max_seq_len - len(prompt)
+    max_tokens = asked.max_tokens
+    if max_tokens is None:  # a chat ends by itself
+        most = settings.sampling.get("max_tokens", room if chat else MAX_TOKENS)
+        max_tokens = max(1, min(int(most), room))
+    request = Request(
+        prompt,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_ids=stop_ids if asked.ignore_eos else stop_ids | settings.eos_token_ids,
+        priority=asked.priority,
+        drafting=asked.drafting,
+        always_drafts=client == PROOF,
+        cache_salt=asked.cache_salt,
+        grammar=chat_grammar(grammar_of(asked), chat, chat_model) if chat else grammar_of(asked),
+    )
+    check_request(request, settings.max_seq_len)
+    if ids and echo:
+        with panics_as_errors():
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+    if sampling.min_tokens > request.max_tokens:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}, max_tokens {request.max_tokens}",
+            "Ask for at least as many tokens as must come.",
+        )
+    choices = [
+        replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**63))
+        for i in range(asked.n)
+    ]
+    return ParsedRequest(
+        choices,
+        asked.stream,
+        text if echo else "",
+        tuple(asked.stop_words),
+        chat.hidden if chat else chat_model.hidden,
+        thinking=bool(chat and chat.thinking),
+    )
+
+
+def _sampling_params(
+    asked: GenerateRequest, tokenizer: Tokenizer, prompt_logprobs: bool
+) -> SamplingParams:
+    given = {name: getattr(asked, name) for name in SAMPLING}
+    if asked.seed is None:
+        given["seed"] = secrets.randbits(62) if asked.temperature else 0
+    return SamplingParams(
+        **given,
+        bad_words=_bad_words(asked.bad_words, tokenizer),
+        logit_bias=_id_biases(asked.logit_bias, tokenizer),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _check_size_before_parsing(tensors: Tensors, max_chars: int) -> None:
+    def size(name: str) -> int:
+        return sum(map(len, tensors[name].ravel().tolist())) if name in tensors else 0
+
+    limit = min(MAX_PROMPT_BYTES, 6 * max_chars + 2**16)  # JSON: 6 bytes a character, and names
+    if (total := sum(map(size, PROMPT_INPUTS))) > limit:
+        raise RequestError(
+            f"{', '.join(PROMPT_INPUTS)} are {total} bytes", f"Send at most {limit} in all."
+        )
+    for name in GRAMMARS:
+        if size(name) > MAX_GRAMMAR_BYTES:
+            raise RequestError(
+                f"{name} is {size(name)} bytes", f"Send at most {MAX_GRAMMAR_BYTES}."
+            )
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Return the token ids of each text; a batch call releases the GIL."""
+    with panics_as_errors():
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [each.ids for each in found]
+
+
+def _text_and_chat(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
+    sent = asked.model_fields_set
+    given = ["text_input"] if asked.text_input else []
+    given += ["messages"] if asked.messages else []
+    given += ["input_ids"] if "input_ids" in sent else []
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
+    if "messages" not in sent or (given and "messages" not in given):
+        return asked.text_input, None
+    chat = chat_model.prompt(
+        asked.messages,
+        asked.tools,
+        asked.tool_choice,
+        parallel=asked.parallel_tool_calls,
+        continue_final_message=asked.continue_final_message,
+        template_values={
+            **asked.chat_template_kwargs,
+            "add_generation_prompt": asked.add_generation_prompt,
+        },
+    )
+    return chat.text, chat
+
+
+def _checked_token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    last = _last_token_id(tokenizer)
+    if ids and not 0 <= min(ids) <= max(ids) <= last:
+        wrong = next(token for token in ids if not 0 <= token <= last)
+        raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
+    return ids
+
+
+def _id_biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    last = _last_token_id(tokenizer)
+    for token in given:
+        if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
+            raise RequestError(
+                f"logit_bias holds {token[:40]!r}, no token", f"Send ids of 0 to {last}."
+            )
+    return tuple((int(token), float(bias)) for token, bias in given.items())
+
+
+@lru_cache(maxsize=1)
+def _last_token_id(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+
+@lru_cache(maxsize=1)
+def _longest_token_chars(tokenizer: Tokenizer) -> int:
+    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return token ids of words, at a text's start and after a space, as vLLM does."""
+    found: dict[tuple[int, ...], None] = {}
+    texts = [space + word.lstrip() for word in words for space in ("", " ")]
+    ids = [tuple(each) for each in _encode(tokenizer, texts, add_special_tokens=False)]
+    for plain, spaced in zip(ids[::2], ids[1::2], strict=True):
+        found[plain] = None
+        if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+            found[spaced] = None
+    return tuple(ids for ids in found if ids)

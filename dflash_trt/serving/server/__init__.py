@@ -1,7 +1,0 @@
-"""The processes of `dflash-trt serve`."""
-
-from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports
-from dflash_trt.serving.security import read_security
-from dflash_trt.serving.server.launch import find_binary
-from dflash_trt.serving.server.run import Options, running_server, serve
-from dflash_trt.serving.server.update_drafter import update_drafter

@@ -1,0 +1,435 @@
+"""A tritonserver process: start it, wait until it is ready, and always stop it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from dflash_trt import tensorrt_llm
+from dflash_trt.builder.manifest import SHORT
+from dflash_trt.builder.opened import OpenedBuild
+from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
+from dflash_trt.engines.tensorrt.library import check_machine
+from dflash_trt.errors import ServerError
+from dflash_trt.files import size_of
+from dflash_trt.serving import internal
+from dflash_trt.serving.internal import PROOF, client_parameters
+from dflash_trt.serving.log import Event, Log, LogFormat
+from dflash_trt.serving.model import send_command
+from dflash_trt.serving.ports import LOOPBACK, Ports, listen
+from dflash_trt.serving.security import Security, refuse_exposed_old_server
+from dflash_trt.serving.supervisor.children import Child, hold, kill_all, models_of
+from dflash_trt.serving.supervisor.launch import (
+    EXIT_TIMEOUT,
+    command,
+    environment,
+    find_binary,
+    working_directory,
+)
+from dflash_trt.serving.supervisor.ranks import Ranks, check_programs, is_launched
+
+START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
+START_CRASHES = 2
+LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds to load engines; bytes loaded in one more second
+EXIT_AFTER = 10.0  # seconds until Triton ends after a model failed to load
+STUB_TIMEOUT = 60.0  # seconds until each model has a process
+FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
+KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
+SHARED_MEMORY = Path("/dev/shm")
+DRAFTER = "draft"  # the model
+KILLED = "is not healthy"  # Triton's words for a model whose process was killed
+OK, FULL = 200, 503
+# a Python model's exception: the message, then a traceback
+NOT_LOADED = re.compile(r"failed to load '([^']+)' version \d+: (.+)")
+NO_GPU = re.compile("CUDA|Cuda")  # of errors on a machine without one
+HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
+
+Say = Callable[[str], None]
+Probe = Callable[[float], int | None]  # timeout in seconds to an HTTP status, None without answer
+
+
+class Health:
+    """HTTP to the server on these ports; no method raises if it does not answer."""
+
+    def __init__(self, ports: Ports, security: Security) -> None:
+        self._client_key = security.client_key  # see `internal.client_parameters`
+        self._client = httpx.Client(
+            base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
+            headers=security.http_headers,
+            trust_env=False,  # no proxy
+            # a server without free file descriptors still answers on an open connection
+            limits=httpx.Limits(keepalive_expiry=None),
+        )
+
+    def is_ready(self) -> bool:
+        """Return Triton's own readiness, which stays when model processes die."""
+        return self._ask("GET", "health/ready", HTTP_TIMEOUT)[0] == OK
+
+    def probe(self, timeout: float) -> int | None:
+        """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
+        return self._infer("a", 1, timeout)[0]
+
+    def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
+        """Return the output tensors of a greedy request drafted in every round; None on failure."""
+        proof = client_parameters(PROOF, self._client_key)
+        status, answer = self._infer(text, max_tokens, timeout, proof)
+        if status != OK:
+            return None
+        return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
+
+    def load(self, model: str, config: object, timeout: float) -> str | None:
+        """Reload a model with another config; return the error, or None."""
+        body = {"parameters": {"config": json.dumps(config)}}
+        status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
+        return None if status == OK else answer or "it did not answer"
+
+    def end_readiness(self) -> None:
+        """Have Triton say that it is not ready, while it answers everything.
+
+        It does so after a model did not load.
+        """
+        config = {"backend": "none", "max_batch_size": 0}
+        parameters = {"config": json.dumps(config), "file:1/none": ""}
+        body = {"parameters": parameters}
+        self._ask("POST", "repository/models/leaving/load", HTTP_TIMEOUT, body)
+
+    def config(self, model: str) -> dict[str, Any] | None:
+        status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
+        return json.loads(answer) if status == OK else None
+
+    def close(self) -> None:
+        """Close the connections, which a stopping server would wait for."""
+        self._client.close()
+
+    def _infer(
+        self, text: str, max_tokens: int, timeout: float, parameters: dict[str, str] | None = None
+    ) -> tuple[int | None, str]:
+        inputs = [
+            {"name": name, "shape": [1], "datatype": datatype, "data": [value]}
+            for name, datatype, value in (
+                ("text_input", "BYTES", text),
+                ("max_tokens", "INT32", max_tokens),
+                ("ignore_eos", "BOOL", True),
+            )
+        ]
+        body = {"inputs": inputs, "parameters": parameters or {}}
+        return self._ask("POST", "models/dflash_infer/infer", timeout, body)
+
+    def _ask(
+        self, method: str, url: str, timeout: float, body: object = None
+    ) -> tuple[int | None, str]:
+        try:
+            response = self._client.request(method, url, json=body, timeout=timeout)
+        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
+            return None, ""
+        return response.status_code, response.text
+
+
+class Server:
+    """A tritonserver over a build, with its log and runtime directory.
+
+    As a context manager it runs during the block; `start` restarts it after `kill`. Use both in a
+    thread that lives as long as the server, which ends with it. log: a file in an existing folder;
+    None: one in the runtime directory, kept if `keep_log` or a ServerError names it.
+    """
+
+    def __init__(
+        self,
+        build: OpenedBuild,
+        ports: Ports,
+        security: Security | None = None,
+        log: Path | None = None,
+        log_format: LogFormat = "text",
+        *,
+        keep_log: bool = False,
+    ) -> None:
+        self.ports = ports
+        self.security = security or Security()
+        self.build = build
+        repository = find_repository(build.directory)
+        self.models = {path.parents[1].name for path in repository.glob("*/1/model.py")}
+        engines = build.directory / "engines"
+        size = sum(map(size_of, role_directories(engines)))
+        # TensorRT-LLM, without engines of ours, tunes what it has loaded
+        self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
+        bundle = engines / tensorrt_llm.KIND
+        has_bundle = (bundle / ENGINE_FILE).is_file()
+        info = tensorrt_llm.read_info(bundle) if has_bundle else None
+        self._variables = info.environment if info else {}
+        self.health = Health(ports, self.security)
+        listen("grpc", self.security.host, ports.grpc).close()
+        self._runtime = internal.new_runtime()
+        self._ranks: Ranks | None = None
+        if info and not is_launched():
+            self._ranks = Ranks(self._runtime, info.gpus, self._variables)
+        self._keep_log = keep_log
+        try:
+            file = log or self._runtime / "server.log"
+            self.log = Log(file, log_format, build.digest[:SHORT])
+        except ServerError:
+            shutil.rmtree(self._runtime)
+            raise
+        self.send_command = partial(send_command, self._runtime / internal.SOCKET)
+        self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
+        self._children: dict[int, Child] = {}  # the model processes seen since the start
+
+    def __enter__(self) -> "Server":
+        try:
+            self._binary = find_binary(self._runtime)
+            refuse_exposed_old_server(self.security, self._binary.path)
+            if self._ranks:
+                check_programs()
+        except ServerError:
+            shutil.rmtree(self._runtime)
+            raise
+        self._directory = working_directory(self._runtime)
+        self.start()
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self.stop()
+        self.log.flush()
+        if not self._keep_log:
+            self.log.close()
+        keep_log = self._keep_log or isinstance(error, ServerError)
+        for path in self._runtime.glob("*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != self.log.path or not keep_log:
+                path.unlink()
+        with suppress(OSError):  # the log may be in there
+            self._runtime.rmdir()
+
+    def start(self) -> None:
+        """Start Triton over the build; BuildError if that has changed since it was opened."""
+        self.build.check_unchanged()
+        self._forget_children()
+        self._log_start = self.log.count()
+        surrounding = self._ranks.start(self.log) if self._ranks else os.environ
+        self.process = subprocess.Popen(
+            command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
+            env=environment(self._binary, surrounding)
+            | self._variables
+            | self.log.environment
+            | {
+                internal.KEY: internal.new_key(),
+                internal.CLIENT_KEY_VARIABLE: self.security.client_key,
+                internal.RUNTIME: str(self._runtime),
+            },
+            cwd=self._directory,
+            umask=0o077,  # shared memory holds prompts
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.fileno(),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only us
+            preexec_fn=internal.die_with_parent,
+        )
+
+    def wait_ready(
+        self,
+        give_up: threading.Event | None = None,
+        say: Say = lambda line: None,
+        probe: Probe | None = None,
+    ) -> bool:
+        """Return True after a first request, which waits for the costs of rounds as no user should.
+
+        False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice;
+        BuildError if the build changed meanwhile.
+        probe: the way of that request; None: to Triton itself.
+        """
+        give_up = give_up or threading.Event()
+        probe = probe or self.health.probe
+        begun = started = time.monotonic()
+        crashes = 0
+        while time.monotonic() - begun < START_TIMEOUT:
+            if (problem := self._failed_start(started)) is not None:
+                crashes += 1
+                if crashes > START_CRASHES or is_launched():
+                    times = "once" if crashes == 1 else f"{crashes} times"
+                    raise ServerError(f"{problem} while it started, {times}", self._hint())
+                say(f"{problem} while it started; starting it again")
+                self.kill()
+                self.start()
+                started = time.monotonic()
+            elif self.health.is_ready():
+                status = probe(FIRST_TIMEOUT)
+                answered = status == OK or (status == FULL and self._has_requests())
+                if answered and self.ended() is None and not self._models_without_process():
+                    self.build.check_unchanged()  # what the models have loaded
+                    return True
+                if status not in (None, OK, FULL):
+                    raise ServerError(f"the first request got HTTP {status}", self._hint())
+            if give_up.wait(0.1):
+                return False
+        raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._hint())
+
+    def _repository(self) -> Path:
+        """Return the build's model repository, by a link if Triton takes no such path.
+
+        With a space in it Triton would wait forever for its model processes.
+        """
+        repository = find_repository(self.build.directory)
+        if not any(character.isspace() for character in str(repository)):
+            return repository
+        link = self._runtime / "build"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.build.directory)
+        return link / repository.name
+
+    def _has_requests(self) -> bool:
+        """Return whether others' requests, over gRPC, may fill the queue."""
+        status = self.send_command("status")
+        return status is not None and status.open > 0
+
+    def ended(self) -> str | None:
+        """Return what has ended since the start, which Triton's own readiness does not tell."""
+        if (code := self.process.poll()) is not None:
+            return f"tritonserver ended (exit {code})"
+        for child in self._children.values():
+            if child.has_ended:
+                return f"the process of {child.model} ended (pid {child.pid})"
+        if self._ranks and self._ranks.has_ended:
+            return "a rank of TensorRT-LLM ended, and mpirun the others"
+        return None
+
+    def _models_without_process(self) -> set[str]:
+        missing = self.models - {child.model for child in self._children.values()}
+        if missing:
+            self._hold_children()
+        return missing
+
+    def _hold_children(self) -> None:
+        for pid, model in self.stubs().items():
+            if pid not in self._children:
+                child = hold(pid, model, self.process.pid)
+                if child is not None:
+                    self._children[pid] = child
+
+    def _forget_children(self) -> None:
+        for child in self._children.values():
+            child.close()
+        self._children = {}
+
+    def _failed_start(self, started: float) -> str | None:
+        """Return what crashed since `started`; ServerError if a restart would not help."""
+        missing = self._models_without_process()
+        took = time.monotonic() - started
+        if missing and took > STUB_TIMEOUT:
+            return f"the process of {min(missing)} is not there"
+        if took > self._load_timeout and not self.health.is_ready():
+            return f"its models were not loaded in {self._load_timeout:.0f} s"
+        if (problem := self.ended()) is None:
+            return None
+        with suppress(subprocess.TimeoutExpired):  # a model that fails to load ends both
+            self.process.wait(EXIT_AFTER)
+        code = self.process.poll()
+        if code is None:
+            return problem
+        reason = _why_it_ended(self.log.since(self._log_start))
+        if code < 0 or KILLED in reason:
+            return f"tritonserver ended (exit {code})" if code < 0 else problem
+        raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._hint())
+
+    def stubs(self) -> dict[int, str]:
+        """Return the model of each process that runs one now."""
+        return models_of(self.process.pid)
+
+    @contextmanager
+    def reloading(self, model: str) -> Iterator[None]:
+        """Allow a model's process to be replaced within the block."""
+        old = {pid: child for pid, child in self._children.items() if child.model == model}
+        for pid in old:
+            del self._children[pid]
+        try:
+            yield
+        finally:
+            deadline = time.monotonic() + STUB_TIMEOUT  # for the old ones to end
+            while [*self.stubs().values()].count(model) > 1 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            self._hold_children()
+            for child in old.values():
+                child.close()
+
+    def load_drafter(self, build: Path) -> None:
+        """Replace the running drafter by another build's; ServerError if that fails."""
+        config = self.health.config(DRAFTER)
+        held = self.send_command("hold")
+        try:
+            reason = "the server does not answer"
+            if config is not None and held is not None:
+                config["parameters"]["engine"]["string_value"] = str(build / "engines" / "drafter")
+                reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
+            if reason:
+                raise ServerError(f"the drafter did not load: {reason}", self._hint())
+        finally:
+            self.send_command("release")
+
+    def stop(self) -> None:
+        """Stop the server and its model processes; takes bounded time."""
+        self.health.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_TIMEOUT + 3)
+        if self._ranks and self.process.poll() is not None:
+            self._ranks.stop()
+        self.kill()
+
+    def kill(self) -> None:
+        """End everything at once; clients' connections close."""
+        with suppress(OSError):
+            self.process.send_signal(signal.SIGSTOP)  # it starts no other model meanwhile
+            self._hold_children()
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a driver may block it
+            self.process.wait(KILL_TIMEOUT)
+        kill_all(self._children.values(), KILL_TIMEOUT)
+        self._forget_children()
+        if self._ranks:
+            self._ranks.kill()
+        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
+            region.unlink(missing_ok=True)
+
+    def _hint(self) -> str:
+        return f"Read its log: {self.log.path}"
+
+
+def find_repository(directory: Path) -> Path:
+    """Return a build's model repository; ServerError or EngineError if it cannot be served."""
+    repository = (directory / "model_repository").resolve()
+    if (repository / "dflash" / "config.pbtxt").is_file():
+        for engine in filter(Path.is_dir, role_directories(repository.parent / "engines")):
+            info = read_info(engine)  # report problems before Triton runs
+            if info.plan is not None:
+                check_machine(info)
+        return repository
+    raise ServerError(
+        f"{directory} is not a directory that `dflash-trt build` made",
+        "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
+    )
+
+
+def _why_it_ended(events: list[Event]) -> str:
+    messages = [event.message for event in events]
+    failures = [*filter(None, map(NOT_LOADED.match, messages))]
+    if failures:
+        return "; ".join(f"model {match[1]} did not load: {match[2]}" for match in failures)
+    errors = [
+        event.message
+        for event in events
+        if event.level == "ERROR" and not NO_GPU.search(event.message)
+    ]
+    errors += [message for message in messages if message.startswith("error:")]
+    return " | ".join((errors or messages)[-5:]) or "it said nothing"
