@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dflash_trt.hardware import machine
 from dflash_trt.planning import (
     PLAIN,
     Constants,
@@ -32,7 +33,6 @@ from dflash_trt.planning import (
     Runtime,
     dflash,
     drafter_size,
-    machine,
     published_data,
     published_models,
     round_time,

@@ -30,7 +30,7 @@ from dflash_trt.errors import BenchError, ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as, read_json, replace_text
 from dflash_trt.machine import cpu_model
 from dflash_trt.prompts import Prompt
-from dflash_trt.serving.internal import die_with_parent
+from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.supervisor import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 

@@ -19,16 +19,9 @@ import yaml
 
 from dflash_trt.builder.deployment import render_template, resource_name
 from dflash_trt.builder.tensorrt_llm import open_pair
-from dflash_trt.checkpoints import (
-    Report,
-    drafter_format,
-    drafter_layout,
-    engine_kinds,
-    locate_config,
-    pair_findings,
-)
+from dflash_trt.checkpoints import NotKnown, Report, drafter_format, locate_config
 from dflash_trt.checkpoints.drafter import DFLASH2
-from dflash_trt.checkpoints.findings import NotKnown, warnings_of
+from dflash_trt.checks import drafter_layout, engine_kinds, pair_findings, warnings_of
 from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.tensorrt_llm import Context, LlmArgs, check_args, choose_args, env_vars

@@ -11,14 +11,12 @@ from dflash_trt.builder.repository import write_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
     CARD,
-    NO_PLAN,
     Drafter,
     DrafterSpec,
     Located,
     Report,
     Target,
     TargetSpec,
-    check_pair,
     copy_tokenizer,
     drafter_shapes,
     for_length,
@@ -27,6 +25,7 @@ from dflash_trt.checkpoints import (
     target_shapes,
     tokenizer_files,
 )
+from dflash_trt.checks import NO_PLAN, check_pair
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.errors import ConfigError
 

@@ -20,7 +20,7 @@ from dflash_trt.builder.provenance import (
     write_manifest,
 )
 from dflash_trt.checkpoints import Located, Report, locate
-from dflash_trt.checkpoints.findings import Finding
+from dflash_trt.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import BuildError
 from dflash_trt.files import publish, sole_writer

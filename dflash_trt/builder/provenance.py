@@ -26,10 +26,11 @@ from dflash_trt.builder.manifest import (
     write_digest,
 )
 from dflash_trt.builder.program import program
-from dflash_trt.checkpoints import Located, Report, read_card, read_json
-from dflash_trt.checkpoints.findings import Finding
+from dflash_trt.checkpoints import Located, Report, read_card
+from dflash_trt.checks import Finding
 from dflash_trt.config import BuildConfig, TargetSource
 from dflash_trt.files import Entry, manifest_entry
+from dflash_trt.weights import read_json
 
 if TYPE_CHECKING:
     from dflash_trt.builder.acceptance_probe import Cost

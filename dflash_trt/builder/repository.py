@@ -9,17 +9,16 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
-from dflash_trt.builder.settings import Settings, as_parameters
 from dflash_trt.chat import turn_end_ids
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
+from dflash_trt.wire import Settings, as_parameters
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 INTERNAL = ("draft_verify", "verify", "draft")  # only for the request handler
-CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # APIs that always need a key
 MODELS = (*PUBLIC, *INTERNAL)
 
 

@@ -12,7 +12,6 @@ from dflash_trt.builder.repository import write_llm_repository
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
     NO_DRAFTER,
-    READER_CHECKS,
     Located,
     Model,
     Pair,
@@ -20,10 +19,9 @@ from dflash_trt.checkpoints import (
     copy_tokenizer,
     open_drafter,
     open_target,
-    pair_findings,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.findings import Finding, warnings_of
+from dflash_trt.checks import READER_CHECKS, Finding, pair_findings, warnings_of
 from dflash_trt.config import BuildConfig, Precision
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.tensorrt_llm import (

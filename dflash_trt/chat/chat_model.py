@@ -34,8 +34,8 @@ from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools,
 from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
-from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids, load_tokenizer
-from dflash_trt.checkpoints.findings import Found, NotKnown, check
+from dflash_trt.checkpoints import NO_DRAFTER, Model, NotKnown, Pair, eos_token_ids, load_tokenizer
+from dflash_trt.checks import Found, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
 MOST_CACHED = 2**14  # characters of a specimen

@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.chat.templates import Template
-from dflash_trt.checkpoints import (
-    MORE_TEMPLATES,
-    load_tokenizer,
-    read_bytes,
-    read_json,
-    special_tokens,
-)
+from dflash_trt.checkpoints import MORE_TEMPLATES, load_tokenizer, special_tokens
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
+from dflash_trt.weights import read_bytes, read_json
 
 AGAIN = "Download or export the tokenizer again"
 DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates

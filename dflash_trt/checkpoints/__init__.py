@@ -1,4 +1,4 @@
-"""Checkpoints: read a target or drafter directory and check that the pair belongs together."""
+"""Checkpoints: read the directory of a target or a drafter, whatever its format."""
 
 from dflash_trt.checkpoints.directory import (
     CARD,
@@ -6,9 +6,7 @@ from dflash_trt.checkpoints.directory import (
     Spell,
     copy_tokenizer,
     load_tokenizer,
-    read_bytes,
     read_card,
-    read_json,
     special_tokens,
     speller,
     tokenizer_files,
@@ -21,17 +19,14 @@ from dflash_trt.checkpoints.drafter import (
     open_drafter,
 )
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.gguf import BITS, Blocks
-from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
-from dflash_trt.checkpoints.model_checks import drafter_layout
-from dflash_trt.checkpoints.pair import (
-    NO_PLAN,
-    READER_CHECKS,
-    TENSORRT_LLM_CHECKS,
-    check_pair,
-    engine_kinds,
-    inspect,
-    pair_findings,
+from dflash_trt.checkpoints.model import (
+    NO_DRAFTER,
+    Drafter,
+    Model,
+    NotKnown,
+    Pair,
+    Target,
+    for_length,
 )
 from dflash_trt.checkpoints.source import (
     Located,
@@ -53,7 +48,6 @@ from dflash_trt.checkpoints.spec import (
     Selector,
     TargetSpec,
 )
-from dflash_trt.checkpoints.stored import MODELOPT_FILE, Span
 from dflash_trt.checkpoints.target import (
     eos_token_ids,
     load_target,
@@ -61,4 +55,3 @@ from dflash_trt.checkpoints.target import (
     sampling_defaults,
     target_shapes,
 )
-from dflash_trt.checkpoints.weights import INDEX, Weights, open_files

@@ -22,8 +22,8 @@ from dflash_trt.checkpoints.spec import (
     LayerSpec,
     Selector,
 )
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.weights import Weights
 
 DFLASH2 = "DFlash2DraftModel"
 TABLES = ("embed_tokens", "lm_head")

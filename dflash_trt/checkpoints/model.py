@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, read_json
+from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer
 from dflash_trt.checkpoints.fields import ORIGINAL, Config
-from dflash_trt.checkpoints.findings import NotKnown
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.json_file import read_json
+from dflash_trt.weights.weights import Weights
 
 Spec = TypeVar("Spec", TargetSpec, DrafterSpec)
 # objects of a config.json whose fields take precedence over those beside them
@@ -23,6 +23,10 @@ INNER = ("text_config", "transformer_layer_config", "dflash_config")
 
 MAX_SIZE = 1 << 48  # a larger number is no valid size
 OTHER_DRAFTER = "Use the drafter that was trained for this target"
+
+
+class NotKnown(Exception):
+    """A value that a check needs is unknown."""
 
 
 @dataclass(frozen=True)

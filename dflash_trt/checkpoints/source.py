@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
-from dflash_trt.checkpoints.gguf import as_directory, find_packaged_file
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import published_config
+from dflash_trt.weights.gguf import as_directory, find_packaged_file
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 

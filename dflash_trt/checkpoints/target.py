@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, read_json, special_tokens
+from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, special_tokens
 from dflash_trt.checkpoints.fields import (
     FULL,
     LINEAR,
@@ -26,9 +26,10 @@ from dflash_trt.checkpoints.fields import (
 from dflash_trt.checkpoints.model import Target, open_model, unless_refused
 from dflash_trt.checkpoints.shapes import Shapes, layer_shapes
 from dflash_trt.checkpoints.spec import Experts, TargetSpec
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.request_schema import GenerateRequest, first_fault
+from dflash_trt.weights.json_file import read_json
+from dflash_trt.weights.weights import Weights
 
 HEAD = "lm_head.weight"
 

@@ -36,9 +36,10 @@ def plan(
         return _list_downloads(config, json_)
     from tempfile import TemporaryDirectory
 
-    from dflash_trt.cli.plan import dflash_drafter, locate_planned, make_plan, show_plan
+    from dflash_trt.cli.plan import show_plan
     from dflash_trt.config import load_config
-    from dflash_trt.planning import machine as named
+    from dflash_trt.hardware import machine as named
+    from dflash_trt.tensorrt_llm.plan import dflash_drafter, locate_planned, make_plan
 
     settings = load_config(config)
     hardware = None if machine is None else named(machine)
@@ -75,8 +76,8 @@ def inspect(
     from tempfile import TemporaryDirectory
 
     from dflash_trt.chat import CHAT_CHECKS, about_chats
-    from dflash_trt.checkpoints import inspect as run
     from dflash_trt.checkpoints import locate_argument
+    from dflash_trt.checks import inspect as run
     from dflash_trt.cli.show import show
 
     with TemporaryDirectory(prefix="dflash-trt-inspect-") as scratch, reporting() as report:

@@ -1,152 +1,16 @@
-"""`dflash-trt plan`: what a config's pair needs of a machine, and its speed there."""
+"""`dflash-trt plan`: a plan as tables."""
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Column, Table
 
-from dflash_trt import planning, tensorrt_llm
-from dflash_trt.checkpoints import (
-    Pair,
-    Report,
-    locate_config,
-    open_drafter,
-    open_target,
-    packaged_config,
-)
 from dflash_trt.cli.show import on_one_line, text_console
-from dflash_trt.config import BuildConfig, Source, TensorRTLLM
-from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.planning import Machine
 
-CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
-BLOCK = 16  # z-lab's default
-MIB, GIB, WIDTH = 1 << 20, 1 << 30, 140
-
-
-def locate_planned(source: Source, role: str, report: Report, scratch: Path) -> Path:
-    """Return a directory with at least the model's config.json.
-
-    Of a published model that cannot be downloaded, the package's (`models.yaml`) in `scratch`.
-    """
-    try:
-        return locate_config(source, role, report, scratch).directory
-    except CheckpointError as error:
-        return packaged_config(source, role, scratch, error).directory
-
-
-def make_plan(
-    config: BuildConfig,
-    target: Path,
-    drafter: Path,
-    hardware: Machine | None = None,
-    context: int | None = None,
-    acceptance: float | None = None,
-) -> dict[str, Any]:
-    """Return the plan for JSON; seconds, bytes and tokens/s.
-
-    target, drafter: directories with at least a config.json. hardware: overrides the config's.
-    """
-    engine, summary, drafting = config.engine, open_target(target), open_drafter(drafter)
-    block = _block_size(config, drafting.values)
-    args = None
-    if isinstance(engine, TensorRTLLM):
-        summary = tensorrt_llm.as_if_quantized(engine.quantize, summary)
-        hardware = hardware or engine.machine
-        # the arguments that `build` would write
-        planned = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
-        args = tensorrt_llm.choose_args(planned)
-        backend = args.value("speculative_config.attention_backend")
-        backend = backend or tensorrt_llm.drafter_backend(planned)
-        deployment = tensorrt_llm.deployment(planned, args, backend, block)
-    elif hardware is None:
-        raise ConfigError(
-            f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
-            f"Give --machine: one of {', '.join(planning.PRESETS)}",
-        )
-    else:
-        planned = tensorrt_llm.Context(config, Pair(summary, drafting), hardware)
-        values = tensorrt_llm.target_values(target, summary.values)
-        size = planning.target_size(values)
-        deployment = planning.Deployment(
-            machine=hardware,
-            gpus=hardware.all_gpus,
-            target=size,
-            drafter=planning.drafter_size(drafting.values, size),
-            block=block,
-            kv_bytes=tensorrt_llm.kv_bytes(values, "auto"),
-            backend=tensorrt_llm.drafter_backend(planned),
-        )
-    hubs = config.target.hub or "", dflash_drafter(config).hub or ""
-    tau, source = planning.expected_acceptance(hubs[1], block - 1)
-    if acceptance is not None:
-        tau, source = acceptance, "given"
-    if tau > block:
-        fix = "Give the mean number of tokens that a round commits"
-        raise ConfigError(f"--acceptance {tau:g} is above {block}, the tokens of a round", fix)
-    longest = (args.max_seq_len if args else config.serving.max_seq_len) or tensorrt_llm.CONTEXT
-    context = context or min(tensorrt_llm.CONTEXT, longest)
-    longest = max(context, longest)
-    methods = planning.PLAIN, planning.dflash(deployment.drafter, tau, block - 1)
-    return {
-        "name": config.name,
-        "machine": {"name": hardware.name, "gpu": hardware.gpu.name, "gpus": deployment.gpus},
-        "target": _about_model(deployment.target, hubs[0] or target.name),
-        "drafter": _about_model(deployment.drafter, hubs[1] or drafter.name),
-        "assumed": {
-            "context": context,
-            "block": block,
-            "acceptance": tau,
-            "acceptance_from": source,
-            "kv_bytes": deployment.kv_bytes,
-            "attention_backend": deployment.backend,
-        },
-        "built": args  # the layout that `build` chooses
-        and {
-            "layout": str(tensorrt_llm.layout_of(args.complete)),
-            "max_batch_size": args.max_batch_size,
-            "max_seq_len": args.max_seq_len,
-            "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
-        },
-        "memory": [*deployment.memory(CONTEXTS, longest)],
-        "speed": [
-            point for method in methods for point in deployment.speed(method, context, longest)
-        ],
-        "errors": planning.fit_errors(),
-    }
-
-
-def dflash_drafter(config: BuildConfig) -> Source:
-    """Return the DFlash drafter to plan for, whatever the method; ConfigError without one."""
-    other = config.drafter if config.speculation.method == "dflash" else None
-    if found := config.drafters.get("dflash", other):
-        return found
-    raise ConfigError(
-        "a plan is of a DFlash drafter, and the config names none",
-        "Name it: drafters: {dflash: {hub: ORG/NAME, revision: COMMIT}}",
-    )
-
-
-def _block_size(config: BuildConfig, values: Mapping[str, Any]) -> int:
-    found = values.get("block_size")
-    trained = found if type(found) is int and 2 <= found <= 1024 else BLOCK
-    return min(trained, (config.speculation.draft_tokens or trained) + 1)
-
-
-def _about_model(size: planning.ModelSize, name: str) -> dict[str, Any]:
-    formats = {
-        kind.name for layer in size.kinds for count, kind in layer.parameters_by_format() if count
-    }
-    return {
-        "name": name,
-        "parameters": size.parameters,
-        "weight_bytes": round(size.weight_bytes),
-        "formats": sorted(formats),
-        "layers": len(size.layers),
-        "experts": max((layer.experts for layer in size.layers), default=0),
-    }
+MIB = 1 << 20
+GIB = 1 << 30
+WIDTH = 140
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import PRESETS, Machine, machine
+from dflash_trt.hardware import PRESETS, Machine, machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.builder import check_build, read_manifest
-from dflash_trt.checkpoints.findings import Finding, run
+from dflash_trt.checks import Finding, run
 from dflash_trt.doctor import checks
 from dflash_trt.tensorrt_llm import KIND
 

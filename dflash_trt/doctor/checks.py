@@ -20,7 +20,8 @@ from typing import Any
 
 from dflash_trt.builder.acceptance_probe import PROMPTS, chat_prompts
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
+from dflash_trt.checkpoints import NotKnown
+from dflash_trt.checks import Check, Found, check
 from dflash_trt.files import read_as
 from dflash_trt.machine import container_cpus
 from dflash_trt.serving.supervisor import find_binary

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from dflash_trt.checkpoints import BITS, Blocks, DecoderSpec, Span, Weights
+from dflash_trt.checkpoints import DecoderSpec
 from dflash_trt.files import Entry, digest_for
 from dflash_trt.graphs.quantized import (
     BLOCK,
@@ -27,6 +27,7 @@ from dflash_trt.graphs.quantized import (
     quantize_to_7_bits,
     widen_to_8_bits,
 )
+from dflash_trt.weights import BITS, Blocks, Span, Weights
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
 CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight

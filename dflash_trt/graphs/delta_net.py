@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import DeltaNet, Weights
+from dflash_trt.checkpoints import DeltaNet
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Layer, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
+from dflash_trt.weights import Weights
 
 NORM_EPSILON = 1e-6  # of the norms of queries and keys (transformers `l2norm`)
 END = 2**62  # of a slice

@@ -2,13 +2,14 @@
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, Weights, draft_token_ids
+from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, draft_token_ids
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.dflash2 import pair_scores
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
+from dflash_trt.weights import Weights
 
 CANDIDATES = 16  # best tokens of a draft; fewer would change speed, never texts
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import LayerSpec, Weights
+from dflash_trt.checkpoints import LayerSpec
 from dflash_trt.graphs.builder import Bits, GraphBuilder
 from dflash_trt.graphs.quantized import BLOCK
+from dflash_trt.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import Experts, Weights
+from dflash_trt.checkpoints import Experts
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
+from dflash_trt.weights import Weights
 
 Array = npt.NDArray[Any]
 Half = Literal["gate_up", "down"]  # of an expert

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints import Blocks
+from dflash_trt.weights import Blocks
 
 BLOCK = 32
 SHRUNK = (1, 0.95, 0.9, 0.85, 0.8)  # clipping the largest weights may fit the others better

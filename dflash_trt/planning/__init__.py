@@ -1,7 +1,6 @@
 """Planning: memory of a model and time of a round, from config.json files and data sheets."""
 
 from dflash_trt.planning.capacity import OVERHEAD, POOL_FRACTION, Deployment
-from dflash_trt.planning.hardware import PRESETS, Gpu, Machine, machine
 from dflash_trt.planning.model_size import (
     Layer,
     ModelSize,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_trt.planning.hardware import Machine
+from dflash_trt.hardware import Machine
 from dflash_trt.planning.model_size import ModelSize
 from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, fastest
 

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Literal
 
 from dflash_trt.files import read_yaml_beside
-from dflash_trt.planning.hardware import Gpu
+from dflash_trt.hardware import Gpu
 from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize
 from dflash_trt.planning.published import published_acceptance
 

@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from dflash_trt.builder.settings import CODED_ERRORS
 from dflash_trt.errors import (
     DeadlineError,
     DflashError,
@@ -31,6 +30,7 @@ from dflash_trt.errors import (
 from dflash_trt.prompts import AnyPrompt
 from dflash_trt.request_schema import GenerateRequest, encode, first_fault
 from dflash_trt.speculation import SOURCES
+from dflash_trt.wire import CODED_ERRORS
 
 MODEL = "dflash"
 TIMEOUT = 600.0  # seconds, by default

@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.builder.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
-from dflash_trt.serving.internal import new_key
+from dflash_trt.serving.keys import new_key
 from dflash_trt.serving.ports import LOOPBACK, reachable_address
+from dflash_trt.wire import CHANGES
 
 # 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
@@ -45,7 +45,7 @@ class Security:
     key_file: Path | None = None  # where they come from; it may change
     # `serve` shows it to its Triton; it also closes APIs without a public key
     own_key: str = field(default_factory=new_key, repr=False)
-    client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
+    client_key: str = field(default_factory=new_key, repr=False)  # see `keys.client_parameters`
 
     @property
     def exposed(self) -> bool:

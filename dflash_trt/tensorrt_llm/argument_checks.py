@@ -4,12 +4,10 @@ Arguments that its class or its start refuses are left to it. An error means use
 texts; a warning is slow or suboptimal; a note is what users of the server may notice.
 """
 
-import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
-from dflash_trt.checkpoints.findings import Finding, Found, check, checks_for, checks_of, run
+from dflash_trt.checks import TENSORRT_LLM_CHECKS, Check, Finding, Found, check, checks_for, run
 from dflash_trt.config import Method
 from dflash_trt.planning import OVERHEAD, section
 from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET, Context, target_bytes, weight_bytes
@@ -20,12 +18,6 @@ OWN = "engine.args.speculative_config"
 CACHE = "engine.args.kv_cache_config"
 TAIL = "speculative_config.context_recompute_tail"
 GIB = 1 << 30
-
-
-def check_args(context: Context, args: LlmArgs) -> Iterator[Finding]:
-    """Yield every check's finding; an error must not be deployed."""
-    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), context.pair)
-    yield from run(checks_for(checks_of(sys.modules[__name__]), context.method), context, args)
 
 
 # --- single values --------------------------------------------------------------------------------
@@ -429,3 +421,36 @@ def _installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+ARGUMENT_CHECKS: list[Check[[Context, LlmArgs]]] = [
+    values_that_work,
+    forced_acceptance,
+    faults_known,
+    draft_length_as_trained,
+    taps_and_mask_as_stated,
+    schedule_covers_batch,
+    acceptance_threshold,
+    sampled_requests,
+    guided_of_channels,
+    no_idle_gpus,
+    nvlink_domain,
+    target_attention,
+    drafter_windows,
+    models_as_checked,
+    remote_code,
+    weights_fit,
+    cache_type_of_pool,
+    concurrency_met,
+    positions,
+    block_reuse,
+    reuse_with_tail,
+    tail_of_manager,
+    one_server,
+]
+
+
+def check_args(context: Context, args: LlmArgs) -> Iterator[Finding]:
+    """Yield every check's finding; an error must not be deployed."""
+    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), context.pair)
+    yield from run(checks_for(ARGUMENT_CHECKS, context.method), context, args)

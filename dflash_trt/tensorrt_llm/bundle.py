@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dflash_trt.checkpoints import Model, Report, open_files, small_files
+from dflash_trt.checkpoints import Model, Report, small_files
 from dflash_trt.config import BuildConfig
 from dflash_trt.engines import ENGINE_FILE
 from dflash_trt.errors import EngineError
@@ -32,6 +32,7 @@ from dflash_trt.files import (
 from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.llm_args import Context, env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
+from dflash_trt.weights import open_files
 
 KIND = "tensorrt_llm"
 ARGS_FILE = "llm_args.yaml"

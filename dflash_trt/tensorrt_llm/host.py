@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.findings import NotKnown
+from dflash_trt.checkpoints import NotKnown
 from dflash_trt.errors import EngineError
 from dflash_trt.tensorrt_llm.bundle import BundleInfo, read_llm_args
 

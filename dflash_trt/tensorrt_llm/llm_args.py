@@ -12,25 +12,14 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import (
-    INDEX,
-    MODELOPT_FILE,
-    SLIDING,
-    Drafter,
-    Model,
-    Pair,
-    Target,
-    read_json,
-)
-from dflash_trt.checkpoints.findings import NotKnown
+from dflash_trt.checkpoints import SLIDING, Drafter, Model, NotKnown, Pair, Target
 from dflash_trt.config import CHAIN, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.hardware import Gpu, Machine
 from dflash_trt.planning import (
     POOL_FRACTION,
     Deployment,
-    Gpu,
     Layout,
-    Machine,
     ModelSize,
     Values,
     drafter_size,
@@ -38,6 +27,7 @@ from dflash_trt.planning import (
     target_size,
 )
 from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
+from dflash_trt.weights import INDEX, MODELOPT_FILE, read_json
 
 # kernels of the drafter's attention by compute capability: `attention_backend` of
 # DFlashDecodingConfig (1.4.0rc0); pull requests 16914 and 18553

@@ -23,11 +23,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import INDEX, MODELOPT_FILE, Report, Target, read_json, small_files
+from dflash_trt.checkpoints import Report, Target, small_files
 from dflash_trt.config import Precision
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
-from dflash_trt.planning import Machine
+from dflash_trt.hardware import Machine
+from dflash_trt.weights import INDEX, MODELOPT_FILE, read_json
 
 # compute capabilities and targets (prefixes of `architectures`) with kernels in TensorRT-LLM's
 # PyTorch backend: docs/source/features/quantization.md (main, August 2026)

@@ -22,7 +22,8 @@ from pairs import Pair, teach, tiny_tokenizer, write_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dflash_trt.checkpoints import check_pair, draft_token_ids, load_drafter, load_target
+from dflash_trt.checkpoints import draft_token_ids, load_drafter, load_target
+from dflash_trt.checks import check_pair
 from dflash_trt.decoding import Request
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError

@@ -27,7 +27,7 @@ from exact import NEW_TOKENS, Case, case_for, prefix_cache_of, run_all, schedule
 from families import FORMATS, HYBRIDS, pair_of
 from transformers import Qwen3_5TextConfig, Qwen3NextConfig
 
-from dflash_trt.checkpoints import Weights, load_drafter, load_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.target import qwen3_5, qwen3_5_moe, qwen3_next
 from dflash_trt.decoding import (
@@ -44,6 +44,7 @@ from dflash_trt.graphs import target_graph, use_cpu_kernels
 from dflash_trt.graphs.builder import OPSET
 from dflash_trt.graphs.positions import inverse_frequencies
 from dflash_trt.speculation import Fixed, Proposal, Row
+from dflash_trt.weights import Weights
 
 ONE = "qwen3.5"
 PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119)), [7], [*range(40, 73)]]

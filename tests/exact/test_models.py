@@ -15,7 +15,7 @@ from exact import run_all, scheduler_of
 from families import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.chat import CHAT_CHECKS
-from dflash_trt.checkpoints.pair import PAIR_CHECKS
+from dflash_trt.checks.pair import PAIR_CHECKS
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed

@@ -14,10 +14,12 @@ from op_profile import PROFILE
 from safetensors.numpy import load_file, save_file
 
 from dflash_trt.builder.engines import EngineOptions, build_target
-from dflash_trt.checkpoints import TargetSpec, Weights, check_pair, load_target
+from dflash_trt.checkpoints import TargetSpec, load_target
+from dflash_trt.checks import check_pair
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.target import target_graph
+from dflash_trt.weights import Weights
 
 pytestmark = pytest.mark.models
 

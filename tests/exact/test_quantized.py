@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
-from dflash_trt.checkpoints import Weights, stored
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights import Weights, stored
 
 pytestmark = pytest.mark.models
 Tensors = dict[str, torch.Tensor]

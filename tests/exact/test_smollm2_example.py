@@ -15,7 +15,7 @@ from pairs import tiny_tokenizer
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dflash_trt.checkpoints.gguf import LAYER_NAMES
+from dflash_trt.weights.gguf import LAYER_NAMES
 
 pytestmark = pytest.mark.models
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"

@@ -14,12 +14,12 @@ from builds import build_pair
 from pairs import make_pair, teach
 
 from dflash_trt.builder.provenance import digests
-from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.files import LARGE
 from dflash_trt.graphs import builder
 from dflash_trt.graphs.quantized import Matrix, join_transposed, quantize_rows, widen_to_8_bits
+from dflash_trt.weights.gguf import Blocks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -20,7 +20,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from dflash_trt.builder.repository import read_config, templates
 from dflash_trt.request_schema import tensors
-from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.keys import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.tracing import CONTEXT, HEADER
 

@@ -14,7 +14,7 @@ from llm_build import write_llm_build
 from pycode import PYCODE, prompt_ids
 
 from dflash_trt.builder.pipeline import build
-from dflash_trt.checkpoints.findings import NotKnown
+from dflash_trt.checkpoints import NotKnown
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless

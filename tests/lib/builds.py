@@ -7,7 +7,8 @@ from typing import Any
 
 from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
 from dflash_trt.builder.pipeline import BuildResult, build
-from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
+from dflash_trt.checkpoints import Drafter, Target, load_drafter, load_target
+from dflash_trt.checks import check_pair
 from dflash_trt.config import BuildConfig
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import RoundOutput, VerifyInput
 from dflash_trt.engines.info import EngineInfo, write_info
@@ -22,6 +21,7 @@ from dflash_trt.serving.model.engine_loop import EngineLoop
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.wire import Settings
 
 WAIT = 10.0
 VOCAB = 100

@@ -18,9 +18,9 @@ import pytest
 from load import metric
 
 from dflash_trt.builder.opened import OpenedBuild
-from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor import application
 from dflash_trt.serving.supervisor.application import Application

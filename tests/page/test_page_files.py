@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "dflash_trt" / "serving" / "app" / "page"
+PAGE = Path(__file__).parents[2] / "dflash_trt" / "serving" / "http" / "page"
 LARGEST = 100_000  # bytes of all files
 LONGEST = 350  # lines of one
 # each makes markup, code, or a request of a string

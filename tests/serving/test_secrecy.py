@@ -14,10 +14,10 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.builder.repository import read_config, templates
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.internal import (
+from dflash_trt.serving.control import SOCKET
+from dflash_trt.serving.keys import (
     CLIENT_KEY_VARIABLE,
-    KEY,
-    SOCKET,
+    INTERNAL_KEY,
     client_of,
     client_parameters,
     env_value,
@@ -42,9 +42,8 @@ def test_no_other_user_may_read_anything_of_it(server: Server) -> None:
     runtime = server.log.path.parent
     regions = list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
     assert len(regions) >= 4
-    assert (runtime / SOCKET).is_socket()
     sockets = [path for path in runtime.iterdir() if path.is_socket()]
-    assert len(sockets) == 2  # of commands and of plain infer
+    assert sockets == [runtime / SOCKET]
     mine = [runtime, server.log.path, *sockets, *regions]
     assert [path for path in mine if path.stat().st_mode & OTHERS] == []
 
@@ -79,9 +78,9 @@ def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> 
 
 
 def test_without_a_key_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY, raising=False)
+    monkeypatch.delenv(INTERNAL_KEY, raising=False)
     with pytest.raises(ServerError, match="dflash-trt serve"):
-        env_value(KEY)
+        env_value(INTERNAL_KEY)
 
 
 def test_only_the_application_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

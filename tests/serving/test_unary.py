@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from load import wait_until
 
-from dflash_trt.serving.internal import RUNTIME
+from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command
 from dflash_trt.serving.model.request_output import RequestOutput
-from dflash_trt.serving.model.unary import ask, unary_server
+from dflash_trt.serving.model.unary import ask, start_listener
 
 OUTPUT = RequestOutput(
     text_output=["é"],
@@ -47,7 +47,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submi
             raise TypeError
         submitted.put((inputs, *rest))
 
-    server = unary_server(submit)
+    server = start_listener(lambda command: HandlerStatus(1, 2), submit)
     yield submitted
     server.close()
 
@@ -96,6 +96,11 @@ def test_a_request_that_fails_at_once_ends_no_other(submitted: Submitted) -> Non
     assert asked(BROKEN).get(timeout=WAIT)[0] == "INTERNAL"
     asked()
     submitted.get(timeout=WAIT)
+
+
+def test_commands_come_the_same_way(submitted: Submitted, tmp_path: Path) -> None:
+    assert send_command(tmp_path, "status") == HandlerStatus(1, 2)
+    assert submitted.empty()
 
 
 def test_a_model_that_is_not_there_is_unavailable(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.planning import PRESETS, Deployment, Layout, drafter_size, target_size
+from dflash_trt.hardware import PRESETS
+from dflash_trt.planning import Deployment, Layout, drafter_size, target_size
 from dflash_trt.planning.capacity import arena_budget, arena_slot
 
 GIB = 1 << 30

@@ -19,7 +19,6 @@ from llm_build import STANDINS, standins, write_llm_build
 from load import wait_until
 from triton_metrics import Triton
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client
@@ -28,6 +27,7 @@ from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.tensorrt_llm.bundle import read_llm_args
+from dflash_trt.wire import Settings
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
 ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}

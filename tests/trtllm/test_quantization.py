@@ -19,20 +19,14 @@ from dflash_trt.builder import acceptance_probe as costs
 from dflash_trt.builder.acceptance_probe import calibration_texts, measure_cost
 from dflash_trt.builder.manifest import differences, read_manifest
 from dflash_trt.builder.pipeline import build
-from dflash_trt.checkpoints import (
-    Pair,
-    Weights,
-    inspect,
-    open_drafter,
-    open_target,
-    read_json,
-    stored,
-)
-from dflash_trt.cli.plan import make_plan as plan
+from dflash_trt.checkpoints import Pair, open_drafter, open_target
+from dflash_trt.checks import inspect
 from dflash_trt.config import BuildConfig, Precision, load_config
 from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.planning import machine
+from dflash_trt.hardware import machine
 from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
+from dflash_trt.tensorrt_llm.plan import make_plan as plan
+from dflash_trt.weights import Weights, read_json, stored
 
 IDS = [[(7 * i + 3 * j) % 300 for j in range(24)] for i in range(3)]
 

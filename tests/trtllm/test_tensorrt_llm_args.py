@@ -18,12 +18,11 @@ from holes import write_hole
 from jsonschema import Draft202012Validator
 from llm_build import STANDINS
 
-from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair, open_drafter, open_target
-from dflash_trt.checkpoints.findings import Finding, checks_of
-from dflash_trt.checkpoints.gguf import LINK
+from dflash_trt.checkpoints import Pair, open_drafter, open_target
+from dflash_trt.checks import TENSORRT_LLM_CHECKS, Finding
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
-from dflash_trt.planning import PRESETS
+from dflash_trt.hardware import PRESETS
 from dflash_trt.tensorrt_llm import (
     Context,
     LlmArgs,
@@ -34,6 +33,7 @@ from dflash_trt.tensorrt_llm import (
 )
 from dflash_trt.tensorrt_llm.llm_args import BINDING
 from dflash_trt.tensorrt_llm.schema import schema
+from dflash_trt.weights.gguf import LINK
 
 GIB = 1 << 30
 Fields = dict[str, Any]
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
 USUAL = {"sampled-requests": "note", "faults-known": "warning"}
 
 
-ALL_CHECKS = [*TENSORRT_LLM_CHECKS, *checks_of(argument_checks)]
+ALL_CHECKS = [*TENSORRT_LLM_CHECKS, *argument_checks.ARGUMENT_CHECKS]
 
 
 @pytest.mark.parametrize("check", CASES)

@@ -16,9 +16,9 @@ from pairs import make_pair
 from dflash_trt.builder.manifest import check_build, read_manifest
 from dflash_trt.builder.opened import OpenedBuild, unserved
 from dflash_trt.builder.pipeline import build
-from dflash_trt.checkpoints import gguf
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 from dflash_trt.files import sole_writer
+from dflash_trt.weights import gguf
 
 KINDS: dict[str, dict[str, Any]] = {
     "onnxruntime": {},

@@ -10,8 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.chat.chat_model import chat_template, end_of_turn, turn_end_ids
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer, eos_token_ids
-from dflash_trt.checkpoints.findings import NotKnown
+from dflash_trt.checkpoints import NO_DRAFTER, Model, NotKnown, Pair, copy_tokenizer, eos_token_ids
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>

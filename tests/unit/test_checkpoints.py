@@ -17,8 +17,6 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoints import (
-    Weights,
-    check_pair,
     drafter_shapes,
     for_length,
     load_drafter,
@@ -27,7 +25,9 @@ from dflash_trt.checkpoints import (
     target_shapes,
     tokenizer_files,
 )
+from dflash_trt.checks import check_pair
 from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.weights import Weights
 
 Change = Callable[[dict[str, Any]], Any]
 

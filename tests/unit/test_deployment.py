@@ -35,7 +35,7 @@ from dflash_trt.builder.manifest import NO_DIGEST, build_digest, files_of, serve
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
-from dflash_trt.planning import machine
+from dflash_trt.hardware import machine
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 KUBERNETES = "1.34"

@@ -11,19 +11,14 @@ from builds import config_of, quiet
 from commands import run
 
 from dflash_trt.builder.pipeline import build
-from dflash_trt.builder.settings import Settings
-from dflash_trt.checkpoints import (
-    copy_tokenizer,
-    load_drafter,
-    load_target,
-    load_tokenizer,
-    read_json,
-)
+from dflash_trt.checkpoints import copy_tokenizer, load_drafter, load_target, load_tokenizer
 from dflash_trt.config import load_config
 from dflash_trt.config.build import Speculation
 from dflash_trt.engines.info import read_info
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
 from dflash_trt.prompts import read_prompts
+from dflash_trt.weights import read_json
+from dflash_trt.wire import Settings
 
 DEEP = "[" * 100_000
 NESTED = '{"a": ' * 200 + "1" + "}" * 200

@@ -16,15 +16,10 @@ from safetensors.torch import load_file
 from transformers import GptOssConfig
 
 from dflash_trt.builder.pipeline import build
-from dflash_trt.checkpoints import (
-    Pair,
-    inspect,
-    load_target,
-    open_drafter,
-    open_target,
-    pair_findings,
-)
-from dflash_trt.checkpoints.pair import PAIR_CHECKS
+from dflash_trt.checkpoints import Pair, load_target, open_drafter, open_target
+from dflash_trt.checks import inspect, pair_findings
+from dflash_trt.checks.pair import PAIR_CHECKS
+from dflash_trt.checks.target import TARGET_CHECKS
 from dflash_trt.errors import CheckpointError, PairError
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
@@ -131,7 +126,9 @@ def test_refused_models_are_checked_as_far_as_they_can_be_read(pair: Path) -> No
 
 
 def test_every_check_has_a_case() -> None:
-    assert sorted([check.name for check in PAIR_CHECKS]) == sorted(CASES.keys() | {"draft-tokens"})
+    assert sorted(check.name for check in (*TARGET_CHECKS, *PAIR_CHECKS)) == sorted(
+        CASES.keys() | {"draft-tokens"}
+    )
 
 
 def test_a_scaled_rope_ends_where_its_scaling_does(pair: Path) -> None:
@@ -162,7 +159,7 @@ def test_the_demo_pair_passes() -> None:
 def test_the_text_names_every_check_and_kind() -> None:
     code, out, _ = run("inspect", DEMO / "target", DEMO / "drafter")
     assert code == 0
-    for check in PAIR_CHECKS:
+    for check in (*TARGET_CHECKS, *PAIR_CHECKS):
         assert check.name in out
     assert "\x1b" not in out  # plain, off a terminal
     assert "float32 14,566,144" in out

@@ -15,14 +15,12 @@ from huggingface_hub import constants
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.hardware import PRESETS, Machine, machine
 from dflash_trt.planning import (
-    PRESETS,
     Constants,
     Layout,
-    Machine,
     Method,
     drafter_size,
-    machine,
     published_models,
     target_size,
 )

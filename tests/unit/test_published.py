@@ -19,8 +19,7 @@ from published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 from dflash_trt.builder import manifest, provenance
 from dflash_trt.builder.export import ENGINES, export
 from dflash_trt.builder.pipeline import build
-from dflash_trt.checkpoints import inspect
-from dflash_trt.cli.plan import make_plan
+from dflash_trt.checks import inspect
 from dflash_trt.config import BuildConfig, TensorRT, load_config, variants
 from dflash_trt.engines import read_info
 from dflash_trt.errors import ConfigError, DflashError, PairError
@@ -28,6 +27,7 @@ from dflash_trt.files import Entry
 from dflash_trt.graphs.builder import DataFile
 from dflash_trt.planning import published_config
 from dflash_trt.tensorrt_llm import bundle
+from dflash_trt.tensorrt_llm.plan import make_plan
 
 pytestmark = pytest.mark.models
 

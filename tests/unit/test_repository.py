@@ -8,13 +8,13 @@ import pytest
 from test_chat import _tokenizer
 
 from dflash_trt.builder.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.builder.settings import Settings
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.wire import Settings
 
 LAYER = LayerSpec(
     num_key_value_heads=2, head_dim=16, rope=Rope(theta=10000.0, dim=16), intermediate_size=96

@@ -27,12 +27,14 @@ from dflash_trt.builder import onnxruntime, tensorrt_llm
 from dflash_trt.builder.manifest import check_build, read_manifest, speculation_of
 from dflash_trt.builder.signing import check_signed, sign
 from dflash_trt.chat.render import load_encoding
-from dflash_trt.checkpoints import Located, Weights, inspect
-from dflash_trt.checkpoints.gguf import as_directory
+from dflash_trt.checkpoints import Located
+from dflash_trt.checks import inspect
 from dflash_trt.cli.show import show
 from dflash_trt.config import load_config
 from dflash_trt.errors import DflashError
 from dflash_trt.prompts import read_prompts
+from dflash_trt.weights import Weights
+from dflash_trt.weights.gguf import as_directory
 
 pytestmark = pytest.mark.models
 

@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from dflash_trt.builder import read_manifest, speculation_of
-from dflash_trt.builder.settings import max_draft_tokens
 from dflash_trt.chat import (
     HARMONY,
     AnswerParser,
@@ -48,10 +47,11 @@ from dflash_trt.serving.http.responses import (
     read_request,
 )
 from dflash_trt.serving.http.triton import TritonProxy
-from dflash_trt.serving.internal import client_parameters
-from dflash_trt.serving.model import limits
+from dflash_trt.serving.keys import client_parameters
+from dflash_trt.serving.model.llm import limits
 from dflash_trt.serving.tracing import HEADER, current
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
+from dflash_trt.wire import max_draft_tokens
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Served:
     spell: Spell
     max_draft_tokens: int  # per round
     client: AsyncClient
-    client_key: str  # see `internal.client_parameters`
+    client_key: str  # see `keys.client_parameters`
     chat_model: ChatModel
     responses: ResponseStore
     build: ServedBuild

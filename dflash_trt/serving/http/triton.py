@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.http.bodies import read_off_the_loop
 from dflash_trt.serving.http.triton_body import Body, generate_body, infer_body, json_size_of
-from dflash_trt.serving.internal import client_parameters
+from dflash_trt.serving.keys import client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.refusals import refusal_status, retry_after
 from dflash_trt.serving.security import Security

@@ -1,4 +1,1 @@
-"""The public model: from request tensors to response tensors."""
-
-from dflash_trt.serving.model.control import send_command
-from dflash_trt.serving.model.llm import limits
+"""What runs inside Triton: from request tensors to response tensors, and rounds."""

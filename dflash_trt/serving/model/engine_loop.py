@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.chat import has_channels
 from dflash_trt.decoding import (
     Grammars,
@@ -27,6 +26,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import INTERNAL, NON_FINITE, UNAVAILABLE, Deliver
 from dflash_trt.speculation import CostProfile
+from dflash_trt.wire import Settings
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb
 
 from dflash_trt.engines import load_engine
-from dflash_trt.serving.internal import KEY, end_with_server, env_value, hide_shared_memory, is_key
+from dflash_trt.serving.keys import INTERNAL_KEY, env_value, is_key
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.model.tensors import from_request, to_tensors
+from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 
 
 class EngineModel:
@@ -24,7 +25,7 @@ class EngineModel:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        env_value(KEY)  # fails now if there is none
+        env_value(INTERNAL_KEY)  # fails now if there is none
         end_with_server()
         hide_shared_memory()
         configure()

@@ -17,13 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.decoding import Grammar, Request, SamplingParams, SequenceState, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.serving.internal import end_process
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import INTERNAL, INVALID, Deliver
+from dflash_trt.serving.processes import end_process
 from dflash_trt.tensorrt_llm import ARGS_FILE, with_local_target
+from dflash_trt.wire import Settings
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,17 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, SequenceState, WaitingQueue
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.internal import PROOF
-from dflash_trt.serving.model.control import Command, HandlerStatus
+from dflash_trt.serving.control import Command, HandlerStatus
+from dflash_trt.serving.keys import PROOF
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.output_processor import OutputProcessor
 from dflash_trt.serving.model.requests import number_of_choices, parse_request
 from dflash_trt.serving.model.response_sender import Reply, RequestState, ResponseSender
 from dflash_trt.serving.refusals import CLIENT_LIMIT, LATER, try_again_in
+from dflash_trt.wire import Settings
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.builder.settings import Settings
 from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError, panics_as_errors
 from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
-from dflash_trt.serving.internal import PROOF
+from dflash_trt.serving.keys import PROOF
+from dflash_trt.wire import Settings
 
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
 ANY_OBJECT = '{"type": "object"}'

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb
 
-from dflash_trt.builder.settings import CODED_ERRORS
 from dflash_trt.request_schema import TRITON_PARAMETERS, check_names
-from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.keys import CLIENT, CLIENT_KEY
 from dflash_trt.serving.tracing import CONTEXT, HEADER, valid_or_new_id
+from dflash_trt.wire import CODED_ERRORS
 
 T = TypeVar("T")
 KNOWN = {*TRITON_PARAMETERS, HEADER, CLIENT, CLIENT_KEY, CODED_ERRORS, *CONTEXT}

@@ -1,8 +1,8 @@
 """Plain infer: how the process of `dflash_infer` reaches the request handler in that of `dflash`.
 
-Over a Unix socket, one request per connection. A call between Triton models cannot be cancelled,
-loses error codes, and in Triton 2.51 a decoupled one sometimes crashes the calling process. A call
-over the server's own gRPC takes 1 ms more.
+Over the Unix socket of `dflash`, one request per connection. A call between Triton models cannot be
+cancelled, loses error codes, and in Triton 2.51 a decoupled one sometimes crashes the calling
+process. A call over the server's own gRPC takes 1 ms more.
 """
 
 import base64
@@ -12,25 +12,16 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.serving.internal import RUNTIME, env_value
-from dflash_trt.serving.model.control import (
-    TIMEOUT,
-    SocketServer,
-    connect,
-    receive,
-    runtime_socket,
-    send,
-)
+from dflash_trt.serving.channel import TIMEOUT, SocketServer, connect, receive, send
+from dflash_trt.serving.control import Command, HandlerStatus, socket_path
 from dflash_trt.serving.model.request_output import RequestOutput, arrays
 
 log = logging.getLogger(__name__)
 
-SOCKET = "infer.sock"
 LOOK = 0.02  # minimum seconds between two checks for cancellation
 LOOK_SHARE = 0.001  # seconds per waiting request: a check takes 0.04 ms
 ANSWER_TIMEOUT = 10.0  # seconds for an answer that has begun
@@ -42,21 +33,38 @@ GONE = "UNAVAILABLE", "The model dflash is not running. Try again later."
 NOT_READ = "The request could not be read. The server's log says why."
 
 
-def unary_server(submit: Callable[..., None]) -> SocketServer:
-    """Start a server that calls `RequestHandler.submit` with what `ask` sends."""
+def start_listener(
+    command: Callable[[Command], HandlerStatus], submit: Callable[..., None]
+) -> SocketServer:
+    """Start the server of the model's socket.
+
+    command: answers those of `send_command`; submit: `RequestHandler.submit`, which gets what `ask`
+    sends.
+    """
 
     def serve(connection: socket.socket) -> None:
-        reply = _Reply(connection)
-        try:
-            request = receive(connection, TIMEOUT)
-            inputs = _from_json(request["inputs"])
-            rest = (request[name] for name in ("timeout", "client", "request_id"))
-            submit(inputs, reply, *rest)
-        except Exception:
-            log.exception("a request could not be read")
-            reply.fail("INTERNAL", NOT_READ)
+        message = receive(connection, TIMEOUT)
+        if "command" not in message:
+            _take(connection, message, submit)
+            return
+        with connection:
+            send(connection, command(message["command"]))
 
-    return SocketServer(runtime_socket(SOCKET), serve)
+    path = socket_path()
+    path.unlink(missing_ok=True)  # left by a process that was killed
+    return SocketServer(str(path), serve)
+
+
+def _take(
+    connection: socket.socket, request: Mapping[str, Any], submit: Callable[..., None]
+) -> None:
+    reply = _Reply(connection)
+    try:
+        inputs = _from_json(request["inputs"])
+        submit(inputs, reply, request["timeout"], request["client"], request["request_id"])
+    except Exception:
+        log.exception("a request could not be read")
+        reply.fail("INTERNAL", NOT_READ)
 
 
 class _Reply:
@@ -128,7 +136,7 @@ def ask(
         "request_id": request_id,
     }
     try:
-        with connect(str(Path(env_value(RUNTIME)) / SOCKET)) as connection:
+        with connect(str(socket_path())) as connection:
             send(connection, request)
             while not _is_readable(connection, max(LOOK, threading.active_count() * LOOK_SHARE)):
                 if cancelled():

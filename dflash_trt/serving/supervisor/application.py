@@ -21,9 +21,9 @@ from dflash_trt.serving.http import (
     codec,
     state_codec,
 )
-from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, listen
+from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor.process import KILL_TIMEOUT
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import tracing
-from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.keys import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.security import Security, server_version
 from dflash_trt.serving.tracing import CONTEXT, HEADER

@@ -24,11 +24,17 @@ from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
 from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
-from dflash_trt.serving import internal
-from dflash_trt.serving.internal import PROOF, client_parameters
+from dflash_trt.serving.control import RUNTIME, new_runtime, send_command
+from dflash_trt.serving.keys import (
+    CLIENT_KEY_VARIABLE,
+    INTERNAL_KEY,
+    PROOF,
+    client_parameters,
+    new_key,
+)
 from dflash_trt.serving.log import Event, Log, LogFormat
-from dflash_trt.serving.model import send_command
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
+from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security, refuse_exposed_old_server
 from dflash_trt.serving.supervisor.children import Child, hold, kill_all, models_of
 from dflash_trt.serving.supervisor.launch import (
@@ -64,7 +70,7 @@ class Health:
     """HTTP to the server on these ports; no method raises if it does not answer."""
 
     def __init__(self, ports: Ports, security: Security) -> None:
-        self._client_key = security.client_key  # see `internal.client_parameters`
+        self._client_key = security.client_key  # see `client_parameters`
         self._client = httpx.Client(
             base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
             headers=security.http_headers,
@@ -170,7 +176,7 @@ class Server:
         self._variables = info.environment if info else {}
         self.health = Health(ports, self.security)
         listen("grpc", self.security.host, ports.grpc).close()
-        self._runtime = internal.new_runtime()
+        self._runtime = new_runtime()
         self._ranks: Ranks | None = None
         if info and not is_launched():
             self._ranks = Ranks(self._runtime, info.gpus, self._variables)
@@ -181,7 +187,7 @@ class Server:
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
-        self.send_command = partial(send_command, self._runtime / internal.SOCKET)
+        self.send_command = partial(send_command, self._runtime)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._children: dict[int, Child] = {}  # the model processes seen since the start
 
@@ -224,9 +230,9 @@ class Server:
             | self._variables
             | self.log.environment
             | {
-                internal.KEY: internal.new_key(),
-                internal.CLIENT_KEY_VARIABLE: self.security.client_key,
-                internal.RUNTIME: str(self._runtime),
+                INTERNAL_KEY: new_key(),
+                CLIENT_KEY_VARIABLE: self.security.client_key,
+                RUNTIME: str(self._runtime),
             },
             cwd=self._directory,
             umask=0o077,  # shared memory holds prompts
@@ -234,7 +240,7 @@ class Server:
             stdout=self.log.fileno(),
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches only us
-            preexec_fn=internal.die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def wait_ready(

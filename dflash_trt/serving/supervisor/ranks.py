@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.model.llm import MPI_JOB
+from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.supervisor.children import (
     Child,
     command_line,

@@ -20,7 +20,7 @@ from dflash_trt.builder.provenance import BOM
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
-from dflash_trt.serving.model.control import SocketServer, ask, json_server
+from dflash_trt.serving.channel import SocketServer, ask, json_server
 from dflash_trt.serving.supervisor.process import DRAFTER, Say, Server, find_repository
 
 # several kinds of text, because drafters differ by kind

@@ -5,20 +5,13 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.builder.settings import CODED_ERRORS, Settings
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.internal import (
-    client_of,
-    end_with_server,
-    hide_shared_memory,
-    key_tensor,
-)
+from dflash_trt.serving.keys import client_of, key_tensor
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.model import llm
-from dflash_trt.serving.model.control import control_server
 from dflash_trt.serving.model.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
@@ -32,8 +25,10 @@ from dflash_trt.serving.model.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.model.unary import unary_server
+from dflash_trt.serving.model.unary import start_listener
+from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
+from dflash_trt.wire import CODED_ERRORS, Settings
 
 
 class TritonPythonModel:
@@ -58,8 +53,7 @@ class TritonPythonModel:
             decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
         )
-        self.control = control_server(self.handler.control)
-        self.unary = unary_server(self.handler.submit)
+        self.listener = start_listener(self.handler.control, self.handler.submit)
 
     def execute(self, requests):
         for request in requests:
@@ -73,8 +67,7 @@ class TritonPythonModel:
             self.handler.submit(inputs(request), reply, timeout(request), client, name)
 
     def finalize(self):
-        self.unary.close()
-        self.control.close()
+        self.listener.close()
         self.handler.close()
         self.metrics.close()
 

@@ -5,7 +5,7 @@ import threading
 import triton_python_backend_utils as pb
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.internal import client_of, end_with_server, hide_shared_memory
+from dflash_trt.serving.keys import client_of
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.model.tensors import (
     check_parameters,
@@ -16,6 +16,7 @@ from dflash_trt.serving.model.tensors import (
     to_tensors,
 )
 from dflash_trt.serving.model.unary import ask
+from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 
 
 class TritonPythonModel:

@@ -1,102 +1,28 @@
-"""Whether a drafter belongs to a target, and which engine kinds support the two.
-
-`dflash-trt inspect` describes both, whether or not they run.
-"""
+"""`dflash-trt inspect`: a description of both models, whether or not they run."""
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import model_checks
 from dflash_trt.checkpoints.drafter import drafter_format, open_drafter
-from dflash_trt.checkpoints.findings import (
-    Check,
-    Finding,
-    NotKnown,
-    checks_for,
-    checks_of,
-    run,
-    warnings_of,
-)
-from dflash_trt.checkpoints.gguf import LINK
-from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, NotKnown, Pair
 from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
 from dflash_trt.checkpoints.target import open_target
-from dflash_trt.checkpoints.weights import count_stored_types, open_files
-from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.checks.findings import Check
+from dflash_trt.checks.fit import engine_kinds, pair_findings
+from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import ModelSize, state_bytes, target_size
+from dflash_trt.weights.gguf import LINK
+from dflash_trt.weights.weights import count_stored_types
 
-PAIR_CHECKS: list[Check[[Pair]]] = [
-    check
-    for check in checks_of(model_checks)
-    if check not in (*model_checks.OF_EAGLE3, *model_checks.OF_TENSORRT_LLM)
-]
-TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = model_checks.OF_TENSORRT_LLM
-# checks of limits of our own reader
-READER_CHECKS = ("target-tensors", "drafter-tensors")
 # bytes per parameter; quantized ones have a float32 scale per 32 (graphs/quantized.py; the head,
 # int8 even with int4, counts as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
-NOTES = {"tensorrt": ["its plans were built and checked, never run"]}
-NO_PLAN = "TensorRT has no LinearAttention (opset 27): a plugin for it is wanted"
-RECURRENT = (
-    "its recurrent layers verify chains of drafts: a tree would need a state for each branch"
-)
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 SIZES = "num_hidden_layers hidden_size num_attention_heads vocab_size max_position_embeddings"
-
-
-def check_pair(
-    target: Target,
-    drafter: Drafter | None,
-    draft_tokens: int | None,
-    max_seq_len: int | None = None,
-    other_checks: Sequence[Check[[Pair]]] = (),
-) -> list[Finding]:
-    """Return warnings, of a target alone too; PairError or CheckpointError if it cannot run."""
-    pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
-    return warnings_of((check(pair) for check in _checks(pair, other_checks)), PairError)
-
-
-def pair_findings(pair: Pair, other_checks: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
-    return run(_checks(pair, other_checks), pair)
-
-
-def _checks(pair: Pair, other_checks: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
-    if pair.drafter.absent:
-        return [*model_checks.OF_THE_TARGET, *other_checks]
-    if pair.method == "eagle3":
-        return [*model_checks.OF_THE_TARGET, *model_checks.OF_EAGLE3, *other_checks]
-    return [*PAIR_CHECKS, *other_checks]
-
-
-def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`."""
-    models = (pair.target, pair.drafter)
-    wrong = [each for each in own_findings if each.result == "error"]
-    graphs = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
-    graphs += [f"{each.name}: {each.found}" for each in wrong]
-    # it reads tensors itself
-    upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
-    for model in models:
-        if model.refusal and any(model.directory.glob("*.safetensors")):
-            try:  # a bundle takes any complete file
-                open_files(model.directory)
-            except CheckpointError as error:
-                upstream.append(f"{model.role}: {error.problem}")
-    found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
-    upstream += [each.found for each in found if each.result == "error"]
-    hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
-    plans = [*graphs, f"target: {NO_PLAN}"] if hybrid else graphs
-    notes = NOTES | {"onnxruntime": [RECURRENT]} if hybrid else NOTES
-    reasons = {"onnxruntime": graphs, "tensorrt": plans, "tensorrt_llm": upstream}
-    return [
-        {"kind": kind, "fits": not why, "reasons": why, "notes": notes.get(kind, [])}
-        for kind, why in reasons.items()
-    ]
 
 
 def inspect(

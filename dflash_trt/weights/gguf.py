@@ -23,8 +23,8 @@ import yaml
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError, panics_as_errors
+from dflash_trt.weights.stored import DTYPES, Stored
 
 LINK = "model.gguf"  # links to the file, in the directory that `as_directory` makes
 AGAIN = "Download or convert the file again"

@@ -1,6 +1,6 @@
-"""Unix sockets between `serve` and its models, for this user and root alone.
+"""Unix sockets between processes of one server, for this user and root alone.
 
-A message is one line of JSON. Requests of `dflash_infer` are in `unary.py`.
+A message is one line of JSON, which nothing executes.
 """
 
 import json
@@ -11,43 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from dflash_trt.serving.internal import RUNTIME, SOCKET, env_value
+from typing import Any
 
 TIMEOUT = 2.0  # seconds for a message, or an answer to a command
 PIECE = 2**16  # bytes
-Command = Literal[
-    "status",
-    "drain",  # refuse new requests
-    "end",  # refuse new requests, end the others with an error
-    "hold",  # a new drafter is about to load: hold the prefix cache, which it has not seen
-    "release",  # it is loaded
-]
-
-
-class HandlerStatus(NamedTuple):
-    open: int  # sequences that run or wait
-    progress: int  # tokens processed since it started
-
-
-def send_command(socket_path: Path, command: Command) -> HandlerStatus | None:
-    """Return the state after the command; None without an answer in `TIMEOUT` seconds."""
-    with suppress(OSError, ValueError, TypeError):
-        return HandlerStatus(*ask(str(socket_path), command, TIMEOUT))
-    return None
-
-
-def control_server(answer: Callable[[Command], HandlerStatus]) -> "SocketServer":
-    return json_server(runtime_socket(SOCKET), answer)
-
-
-def runtime_socket(name: str) -> str:
-    """Return a free address in a directory that only this user can enter."""
-    path = Path(env_value(RUNTIME)) / name
-    path.unlink(missing_ok=True)  # left by a process that was killed
-    return str(path)
 
 
 class SocketServer:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from dflash_trt.checkpoints.directory import read_json
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.json_file import read_json
 
 # dtypes of the format that our readers support
 DTYPES: dict[str, Any] = {

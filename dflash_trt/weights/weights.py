@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dflash_trt.checkpoints.directory import read_json
-from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
-from dflash_trt.checkpoints.stored import (
+from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
+from dflash_trt.weights.json_file import read_json
+from dflash_trt.weights.stored import (
     AGAIN,
     DTYPES,
     MODELOPT_FILE,
@@ -20,7 +21,6 @@ from dflash_trt.checkpoints.stored import (
     dequantized,
     read_header,
 )
-from dflash_trt.errors import CheckpointError
 
 # stacks of experts, and the projections whose rows each expert has in them
 STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

@@ -1,4 +1,7 @@
-"""Settings that a build passes to the model `dflash` in its config.pbtxt's parameters."""
+"""The words that a build, a server and its clients share.
+
+A build passes `Settings` to the model `dflash` in its config.pbtxt's parameters.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,6 +17,8 @@ from dflash_trt.tensorrt_llm import KIND
 
 # request parameter for errors as "CODE: message": in a gRPC stream errors have no code
 CODED_ERRORS = "coded_errors"
+# Triton's APIs that always need a key
+CHANGES = ("model-repository", "shared-memory", "trace", "logging")
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
 

@@ -1,92 +1,16 @@
-"""Checks of a target and of a pair: shapes, taps, a drafter's training, TensorRT-LLM's workers."""
+"""Checks of a target and its DFlash drafter: shapes, taps, how the drafter was trained."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.checkpoints.directory import tokenizer_files
 from dflash_trt.checkpoints.drafter import (
     TRAINING_ONLY,
-    drafter_format,
     drafter_shapes,
-    is_eagle3,
-    other_method,
 )
-from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
-from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite_or_none
-from dflash_trt.checkpoints.shapes import Shapes
-from dflash_trt.checkpoints.target import HEAD, sampling_defaults, target_shapes
-from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.errors import CheckpointError
-
-# of hybrids: layers that predict the token after the next, and the vision tower (transformers
-# ignores both in its class for text, `_keys_to_ignore_on_load_unexpected`)
-BESIDE = ("mtp.", "model.visual.")
-
-
-@check("error")
-def target_tensors(pair: Pair) -> Found:
-    """Check that every tensor is used: an unused one is a missing part of the model."""
-    target = pair.target
-    # a multimodal model has its decoder in a separate name space
-    scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    names = target.weights.names
-    beside = tuple(name for name in names if target.spec.delta_nets and name.startswith(BESIDE))
-    return tensors_fit(target.weights, target_shapes(target.spec), scope, beside)
-
-
-@check("error")
-def tokenizer(pair: Pair) -> Found:
-    """Check that there is a tokenizer, which serving requires."""
-    if pair.target.only_config:
-        raise NotKnown("of the target only config.json is here")
-    tokenizer_files(pair.target.directory)
-    return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
-
-
-@check("warning")
-def sampling_recommended(pair: Pair) -> Found:
-    """Check generation_config.json, whose values are defaults of requests."""
-    found, problem = sampling_defaults(pair.target.directory)
-    stated = ", ".join(f"{name} {value}" for name, value in found.items()) or "nothing"
-    what = f"{problem}: the file is ignored" if problem else f"the target recommends {stated}"
-    return Found(not problem, what, "Correct it")
-
-
-@check("error")
-def tokenizer_fits(pair: Pair) -> Found:
-    """Check that the embedding has a row for every id of the tokenizer."""
-    highest, size = pair.target.highest_token, pair.target.number("vocab_size")
-    return Found(
-        highest < size,
-        f"the target's tokenizer gives ids up to {highest}, its vocabulary has {size}",
-        "Use the tokenizer that belongs to this model",
-    )
-
-
-OF_THE_TARGET: list[Check[Any]] = [target_tensors, sampling_recommended, tokenizer, tokenizer_fits]
-
-
-def tensors_fit(
-    weights: Weights, expected: Shapes, scope: str = "", ignored: tuple[str, ...] = ()
-) -> Found:
-    """Check that all expected tensors exist, with their shapes, and no others under `scope`."""
-    for name, shape in expected.items():
-        if weights.shape(name) != shape:
-            raise CheckpointError(
-                f"tensor {name} of {weights.directory} is {list(weights.shape(name))}, but its "
-                f"config.json asks for {list(shape)}",
-                "Use the config.json and the weights of one model",
-            )
-    extra = [n for n in weights.names if not n.endswith("rotary_emb.inv_freq")]
-    extra = [n for n in extra if n.startswith(scope) and n not in expected and n not in ignored]
-    if extra:
-        raise CheckpointError(
-            f"{weights.directory} holds {len(extra)} tensors that this kind of model does not have "
-            f"({', '.join(extra[:3])})",
-            "Check architectures, num_hidden_layers and attention_bias in its config.json",
-        )
-    return Found(True, f"all {len(expected)} tensors are there, and no others")
+from dflash_trt.checkpoints.target import HEAD
+from dflash_trt.checks.findings import Check, Found, check
+from dflash_trt.checks.target import tensors_fit
 
 
 @check("error")
@@ -165,7 +89,7 @@ def taps_in_range(pair: Pair) -> Found:
     wrong = tuple(tap for tap in taps if not 0 <= tap < last)
     return Found(
         not wrong,
-        f"the drafter taps layer {_joined(wrong or taps)} (target_layer_ids), this target's layers "
+        f"the drafter taps layer {joined(wrong or taps)} (target_layer_ids), this target's layers "
         f"are 0 to {last}, of which the last is never tapped",
         OTHER_DRAFTER,
     )
@@ -179,14 +103,14 @@ def taps_off_by_one(pair: Pair) -> Found:
     beside = [off for off in (1, -1) if taps == tuple(tap + off for tap in usual)]
     return Found(
         len(taps) < 2 or not beside,
-        f"the drafter's taps are {_joined(taps)}"
-        + (f", each {beside[0]:+d} from the usual {_joined(usual)}" if beside else ""),
+        f"the drafter's taps are {joined(taps)}"
+        + (f", each {beside[0]:+d} from the usual {joined(usual)}" if beside else ""),
         "Check target_layer_ids against the published ones: z-lab's ids count from 0, those of "
         "speculators and llama.cpp from 1",
     )
 
 
-def _joined(taps: tuple[int, ...]) -> str:
+def joined(taps: tuple[int, ...]) -> str:
     return ", ".join(map(str, taps))
 
 
@@ -314,116 +238,19 @@ def _joined_ropes(ropes: set[str]) -> str:
     return " and ".join(sorted(ropes)) or "not stated"
 
 
-# --- EAGLE-3 heads ------------------------------------------------------------------------------
-
-# Tensors and fields are those of their authors (github.com/SafeAILab/EAGLE, `cnets.py`): one
-# decoder layer (`midlayer`) over a token's embedding and a state that `fc` makes from hidden states
-# of three target layers; drafts have `draft_vocab_size` tokens, which `d2t` maps to the target's.
-
-
-@check("error")
-def head_vocabulary(pair: Pair) -> Found:
-    """Check the vocabulary: the head embeds the target's tokens."""
-    own, target = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
-    what = f"the head knows {own} tokens, the target {target}"
-    return Found(own == target, what, OTHER_DRAFTER)
-
-
-@check("error")
-def head_tokens(pair: Pair) -> Found:
-    """Check for d2t: without it drafts are read as the target's first tokens."""
-    size = pair.drafter.values.get("draft_vocab_size")
-    fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
-    if fewer and pair.drafter.stored is None:
-        raise NotKnown("the head's tensors cannot be read here")
-    mapped = pair.drafter.stored is not None and "d2t" in pair.drafter.stored.names
-    what = f"the head drafts {size or 'all'} tokens, d2t is {'' if mapped else 'not '}there"
-    return Found(mapped or not fewer, what, "Use the head as it was published, d2t included")
-
-
-OF_EAGLE3: list[Check[Any]] = [head_vocabulary, head_tokens]
-
-# --- what TensorRT-LLM's workers require in any configuration (1.4.0rc1) -------------------------
-
-# targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
-TAPPED = (
-    "GptOssFor", "Kimi", "Laguna", "Llama", "MiniMaxM2", "Mistral", "Qwen3For", "Qwen3MoeFor",
-    "Qwen3NextFor", "Qwen3_5",
-)  # fmt: skip
-ZLABS = "Use the drafter in z-lab's layout"
-# methods that it has since 1.4.0rc1, and dflash-trt does not build
-UNBUILT = {
-    "LiLiCorr": "TensorRT-LLM drafts with LiLiCorr (pull request 19856), but no drafter's "
-    "config.json was public to check one by (November 2026)"
-}
-
-
-@check("error", "dflash", "eagle3")
-def hidden_states_captured(pair: Pair) -> Found:
-    """Check that TensorRT-LLM captures hidden states of this target, which the drafter needs."""
-    name = pair.target.architecture
-    tapped = name.startswith(TAPPED)
-    return Found(
-        tapped,
-        f"TensorRT-LLM hands out {'the' if tapped else 'no'} hidden states of {name}",
-        "Take another engine kind, or a target of another family",
-    )
-
-
-@check("error")
-def target_layout(pair: Pair) -> Found:
-    """Check the target's format: the PyTorch backend loads what transformers saves."""
-    gguf = (pair.target.directory / LINK).is_file()
-    return Found(
-        not gguf,
-        f"the target is in {'GGUF' if gguf else 'safetensors'}; TensorRT-LLM reads safetensors",
-        "Take the model's safetensors",
-    )
-
-
-@check("error", "dflash", "eagle3")
-def drafter_layout(pair: Pair) -> Found:
-    """Check the drafter's layout: others have other names, or tables of their own."""
-    form, head = drafter_format(pair.drafter.values), pair.method == "eagle3"
-    whose = "that of EAGLE-3's authors" if head else "z-lab's"
-    return Found(
-        form == "z-lab",
-        f"the drafter is in {'its own layout' if form == 'z-lab' else f'the {form} format'}; "
-        f"TensorRT-LLM reads {whose}",
-        "Use a head in the layout of EAGLE-3's authors" if head else ZLABS,
-    )
-
-
-@check("error", "dflash", "eagle3")
-def drafter_method(pair: Pair) -> Found:
-    """Check that the drafter is of the configured method; upstream stops at DSpark heads."""
-    values = pair.drafter.values
-    heads = [
-        name
-        for name in ("shift_label", "use_confidence_head", "enable_confidence_head", "markov_rank")
-        if values.get(name)
-    ]
-    other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
-    found = "eagle3" if is_eagle3(values) else "" if other else "dflash"
-    named = other or {"eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
-    what = f"the drafter is {named}, speculation.method {pair.method}"
-    if other in UNBUILT:
-        what += f". {UNBUILT[other]}"
-    fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
-    return Found(found == pair.method, what, fix)
-
-
-@check("error", "dflash")
-def taps_ascending(pair: Pair) -> Found:
-    """Check that taps ascend: layers are captured in that order, others would be scrambled."""
-    taps = pair.drafter.taps  # sorted upstream (`DFlashSpecMetadata`, dflash.py@00679c66)
-    return Found(
-        list(taps) == sorted(taps),
-        f"the drafter's taps are {_joined(taps)}; TensorRT-LLM captures layers in ascending order",
-        "Take another engine kind, or a drafter whose taps ascend",
-    )
-
-
-OF_TENSORRT_LLM: list[Check[Any]] = [
-    hidden_states_captured, target_layout, drafter_layout, drafter_method, taps_ascending
-]  # fmt: skip
+PAIR_CHECKS: list[Check[[Pair]]] = [
+    hidden_size,
+    vocabulary,
+    target_layers,
+    draft_tokens,
+    context_length,
+    taps_in_range,
+    taps_off_by_one,
+    mask_in_vocabulary,
+    mask_is_reserved,
+    same_tokenizer,
+    no_own_vocabulary,
+    drafter_tensors,
+    rope,
+    embedding_scale,
+]

@@ -1,4 +1,4 @@
-"""Framework of named checks: of a pair (modules here), of a bundle, of a machine.
+"""Framework of named checks: of a pair (beside this file), of a bundle, of a machine.
 
 A check is a decorated function. Its name is the check's name; its docstring says what it prevents.
 It raises NotKnown if it cannot tell, and a DflashError if its input is invalid.
@@ -6,9 +6,9 @@ It raises NotKnown if it cannot tell, and a DflashError if its input is invalid.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec
+from typing import Generic, Literal, NamedTuple, ParamSpec
 
+from dflash_trt.checkpoints import NotKnown
 from dflash_trt.config import Method
 from dflash_trt.errors import DflashError
 
@@ -16,10 +16,6 @@ P = ParamSpec("P")
 # error: cannot run, or drafts never match; warning: suspicious or suboptimal; note: what users of
 # the server may notice
 Severity = Literal["error", "warning", "note"]
-
-
-class NotKnown(Exception):
-    """A value that a check needs is unknown."""
 
 
 class Found(NamedTuple):
@@ -67,11 +63,6 @@ def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]]
 
 def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
     return [each for each in checks if not each.methods or method in each.methods]
-
-
-def checks_of(module: ModuleType) -> list[Check[Any]]:
-    found = [value for value in vars(module).values() if isinstance(value, Check)]
-    return [each for each in found if each.look.__module__ == module.__name__]  # not imported ones
 
 
 def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> Iterator[Finding]:

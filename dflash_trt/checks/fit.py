@@ -1,0 +1,71 @@
+"""Whether a drafter belongs to a target, and which engine kinds support the two."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Pair, Target
+from dflash_trt.checks.eagle3 import EAGLE3_CHECKS
+from dflash_trt.checks.findings import Check, Finding, checks_for, run, warnings_of
+from dflash_trt.checks.pair import PAIR_CHECKS
+from dflash_trt.checks.target import TARGET_CHECKS
+from dflash_trt.checks.tensorrt_llm import TENSORRT_LLM_CHECKS
+from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.weights.weights import open_files
+
+# checks of limits of our own reader
+READER_CHECKS = ("target-tensors", "drafter-tensors")
+NOTES = {"tensorrt": ["its plans were built and checked, never run"]}
+NO_PLAN = "TensorRT has no LinearAttention (opset 27): a plugin for it is wanted"
+RECURRENT = (
+    "its recurrent layers verify chains of drafts: a tree would need a state for each branch"
+)
+
+
+def check_pair(
+    target: Target,
+    drafter: Drafter | None,
+    draft_tokens: int | None,
+    max_seq_len: int | None = None,
+    other_checks: Sequence[Check[[Pair]]] = (),
+) -> list[Finding]:
+    """Return warnings, of a target alone too; PairError or CheckpointError if it cannot run."""
+    pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
+    return warnings_of((check(pair) for check in _checks(pair, other_checks)), PairError)
+
+
+def pair_findings(pair: Pair, other_checks: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
+    return run(_checks(pair, other_checks), pair)
+
+
+def _checks(pair: Pair, other_checks: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
+    if pair.drafter.absent:
+        return [*TARGET_CHECKS, *other_checks]
+    if pair.method == "eagle3":
+        return [*TARGET_CHECKS, *EAGLE3_CHECKS, *other_checks]
+    return [*TARGET_CHECKS, *PAIR_CHECKS, *other_checks]
+
+
+def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`."""
+    models = (pair.target, pair.drafter)
+    wrong = [each for each in own_findings if each.result == "error"]
+    graphs = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
+    graphs += [f"{each.name}: {each.found}" for each in wrong]
+    # it reads tensors itself
+    upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
+    for model in models:
+        if model.refusal and any(model.directory.glob("*.safetensors")):
+            try:  # a bundle takes any complete file
+                open_files(model.directory)
+            except CheckpointError as error:
+                upstream.append(f"{model.role}: {error.problem}")
+    found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
+    upstream += [each.found for each in found if each.result == "error"]
+    hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
+    plans = [*graphs, f"target: {NO_PLAN}"] if hybrid else graphs
+    notes = NOTES | {"onnxruntime": [RECURRENT]} if hybrid else NOTES
+    reasons = {"onnxruntime": graphs, "tensorrt": plans, "tensorrt_llm": upstream}
+    return [
+        {"kind": kind, "fits": not why, "reasons": why, "notes": notes.get(kind, [])}
+        for kind, why in reasons.items()
+    ]
