@@ -30,7 +30,7 @@ soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, c
 	$(BIN)/python -m pytest -m soak
 
 prove: .venv/.dev  ## 20,000 texts of random pairs against their target, about an hour; PROVE=2000 make prove: fewer
-	$(BIN)/python tests/lib/losslessness.py $${PROVE:-20000}
+	$(BIN)/python -m tests.support.losslessness $${PROVE:-20000}
 
 lint: .venv/.dev  ## style, types and which room imports which
 	$(BIN)/ruff check .

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
-from builds import build_pair
-from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair, built_from
-from pairs import make_pair
-from pycode import demo_config
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.speculation import Adaptive
+from tests.support.builds import build_pair
+from tests.support.built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair, built_from
+from tests.support.pairs import make_pair
+from tests.support.pycode import demo_config
 
 if TYPE_CHECKING:
-    from exact import Case
+    from tests.support.equality import Case
 
 # programs that dev brings, shellcheck for one, where the environment is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from commands import run
-from pycode import prompt_ids
 
 from dflash_trt.bench import METHODS, Run, engine_report
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.files import read_as
+from tests.support.commands import run
+from tests.support.pycode import prompt_ids
 
 TOKENS = 24
 

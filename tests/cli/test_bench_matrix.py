@@ -1,6 +1,6 @@
 """`dflash-trt bench matrix` over the real server: loads, what fails, what goes on, the picture.
 
-AIPerf is a stand-in that refuses what AIPerf 0.13 does (`tests/fakes/aiperf.py`).
+AIPerf is a stand-in that refuses what AIPerf 0.13 does (`tests/standins/aiperf.py`).
 """
 
 import json
@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builds import config_of, quiet
-from commands import run
-from pycode import PYCODE, demo_config, prompt_texts
 
 from dflash_trt.bench import Load, Matrix, matrix_table, run_matrix
 from dflash_trt.config import BuildConfig
+from tests.support.builds import config_of, quiet
+from tests.support.commands import run
+from tests.support.pycode import PYCODE, demo_config, prompt_texts
 
 pytestmark = pytest.mark.models
 
 CONFIG = PYCODE.parents[1] / "build_configs" / "pycode.yaml"
-AIPERF = Path(__file__).parents[1] / "fakes" / "aiperf.py"
+AIPERF = Path(__file__).parents[1] / "standins" / "aiperf.py"
 OPTIONS = ("--concurrency=1", "--concurrency=2", "--requests", "2", "--max-tokens", "8")
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from commands import Ran, run
-from pairs import make_pair
-from stand_in import part, parts, stand_in
 
 from dflash_trt import __version__, decoding
 from dflash_trt.builder.program import program as this_program
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
+from tests.standins.triton_grpc import part, parts, stand_in
+from tests.support.commands import Ran, run
+from tests.support.pairs import make_pair
 
 
 @pytest.fixture(scope="module")

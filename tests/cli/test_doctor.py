@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import config_of, quiet
-from commands import run
-from llm_build import STANDINS
-from pairs import make_pair, teach
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.doctor import checks, examine
@@ -26,6 +22,10 @@ from dflash_trt.planning import lowest_believed
 from dflash_trt.tensorrt_llm.bundle import read_info
 from dflash_trt.tensorrt_llm.first_generation import Measured
 from dflash_trt.tensorrt_llm.host import gpus, judged_arguments
+from tests.support.builds import config_of, quiet
+from tests.support.commands import run
+from tests.support.llm_build import STANDINS
+from tests.support.pairs import make_pair, teach
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from commands import run
-from pages import FENCE, NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
-from test_metrics import _check_query
 
 from dflash_trt.cli.main import GROUPS, app
 from dflash_trt.config import load_config
+from tests.serving.test_metrics import _check_query
+from tests.support.commands import run
+from tests.support.pages import FENCE, NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
 
 
 def test_every_block_is_run_or_listed() -> None:

@@ -3,8 +3,9 @@
 from functools import cache
 
 import pytest
-from built_pairs import BuildPair
-from test_adaptive import Case, CaseOf, case_for, pair_of
+
+from tests.exact.test_adaptive import Case, CaseOf, case_for, pair_of
+from tests.support.built_pairs import BuildPair
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import exact
-import families
 import numpy as np
 import pytest
-import reference
-from built_pairs import BuildPair, BuiltPair, built_from
-from exact import run_all
-from guesses import COSTS, AtRandom, Guesses
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
@@ -30,6 +24,11 @@ from dflash_trt.decoding import (
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed, Row, StepPlan
+from tests.support import equality as exact
+from tests.support import families, reference
+from tests.support.built_pairs import BuildPair, BuiltPair, built_from
+from tests.support.equality import run_all
+from tests.support.random_proposals import COSTS, AtRandom, Guesses
 
 MAX_SEQ_LEN = 400  # longer than features are held back
 NEW_TOKENS = 48

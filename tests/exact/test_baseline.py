@@ -5,18 +5,18 @@ import json
 import sys
 from pathlib import Path
 
-import families
 import pytest
-from builds import build_engines
-from exact import run_all, scheduler_of
-from pairs import zlab_drafter
-from pycode import PYCODE, prompt_ids
 
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Proposer, Request, SamplingParams, in_process, strategy
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs import COPIED, Storage
 from dflash_trt.speculation import Fixed
+from tests.support import families
+from tests.support.builds import build_engines
+from tests.support.equality import run_all, scheduler_of
+from tests.support.pairs import zlab_drafter
+from tests.support.pycode import PYCODE, prompt_ids
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from replay_policy import given, record, replay

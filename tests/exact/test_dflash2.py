@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from built_pairs import built_from
 from dflash.model import DFlash2DraftModel
-from exact import (
+from transformers import LlamaConfig
+
+from dflash_trt.checkpoints import load_drafter
+from dflash_trt.decoding import Request
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.errors import CheckpointError
+from dflash_trt.speculation import Fixed
+from tests.support import reference
+from tests.support.built_pairs import built_from
+from tests.support.equality import (
     NEW_TOKENS,
     TOLERANCE,
     Case,
@@ -23,15 +30,8 @@ from exact import (
     run_all,
     scheduler_of,
 )
-from families import DFLASH2, DFLASH2_TARGET
-from pairs import write_pair
-from transformers import LlamaConfig
-
-from dflash_trt.checkpoints import load_drafter
-from dflash_trt.decoding import Request
-from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.errors import CheckpointError
-from dflash_trt.speculation import Fixed
+from tests.support.families import DFLASH2, DFLASH2_TARGET
+from tests.support.pairs import write_pair
 
 pytestmark = pytest.mark.models
 

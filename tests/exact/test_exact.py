@@ -6,19 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from built_pairs import SLOTS, BuildPair
-from exact import (
-    NEW_TOKENS,
-    Case,
-    assert_drafter_logits,
-    assert_same_text_and_same_rounds,
-    assert_target_logits_and_taps,
-    case_for,
-    rounds_of,
-    run_all,
-    scheduler_of,
-)
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
@@ -34,6 +21,19 @@ from dflash_trt.decoding import (
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 from dflash_trt.speculation import Fixed
+from tests.support import reference
+from tests.support.built_pairs import SLOTS, BuildPair
+from tests.support.equality import (
+    NEW_TOKENS,
+    Case,
+    assert_drafter_logits,
+    assert_same_text_and_same_rounds,
+    assert_target_logits_and_taps,
+    case_for,
+    rounds_of,
+    run_all,
+    scheduler_of,
+)
 
 # families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
 # 1 to 8 taps, tap counts other than the drafter's layer count

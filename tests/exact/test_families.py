@@ -6,14 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exact import (
-    Case,
-    assert_drafter_logits,
-    assert_same_text_and_same_rounds,
-    assert_target_logits_and_taps,
-)
-from families import DENSE, FORMS, GEMMA4, HYBRIDS, MOE, ORIGINAL, ROPES, WIDE
-from op_profile import assert_in_profile
 from safetensors.numpy import save_file
 from transformers import AutoConfig, Gemma3TextConfig, Gemma4TextConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -23,6 +15,14 @@ from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
 from dflash_trt.checkpoints.target import gemma3, gemma4
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.positions import inverse_frequencies
+from tests.support.equality import (
+    Case,
+    assert_drafter_logits,
+    assert_same_text_and_same_rounds,
+    assert_target_logits_and_taps,
+)
+from tests.support.families import DENSE, FORMS, GEMMA4, HYBRIDS, MOE, ORIGINAL, ROPES, WIDE
+from tests.support.op_profile import assert_in_profile
 
 pytestmark = pytest.mark.models
 

@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from builds import build_engines
-from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
-from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
-from families import DRAFTER, TARGET, to_speculators
-from op_profile import assert_in_profile
-from pairs import Pair, teach, tiny_tokenizer, write_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -28,6 +21,20 @@ from dflash_trt.decoding import Request
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.speculation import Fixed
+from tests.support import reference
+from tests.support.builds import build_engines
+from tests.support.built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
+from tests.support.equality import (
+    NEW_TOKENS,
+    drafter_step,
+    one_by_one,
+    rounds_of,
+    run_all,
+    scheduler_of,
+)
+from tests.support.families import DRAFTER, TARGET, to_speculators
+from tests.support.op_profile import assert_in_profile
+from tests.support.pairs import Pair, teach, tiny_tokenizer, write_pair
 
 pytestmark = pytest.mark.models
 

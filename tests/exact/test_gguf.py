@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import ggufs
 import numpy as np
 import onnxruntime as ort
 import pytest
-import reference
 import torch
-from builds import build_engines
 from dflash.model import DFlashDraftModel
-from exact import target_step
 from gguf import GGMLQuantizationType as Kind
-from pairs import Pair, write_pair
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -40,6 +35,10 @@ from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.graphs.builder import Storage
 from dflash_trt.weights.gguf import BITS, as_directory, read_header, unpacked
+from tests.support import ggufs, reference
+from tests.support.builds import build_engines
+from tests.support.equality import target_step
+from tests.support.pairs import Pair, write_pair
 
 CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 SHAPE: dict[str, Any] = {

@@ -8,16 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import exact
 import jsonschema
 import llguidance
 import numpy as np
 import pytest
-import reference
 import torch
-from built_pairs import BuildPair, BuiltPair
-from exact import run_all
-from guesses import COSTS
 from tokenizers import Tokenizer
 
 from dflash_trt.config.build import Speculation
@@ -33,6 +28,11 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed
+from tests.support import equality as exact
+from tests.support import reference
+from tests.support.built_pairs import BuildPair, BuiltPair
+from tests.support.equality import run_all
+from tests.support.random_proposals import COSTS
 
 MAX_SEQ_LEN, NEW_TOKENS = 400, 60
 SAMPLES = Path(__file__).parents[1] / "samples"

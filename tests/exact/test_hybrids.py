@@ -13,18 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import exact
-import families
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import reference
 import torch
-from builds import build_engines, edit, edit_weights
-from built_pairs import BuiltPair, built_from
-from exact import NEW_TOKENS, Case, case_for, prefix_cache_of, run_all, scheduler_of, target_step
-from families import FORMATS, HYBRIDS, pair_of
 from transformers import Qwen3_5TextConfig, Qwen3NextConfig
 
 from dflash_trt.checkpoints import load_drafter, load_target
@@ -45,6 +38,20 @@ from dflash_trt.graphs.builder import OPSET
 from dflash_trt.graphs.positions import inverse_frequencies
 from dflash_trt.speculation import Fixed, Proposal, Row
 from dflash_trt.weights import Weights
+from tests.support import equality as exact
+from tests.support import families, reference
+from tests.support.builds import build_engines, edit, edit_weights
+from tests.support.built_pairs import BuiltPair, built_from
+from tests.support.equality import (
+    NEW_TOKENS,
+    Case,
+    case_for,
+    prefix_cache_of,
+    run_all,
+    scheduler_of,
+    target_step,
+)
+from tests.support.families import FORMATS, HYBRIDS, pair_of
 
 ONE = "qwen3.5"
 PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119)), [7], [*range(40, 73)]]

@@ -6,9 +6,10 @@
 from collections import Counter
 from pathlib import Path
 
-import losslessness
 import pytest
-from families import FORMATS
+
+from tests.support import losslessness
+from tests.support.families import FORMATS
 
 
 @pytest.mark.parametrize("seed", range(len(losslessness.STORAGE)), ids=[*losslessness.STORAGE])

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from builds import config_of, quiet
-from guesses import COSTS
-from pairs import make_pair
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.config import Method, Speculation, variants
 from dflash_trt.decoding import check_lossless
+from tests.support.builds import config_of, quiet
+from tests.support.pairs import make_pair
+from tests.support.random_proposals import COSTS
 
 SPECULATION = {
     "none": Speculation(method="none"),

@@ -9,16 +9,16 @@ import re
 from pathlib import Path
 
 import pytest
-import reference
-from builds import build_engines
-from exact import run_all, scheduler_of
-from families import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checks.pair import PAIR_CHECKS
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed
+from tests.support import reference
+from tests.support.builds import build_engines
+from tests.support.equality import run_all, scheduler_of
+from tests.support.families import FAMILIES, FORMATS, pair_of
 
 pytestmark = pytest.mark.models
 

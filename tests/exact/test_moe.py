@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builds import edit
-from exact import Case, target_step
-from families import MOE
-from op_profile import PROFILE
 from safetensors.numpy import load_file, save_file
 
 from dflash_trt.builder.engines import EngineOptions, build_target
@@ -20,6 +16,10 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.target import target_graph
 from dflash_trt.weights import Weights
+from tests.support.builds import edit
+from tests.support.equality import Case, target_step
+from tests.support.families import MOE
+from tests.support.op_profile import PROFILE
 
 pytestmark = pytest.mark.models
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
-from built_pairs import BuildPair
 
 from dflash_trt.engines.tensorrt.network import to_16_bits
+from tests.support.built_pairs import BuildPair
 
 PRODUCTS = {"Attention", "Gemm", "MatMul", "TensorScatter"}
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}

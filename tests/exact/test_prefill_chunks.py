@@ -1,11 +1,11 @@
 """Prompts beside sequences that decode: their chunks are about as large as a round."""
 
 import pytest
-from built_pairs import MAX_SEQ_LEN, BuildPair
-from exact import one_by_one, rounds_of
 
 from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, scheduler
 from dflash_trt.speculation import Fixed
+from tests.support.built_pairs import MAX_SEQ_LEN, BuildPair
+from tests.support.equality import one_by_one, rounds_of
 
 LEAST, PROMPT, NEW_TOKENS = 16, 100, 40
 

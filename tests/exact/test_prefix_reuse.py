@@ -7,11 +7,8 @@ all kinds; and what is never shared.
 from dataclasses import replace
 from functools import partial
 
-import exact
 import numpy as np
 import pytest
-from exact import run_all
-from test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
@@ -19,6 +16,9 @@ from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import FIRST_BLOCK
 from dflash_trt.speculation import Fixed, Policy
+from tests.exact.test_adaptive import MAX_SEQ_LEN, OTHERS, Case, CaseOf
+from tests.support import equality as exact
+from tests.support.equality import run_all
 
 SYSTEM = np.random.default_rng(5).integers(300, size=5 * BLOCK + 3).tolist()
 DRAWN = SamplingParams(0.8, seed=3)

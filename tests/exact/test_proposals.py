@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from built_pairs import BuildPair
-from exact import run_all, scheduler_of
-
 from dflash_trt.decoding import Proposer, Request, SequenceState, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed, Row
 from dflash_trt.speculation.lookup import NgramIndex
+from tests.support.built_pairs import BuildPair
+from tests.support.equality import run_all, scheduler_of
 
 QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0, 2)}
 NEW_TOKENS = 40

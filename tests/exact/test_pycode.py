@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import reference
-from builds import build_engines
-from exact import run_all, scheduler_of
-from pycode import PYCODE, prompt_ids
-
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed
+from tests.support import reference
+from tests.support.builds import build_engines
+from tests.support.equality import run_all, scheduler_of
+from tests.support.pycode import PYCODE, prompt_ids
 
 PROMPTS, NEW_TOKENS = 40, 128
 BAR = 3.2  # generated tau, greedy, block 8

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from built_pairs import BuildPair
-from exact import rounds_of
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import strategy
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Adaptive, CostProfile
+from tests.support.built_pairs import BuildPair
+from tests.support.equality import rounds_of
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from replay_policy import compare, decode, given, record, replay

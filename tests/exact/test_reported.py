@@ -10,14 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import exact
 import numpy as np
 import pytest
-import reference
 import torch
-from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair
-from exact import run_all
-from guesses import COSTS, MadeUp
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.config.build import Speculation
@@ -42,6 +37,11 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.model.output_processor import OutputProcessor
 from dflash_trt.speculation import Fixed, Proposal, Row
 from dflash_trt.speculation.costs import StepCosts
+from tests.support import equality as exact
+from tests.support import reference
+from tests.support.built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair
+from tests.support.equality import run_all
+from tests.support.random_proposals import COSTS, MadeUp
 
 NEW_TOKENS, ENDS = 40, range(1, 25)  # three blocks and their borders
 pytestmark = pytest.mark.usefixtures("made_up_time")

@@ -6,16 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "smollm2"))
 import llama
 import measure
 import model
 import pytest
 import torch
-from pairs import tiny_tokenizer
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflash_trt.weights.gguf import LAYER_NAMES
+from tests.support.pairs import tiny_tokenizer
 
 pytestmark = pytest.mark.models
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"

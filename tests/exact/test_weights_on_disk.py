@@ -10,8 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_pair
-from pairs import make_pair, teach
 
 from dflash_trt.builder.provenance import digests
 from dflash_trt.engines.info import read_info
@@ -20,6 +18,8 @@ from dflash_trt.files import LARGE
 from dflash_trt.graphs import builder
 from dflash_trt.graphs.quantized import Matrix, join_transposed, quantize_rows, widen_to_8_bits
 from dflash_trt.weights.gguf import Blocks
+from tests.support.builds import build_pair
+from tests.support.pairs import make_pair, teach
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -34,7 +34,7 @@ def main(wheels: Path, pairs: list[str]) -> int:
     site = OUTPUT / "site"
     if not site.exists():
         install(wheels, site)
-    path = os.pathsep.join([str(ROOT), str(site), str(ROOT / "tests" / "lib")])
+    path = os.pathsep.join([str(ROOT), str(site)])
     environment = os.environ | {"PYTHONPATH": path}
 
     def run(*words: str | Path) -> int:
@@ -45,7 +45,7 @@ def main(wheels: Path, pairs: list[str]) -> int:
         built = OUTPUT / Path(config).stem
         bench = ["-m", "dflash_trt", "bench", "engine", built, "--prompts", prompts, *BENCH]
         codes += [run("-m", "dflash_trt", "build", config, "--output", built)]
-        codes += [run("tests/gpu/texts.py", built, prompts, OUTPUT / f"{built.name}-texts.json")]
+        codes += [run("-m", "tests.gpu.texts", built, prompts, OUTPUT / f"{built.name}-texts.json")]
         for batch in ("1", "8"):
             results = OUTPUT / f"{built.name}-{batch}.json"
             count = str(max(4, int(batch)))

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builds import build_engines
-from families import CELLS, pair_of
-from llm_build import write_llm_build
-from pycode import PYCODE, prompt_ids
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import NotKnown
@@ -22,6 +18,10 @@ from dflash_trt.engines import Engine, load_engine
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.engines.tensorrt.plan import DTYPES
 from dflash_trt.tensorrt_llm.host import judged_arguments
+from tests.support.builds import build_engines
+from tests.support.families import CELLS, pair_of
+from tests.support.llm_build import write_llm_build
+from tests.support.pycode import PYCODE, prompt_ids
 
 pytestmark = pytest.mark.gpu
 

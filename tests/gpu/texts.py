@@ -1,6 +1,6 @@
 """Greedy texts of a build's engine, and how another's differ from them.
 
-    python tests/gpu/texts.py BUILD PROMPTS TEXTS
+    python -m tests.gpu.texts BUILD PROMPTS TEXTS
 
 writes TEXTS, if it is not there. Otherwise it counts the texts of BUILD that differ from those in
 it, and says how far apart the log-probabilities of the two tokens are where they part, by BUILD: in

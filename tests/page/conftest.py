@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from browser import Browser, browser, lacking
-from page_server import PageServer, page_server
+
+from tests.standins.page_server import PageServer, page_server
+from tests.support.browser import Browser, browser, lacking
 
 
 @pytest.fixture(scope="session")

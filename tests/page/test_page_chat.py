@@ -5,8 +5,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from browser import Browser
-from page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_of
+
+from tests.standins.page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_of
+from tests.support.browser import Browser
 
 pytestmark = pytest.mark.page
 

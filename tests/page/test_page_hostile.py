@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from browser import Browser
+
+from tests.support.browser import Browser
 
 pytestmark = pytest.mark.page
 

@@ -13,10 +13,6 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from builds import build_engines
-from commands import program
-from families import CELLS, pair_of
-from pairs import make_pair
 
 from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
 from dflash_trt.builder.opened import OpenedBuild
@@ -32,6 +28,10 @@ from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor import process
+from tests.support.builds import build_engines
+from tests.support.commands import program
+from tests.support.families import CELLS, pair_of
+from tests.support.pairs import make_pair
 
 pytestmark = pytest.mark.plans
 

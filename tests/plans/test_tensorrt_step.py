@@ -12,10 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import stand_in_tensorrt
-from built_pairs import BuildPair, BuiltPair
-from exact import run_all, scheduler_of
-from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
@@ -31,6 +27,10 @@ from dflash_trt.engines.tensorrt import plan as plan_module
 from dflash_trt.engines.tensorrt.plan import capabilities
 from dflash_trt.errors import EngineError
 from dflash_trt.speculation import Fixed
+from tests.standins import tensorrt as stand_in_tensorrt
+from tests.standins.tensorrt import ExecutionContext, Memory, make_plan
+from tests.support.built_pairs import BuildPair, BuiltPair
+from tests.support.equality import run_all, scheduler_of
 
 CHUNK = 24
 

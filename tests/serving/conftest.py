@@ -5,14 +5,14 @@ from pathlib import Path
 
 import openai
 import pytest
-from chat_pair import build_chat_pair
-from fronts import CountingModel, open_front
-from live import openai_front
-from pairs import Pair, make_endless, make_pair, teach
 
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor.run import running_server
+from tests.support.chat_pair import build_chat_pair
+from tests.support.handlers import CountingModel, open_front
+from tests.support.pairs import Pair, make_endless, make_pair, teach
+from tests.support.servers import openai_front
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_triton import FakeTriton, fake_triton
-from live import openai_front
-from processes import command_line, processes_naming
 
 from dflash_trt.serving.http.guard import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
 from dflash_trt.serving.tracing import HEADER
+from tests.standins.triton_http import FakeTriton, fake_triton
+from tests.support.processes import command_line, processes_naming
+from tests.support.servers import openai_front
 
 WAIT = 60.0
 KEY = "inference-0123456789"

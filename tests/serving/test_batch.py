@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
-from live import ROOT
 
 from dflash_trt.serving import batch
 from dflash_trt.serving.batch import read_requests
 from dflash_trt.serving.ports import Ports
+from tests.support.commands import run
+from tests.support.servers import ROOT
 
 MAIN = "import sys; from dflash_trt.cli.main import main; sys.exit(main())"
 

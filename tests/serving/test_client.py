@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc
 import pytest
-import stand_in
 import trustme
-from live import assert_cancelled, assert_goes_idle, cancelled
-from llm_build import standins, write_llm_build
-from stand_in import aborted, failure, hanging, part, parts
 
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import GRACE, AsyncClient, Client, Tls, is_this_machine, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.supervisor.run import running_server
+from tests.standins import triton_grpc as stand_in
+from tests.standins.triton_grpc import aborted, failure, hanging, part, parts
+from tests.support.llm_build import standins, write_llm_build
+from tests.support.servers import assert_cancelled, assert_goes_idle, cancelled
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"

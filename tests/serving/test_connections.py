@@ -9,8 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_triton import fake_triton
-from live import openai_front
 
 from dflash_trt.serving.http.connections import (
     HEADER_LIMIT,
@@ -22,6 +20,8 @@ from dflash_trt.serving.http.connections import (
 )
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import OWN_KEY_HEADER, Security
+from tests.standins.triton_http import fake_triton
+from tests.support.servers import openai_front
 
 WAIT = 60.0
 MARGIN = 5.0  # seconds that a busy machine may add

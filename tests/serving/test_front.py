@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fronts import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit
-from load import wait_until
-from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.serving.model.engine_loop import EngineGoneError
@@ -17,6 +14,9 @@ from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.serving.model.requests import parse_request
 from dflash_trt.speculation import CostProfile
+from tests.support.handlers import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit
+from tests.support.request_tools import wait_until
+from tests.support.triton_metrics import Triton
 
 
 def test_one_response_unless_a_stream_is_asked_for(front: RequestHandler) -> None:

@@ -4,14 +4,14 @@ import time
 from typing import Any
 
 import pytest
-from fronts import VOCAB, CountingModel, ask, open_front
-from load import wait_until
 
 from dflash_trt.decoding import SequenceState
 from dflash_trt.serving.model import request_handler as module
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.response_sender import ResponseSender
 from dflash_trt.serving.refusals import CLIENT_LIMIT, refusal_status, retry_after
+from tests.support.handlers import VOCAB, CountingModel, ask, open_front
+from tests.support.request_tools import wait_until
 
 
 class PanicException(BaseException):

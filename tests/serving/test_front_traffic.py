@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fronts import BEST, VOCAB, CountingModel, FakeReply, open_front, submit
 
 from dflash_trt.serving.model.engine_loop import ROUND_FAILED
 from dflash_trt.serving.model.request_output import RequestOutput
+from tests.support.handlers import BEST, VOCAB, CountingModel, FakeReply, open_front, submit
 
 COUNT, AT_ONCE = 250, 30
 WHOLE = ("length", "stop")  # how a text ends that lacks nothing

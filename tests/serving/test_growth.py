@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_tool_messages import chat_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from tool_templates import NO_SYSTEM, WRITING
 
 from dflash_trt.chat import ChatModel, parse_tools
 from dflash_trt.config.build import Speculation
@@ -29,6 +27,8 @@ from dflash_trt.serving.http.responses import ResponseStore, read_request
 from dflash_trt.serving.http.triton_body import generate_body, infer_body
 from dflash_trt.serving.model.requests import parse_request
 from dflash_trt.wire import Settings
+from tests.support.tool_templates import NO_SYSTEM, WRITING
+from tests.unit.test_tool_messages import chat_model
 
 GROWTH = 3.0
 AT_ONCE = 0.1  # seconds of work that disturb nobody, and are too short to be compared

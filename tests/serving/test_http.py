@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live import openai_front
 
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
+from tests.support.servers import openai_front
 
 WAIT, KEY, PAGE = 60.0, "inference-0123456789", "https://a.example:3000"
 NOWHERE = Ports(1, 1, 1)

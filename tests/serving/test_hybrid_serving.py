@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import families
 import numpy as np
 import pytest
-import reference
-from builds import config_of
-from pairs import Pair, make_endless, teach
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor.run import running_server
+from tests.support import families, reference
+from tests.support.builds import config_of
+from tests.support.pairs import Pair, make_endless, teach
 
 pytestmark = pytest.mark.models
 

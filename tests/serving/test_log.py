@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import tritonclient.grpc as grpcclient
-from live import serve_command, serve_ports, serving
-from load import tensors
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
@@ -27,6 +25,8 @@ from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import OWN_KEY_HEADER, Security
 from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.tracing import HEADER
+from tests.support.request_tools import tensors
+from tests.support.servers import serve_command, serve_ports, serving
 
 WAIT = 60.0
 ASK = {"text_input": "def main():", "max_tokens": 4}

@@ -17,16 +17,16 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import strategies
 from hypothesis import given, seed, settings
-from live import serve_ports, serving
-from malformed_http import Outcome, fault, request, send
 from tritonclient.grpc import service_pb2_grpc
 
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.supervisor.process import Server
+from tests.support import strategies
+from tests.support.malformed_http import Outcome, fault, request, send
+from tests.support.servers import serve_ports, serving
 
 pytestmark = pytest.mark.models
 

@@ -13,10 +13,8 @@ import httpx
 import promql_parser as promql
 import pytest
 import yaml
-from load import wait_until
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from triton_metrics import Triton
 
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.http.metrics import with_histograms
@@ -24,6 +22,8 @@ from dflash_trt.serving.model import metrics as module
 from dflash_trt.serving.model.metrics import REASONS, Metrics, families
 from dflash_trt.serving.ports import Ports
 from dflash_trt.speculation import VERIFIED
+from tests.support.request_tools import wait_until
+from tests.support.triton_metrics import Triton
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"

@@ -9,15 +9,15 @@ import httpx
 import jsonschema
 import openai
 import pytest
-import reference
 import torch
-from load import metric
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash_trt.checkpoints import speller
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
+from tests.support import reference
+from tests.support.request_tools import metric
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"

@@ -14,19 +14,19 @@ import grpc
 import httpx
 import openai
 import pytest
-import stand_in
 import trustme
-from live import openai_front
-from load import wait_until
-from stand_in import Answer, StandIn, failure, hanging, part, parts
 from tokenizers import Tokenizer
-from tool_templates import UNKNOWN
 
 from dflash_trt.checkpoints import speller
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.refusals import CLIENT_LIMIT
 from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.tracing import HEADER
+from tests.standins import triton_grpc as stand_in
+from tests.standins.triton_grpc import Answer, StandIn, failure, hanging, part, parts
+from tests.support.request_tools import wait_until
+from tests.support.servers import openai_front
+from tests.support.tool_templates import UNKNOWN
 
 WAIT = 60.0
 FULL = "The request queue is full. Try again in 7 s."

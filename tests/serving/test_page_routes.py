@@ -6,13 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from commands import run
-from live import openai_front
 
 from dflash_trt.builder.identity import about_build
 from dflash_trt.serving.http.page import FILES
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
+from tests.support.commands import run
+from tests.support.servers import openai_front
 
 KEY = "s3cret-0123456789"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}

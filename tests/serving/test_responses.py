@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent, response_create_params
 from pydantic import TypeAdapter
-from test_answers import CALL, CALLS, chat_writer, chunk, summary
 
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.http.failures import Failure
@@ -19,6 +18,7 @@ from dflash_trt.serving.http.responses import (
     ResponseWriter,
     read_request,
 )
+from tests.serving.test_answers import CALL, CALLS, chat_writer, chunk, summary
 
 USER = {"role": "user", "content": "hi"}
 PARTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]

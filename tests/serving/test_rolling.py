@@ -11,9 +11,10 @@ import grpc
 import httpx
 import pytest
 import tritonclient.grpc
-from live import serve_ports, serving
-from load import wait_until
-from proxy import proxy
+
+from tests.support.proxy import proxy
+from tests.support.request_tools import wait_until
+from tests.support.servers import serve_ports, serving
 
 WAIT = 60.0
 REQUESTS, CLIENTS, PAUSE = 2000, 4, 0.02  # seconds between two of a client

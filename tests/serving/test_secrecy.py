@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from load import tensors
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
@@ -25,6 +24,7 @@ from dflash_trt.serving.keys import (
 )
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from tests.support.request_tools import tensors
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")

@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-from live import serve_ports, serving
-from load import tensors, wait_until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -31,6 +29,8 @@ from dflash_trt.serving.security import (
 )
 from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.supervisor.run import Options, prepare, running_server
+from tests.support.request_tools import tensors, wait_until
+from tests.support.servers import serve_ports, serving
 
 WAIT = 30.0
 KEY = "inference-0123456789"

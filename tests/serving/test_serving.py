@@ -13,12 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import reference
-from commands import program
-from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serve_ports, serving
-from llm_build import standins, write_llm_build
-from pairs import Pair
-from roads import Roads
 from tokenizers import Tokenizer
 
 from dflash_trt.builder.opened import OpenedBuild
@@ -30,6 +24,19 @@ from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.supervisor import launch
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
 from dflash_trt.serving.supervisor.run import Options, running_server, serve
+from tests.support import reference
+from tests.support.commands import program
+from tests.support.llm_build import standins, write_llm_build
+from tests.support.pairs import Pair
+from tests.support.servers import (
+    assert_cancelled,
+    assert_goes_idle,
+    cancelled,
+    serve_command,
+    serve_ports,
+    serving,
+)
+from tests.support.transports import Roads
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
 NEW_TOKENS, LONG = 48, 500

@@ -10,12 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-import reference
 import torch
-from live import serve_ports, serving
-from llm_build import standins, write_llm_build
-from load import tensors, wait_until
-from pairs import Pair
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient
 
@@ -24,6 +19,11 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor.run import running_server
+from tests.support import reference
+from tests.support.llm_build import standins, write_llm_build
+from tests.support.pairs import Pair
+from tests.support.request_tools import tensors, wait_until
+from tests.support.servers import serve_ports, serving
 
 PROMPT, NEW_TOKENS = "def f(x):", 40
 SLOTS, WAIT = 10, 60.0

@@ -19,10 +19,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live import serve_ports, serving, started
-from load import metric, wait_until
-from processes import command_line, processes_naming
-from roads import Roads
 
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.config import load_config
@@ -34,6 +30,10 @@ from dflash_trt.serving.supervisor.children import STUB
 from dflash_trt.serving.supervisor.door import Door
 from dflash_trt.serving.supervisor.keys import KeyFile
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from tests.support.processes import command_line, processes_naming
+from tests.support.request_tools import metric, wait_until
+from tests.support.servers import serve_ports, serving, started
+from tests.support.transports import Roads
 
 pytestmark = pytest.mark.soak
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-import stand_in
-from live import openai_front
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from stand_in import part, parts
 
 from dflash_trt.serving import tracing
+from tests.standins import triton_grpc as stand_in
+from tests.standins.triton_grpc import part, parts
+from tests.support.servers import openai_front
 
 WAIT = 30.0
 BODY = {"model": "pycode", "prompt": "a"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import wait_until
 
 from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.serving.model.unary import ask, start_listener
+from tests.support.request_tools import wait_until
 
 OUTPUT = RequestOutput(
     text_output=["é"],

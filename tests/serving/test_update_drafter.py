@@ -14,12 +14,6 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from builds import edit_weights, quiet
-from commands import run
-from live import serve_ports, serving
-from load import wait_until
-from pycode import PYCODE, demo_config
-from roads import Roads
 
 from dflash_trt.builder.manifest import build_digest
 from dflash_trt.builder.opened import OpenedBuild
@@ -27,6 +21,12 @@ from dflash_trt.builder.pipeline import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor import update_drafter
+from tests.support.builds import edit_weights, quiet
+from tests.support.commands import run
+from tests.support.pycode import PYCODE, demo_config
+from tests.support.request_tools import wait_until
+from tests.support.servers import serve_ports, serving
+from tests.support.transports import Roads
 
 PROMPT, TOKENS = "def main():", 48
 MODULE: Any = sys.modules["dflash_trt.serving.supervisor.update_drafter"]  # the function hides it

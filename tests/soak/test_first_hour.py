@@ -1,8 +1,8 @@
 """docs/dgx-b300.md as a reader types it from step 3 on, a small pair in place of gpt-oss-120b.
 
-Real are the mpirun, the tritonserver, curl and all of `dflash-trt`; stand-ins are TensorRT-LLM, its
-launcher, nvidia-smi, the Hub, Docker and Slurm (`tests/fakes`). Steps 1 and 2 and Kubernetes need
-the published weights, an image and a cluster.
+Real are the mpirun, the tritonserver, curl and all of `dflash-trt`; stand-ins (`tests/standins`)
+are TensorRT-LLM, its launcher, nvidia-smi, the Hub, Docker and Slurm. Steps 1 and 2 and Kubernetes
+need the published weights, an image and a cluster.
 """
 
 import json
@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chat_pair import TEMPLATE
-from commands import program
-from hub import Repository, running_hub
-from live import serve_ports
-from llm_build import STANDINS
-from load import wait_until
-from pages import ROOT, Block, not_run, read, script
-from pairs import make_pair, teach
 
 from dflash_trt.serving.ports import Ports
+from tests.support.chat_pair import TEMPLATE
+from tests.support.commands import program
+from tests.support.hub import Repository, running_hub
+from tests.support.llm_build import STANDINS
+from tests.support.pages import ROOT, Block, not_run, read, script
+from tests.support.pairs import make_pair, teach
+from tests.support.request_tools import wait_until
+from tests.support.servers import serve_ports
 
 pytestmark = pytest.mark.soak
 
@@ -52,7 +52,7 @@ def reader(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str], Ports]]:
     with running_hub() as hub:
         for role in ("target", "drafter"):
             hub.repositories[f"org/{role}"] = Repository(tmp_path / role, {"main": COMMIT})
-        programs = [ROOT / "tests/fakes/programs", STANDINS / "bin", Path(sys.executable).parent]
+        programs = [ROOT / "tests/standins/programs", STANDINS / "bin", Path(sys.executable).parent]
         environment = os.environ | {
             "PATH": os.pathsep.join([*map(str, programs), os.environ["PATH"]]),
             "PYTHONPATH": str(STANDINS),

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import ROOT, WAIT, serve_ports, started
-from pycode import demo_config
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.client import Client
+from tests.support.pycode import demo_config
+from tests.support.servers import ROOT, WAIT, serve_ports, started
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")]
 HOME = ROOT / "build" / "image"  # not in /tmp, which the server gets empty

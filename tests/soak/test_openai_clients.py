@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from chat_pair import smollm2_build
-from live import serve_ports, serving
+
+from tests.support.chat_pair import smollm2_build
+from tests.support.servers import serve_ports, serving
 
 pytestmark = pytest.mark.soak
 

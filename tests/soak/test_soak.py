@@ -17,15 +17,8 @@ from pathlib import Path
 
 import grpc
 import httpx
-import malformed_http
 import pytest
-import strategies
 from hypothesis import given, seed, settings
-from live import serve_ports, serving
-from load import WAIT, metric
-from processes import processes_naming
-from pycode import demo_config, prompt_ids, prompt_texts
-from roads import RefusedError, Roads
 from tokenizers import Tokenizer
 from tritonclient.grpc import service_pb2_grpc
 
@@ -34,6 +27,12 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.ports import Ports
+from tests.support import malformed_http, strategies
+from tests.support.processes import processes_naming
+from tests.support.pycode import demo_config, prompt_ids, prompt_texts
+from tests.support.request_tools import WAIT, metric
+from tests.support.servers import serve_ports, serving
+from tests.support.transports import RefusedError, Roads
 
 pytestmark = pytest.mark.soak
 

@@ -9,8 +9,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from chats import CHATS, TOOL, words
-from test_tool_messages import chat_model
+
+from tests.support.chats import CHATS, TOOL, words
+from tests.unit.test_tool_messages import chat_model
 
 FOLDER = "vendor/llama.cpp/models/templates/"
 WHERE = Path(os.environ.get("DFLASH_TRT_TEMPLATES", "."))

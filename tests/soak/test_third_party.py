@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pair import build_chat_pair
-from commands import program
-from live import serve_ports, serving
-from load import metric
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
+from tests.support.chat_pair import build_chat_pair
+from tests.support.commands import program
+from tests.support.request_tools import metric
+from tests.support.servers import serve_ports, serving
 
 pytestmark = pytest.mark.soak
-TESTS = Path(__file__).parents[1] / "lib"
+TESTS = Path(__file__).parents[1] / "support"
 PROMPT = "def main():"
 COUNTERS = (
     "dflash_requests_total",

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chat_pair import build_chat_pair
-from live import serve_ports, serving
-from pages import PAGES, ROOT, Block, read, script, typed
+
+from tests.support.chat_pair import build_chat_pair
+from tests.support.pages import PAGES, ROOT, Block, read, script, typed
+from tests.support.servers import serve_ports, serving
 
 pytestmark = pytest.mark.soak
 

@@ -12,11 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from builds import config_of, edit, quiet
-from commands import program, run
-from hub import Repository, running_hub
-from llm_build import STANDINS
-from pairs import make_pair
 
 from dflash_trt.builder.manifest import read_manifest
 from dflash_trt.builder.pipeline import build
@@ -24,6 +19,11 @@ from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.tensorrt_llm.bundle import read_info, read_llm_args
+from tests.support.builds import config_of, edit, quiet
+from tests.support.commands import program, run
+from tests.support.hub import Repository, running_hub
+from tests.support.llm_build import STANDINS
+from tests.support.pairs import make_pair
 
 COMMIT = "0" * 39 + "7"
 

@@ -13,11 +13,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from fronts import FakeReply
-from live import serve_ports, serving
-from llm_build import STANDINS, standins, write_llm_build
-from load import wait_until
-from triton_metrics import Triton
 
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError
@@ -28,6 +23,11 @@ from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.tensorrt_llm.bundle import read_llm_args
 from dflash_trt.wire import Settings
+from tests.support.handlers import FakeReply
+from tests.support.llm_build import STANDINS, standins, write_llm_build
+from tests.support.request_tools import wait_until
+from tests.support.servers import serve_ports, serving
+from tests.support.triton_metrics import Triton
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
 ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builds import assert_only, config_of, edit, quiet
-from families import DRAFTER, FAMILIES
-from load import wait_until
-from pairs import make_pair, write_pair
 
 from dflash_trt.builder import acceptance_probe as costs
 from dflash_trt.builder.acceptance_probe import calibration_texts, measure_cost
@@ -27,6 +23,10 @@ from dflash_trt.hardware import machine
 from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
 from dflash_trt.tensorrt_llm.plan import make_plan as plan
 from dflash_trt.weights import Weights, read_json, stored
+from tests.support.builds import assert_only, config_of, edit, quiet
+from tests.support.families import DRAFTER, FAMILIES
+from tests.support.pairs import make_pair, write_pair
+from tests.support.request_tools import wait_until
 
 IDS = [[(7 * i + 3 * j) % 300 for j in range(24)] for i in range(3)]
 
@@ -140,7 +140,7 @@ import copy, json, sys, torch
 from modelopt.torch.export import unified_export_hf as exporter
 from modelopt.torch import quantization as mtq
 from modelopt.torch.export import export_hf_checkpoint
-from modelopt_codes import dequantized
+from tests.support.modelopt_codes import dequantized
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -186,8 +186,8 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
     whole = tmp_path / "whole"
     given = [target.directory, whole, f"{method.upper()}_DEFAULT_CFG", json.dumps(IDS)]
     command = [sys.executable, "-c", WHOLE, *given]
-    lib = Path(__file__).parents[1] / "lib"  # of `modelopt_codes`
-    subprocess.run(list(map(str, command)), check=True, timeout=300, capture_output=True, cwd=lib)
+    root = Path(__file__).parents[2]  # from which `tests` is imported
+    subprocess.run(list(map(str, command)), check=True, timeout=300, capture_output=True, cwd=root)
 
     found, expected = (load_file(each / "model.safetensors") for each in (output, whole))
     assert found.keys() == expected.keys()

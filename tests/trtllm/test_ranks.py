@@ -22,18 +22,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from builds import config_of, quiet
-from live import serve_ports
-from llm_build import STANDINS
-from load import tensors, wait_until
-from pairs import make_pair
-from processes import command_line, environment_of, status_of, tree
-from test_deployment import KEY
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.ports import Ports
+from tests.support.builds import config_of, quiet
+from tests.support.llm_build import STANDINS
+from tests.support.pairs import make_pair
+from tests.support.processes import command_line, environment_of, status_of, tree
+from tests.support.request_tools import tensors, wait_until
+from tests.support.servers import serve_ports
+from tests.unit.test_deployment import KEY
 
 WAIT = 90.0
 STREAMS = 6  # over each door

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from holes import write_hole
 from jsonschema import Draft202012Validator
-from llm_build import STANDINS
 
 from dflash_trt.checkpoints import Pair, open_drafter, open_target
 from dflash_trt.checks import TENSORRT_LLM_CHECKS, Finding
@@ -34,6 +32,8 @@ from dflash_trt.tensorrt_llm import (
 from dflash_trt.tensorrt_llm.llm_args import BINDING
 from dflash_trt.tensorrt_llm.schema import schema
 from dflash_trt.weights.gguf import LINK
+from tests.support.llm_build import STANDINS
+from tests.support.sparse_files import write_hole
 
 GIB = 1 << 30
 Fields = dict[str, Any]

@@ -4,10 +4,10 @@ import random
 from itertools import pairwise
 
 import pytest
-from proposals import chain, looked_up
 
 from dflash_trt.speculation.estimator import MATCHES, AcceptanceEstimator
 from dflash_trt.speculation.lookup import MAX_MATCH, NgramIndex
+from tests.support.proposals import chain, looked_up
 
 
 def searched(text: list[int], most: int) -> tuple[int, list[int]]:

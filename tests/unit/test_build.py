@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import assert_only, config_of, contents, quiet
-from pairs import make_pair
 
 from dflash_trt.builder.manifest import check_build, read_manifest
 from dflash_trt.builder.opened import OpenedBuild, unserved
@@ -19,6 +17,8 @@ from dflash_trt.builder.pipeline import build
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 from dflash_trt.files import sole_writer
 from dflash_trt.weights import gguf
+from tests.support.builds import assert_only, config_of, contents, quiet
+from tests.support.pairs import make_pair
 
 KINDS: dict[str, dict[str, Any]] = {
     "onnxruntime": {},

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builds import edit, edit_weights
-from pairs import make_pair
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +26,8 @@ from dflash_trt.checkpoints import (
 from dflash_trt.checks import check_pair
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.weights import Weights
+from tests.support.builds import edit, edit_weights
+from tests.support.pairs import make_pair
 
 Change = Callable[[dict[str, Any]], Any]
 

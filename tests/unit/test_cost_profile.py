@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from built_pairs import BuildPair
 
 from dflash_trt.decoding import in_process, measure
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.profiling import BUDGET, MAX_BUDGET
 from dflash_trt.engines.step import load_engine
 from dflash_trt.speculation import CostProfile
+from tests.support.built_pairs import BuildPair
 
 HOP = 0.25e-3
 

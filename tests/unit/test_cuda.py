@@ -13,9 +13,6 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_engines, build_pair, contents
-from families import pair_of
-from pairs import make_pair
 
 from dflash_trt.engines.cuda import PROVIDER, engine
 from dflash_trt.engines.cuda.kernels import check_graph, check_placement
@@ -23,6 +20,9 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, load_session
 from dflash_trt.engines.step import load_engine
 from dflash_trt.errors import EngineError
+from tests.support.builds import build_engines, build_pair, contents
+from tests.support.families import pair_of
+from tests.support.pairs import make_pair
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from commands import program
-from pages import ROOT, read
-from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
@@ -36,6 +33,9 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
 from dflash_trt.hardware import machine
+from tests.serving.test_metrics import _check_query
+from tests.support.commands import program
+from tests.support.pages import ROOT, read
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 KUBERNETES = "1.34"
@@ -530,10 +530,10 @@ def test_a_name_becomes_one_that_kubernetes_takes(name: str, expected: str) -> N
 
 
 def test_the_commands_of_the_page(original: Path, tmp_path: Path) -> None:
-    """As docs/release.md has them, over a stand-in of kubectl (`tests/fakes/kubectl`)."""
+    """As docs/release.md has them, over a stand-in of kubectl (`tests/standins/kubectl`)."""
     shutil.copytree(original / "built", tmp_path / "BUILD")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "kubectl").symlink_to(ROOT / "tests" / "fakes" / "kubectl")
+    (tmp_path / "bin" / "kubectl").symlink_to(ROOT / "tests" / "standins" / "kubectl")
     blocks = [
         block.text
         for block in read("docs/release.md")

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import run
 from huggingface_hub import constants
 
 from dflash_trt.builder import downloads as module
 from dflash_trt.builder.deployment import pinned_requirements
 from dflash_trt.config import load_config
+from tests.support.commands import run
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "build_configs").rglob("*.yaml"))

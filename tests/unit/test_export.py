@@ -8,16 +8,16 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from builds import config_of
-from commands import run
-from exported import PUBLISHED, commands
-from pairs import make_pair
-from test_deployment import KUBERNETES, SCHEMAS
 
 from dflash_trt.builder.export import ENGINES, export
 from dflash_trt.checkpoints import Located, Model
 from dflash_trt.config import BuildConfig, Method, Source
 from dflash_trt.errors import ConfigError, PairError
+from tests.support.builds import config_of
+from tests.support.commands import run
+from tests.support.exported import PUBLISHED, commands
+from tests.support.pairs import make_pair
+from tests.unit.test_deployment import KUBERNETES, SCHEMAS
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from builds import build_engines
-from op_profile import assert_in_profile
-from pairs import make_pair
+
+from tests.support.builds import build_engines
+from tests.support.op_profile import assert_in_profile
+from tests.support.pairs import make_pair
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import config_of, quiet
-from commands import run
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import copy_tokenizer, load_drafter, load_target, load_tokenizer
@@ -19,6 +17,8 @@ from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineEr
 from dflash_trt.prompts import read_prompts
 from dflash_trt.weights import read_json
 from dflash_trt.wire import Settings
+from tests.support.builds import config_of, quiet
+from tests.support.commands import run
 
 DEEP = "[" * 100_000
 NESTED = '{"a": ' * 200 + "1" + "}" * 200

@@ -8,9 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from builds import config_of, contents, quiet
-from commands import run
-from signing_keys import write_keys
 
 from dflash_trt.builder import identity
 from dflash_trt.builder.identity import (
@@ -31,6 +28,9 @@ from dflash_trt.builder.pipeline import build
 from dflash_trt.builder.program import _commit, program
 from dflash_trt.builder.signing import sign, verify_signature
 from dflash_trt.errors import BuildError, RequestError
+from tests.support.builds import config_of, contents, quiet
+from tests.support.commands import run
+from tests.support.signing_keys import write_keys
 
 TEXT = "name: tiny  # as it was written\n"
 RECORD = Record(

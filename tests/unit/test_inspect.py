@@ -7,11 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from builds import config_of, edit, edit_weights
-from commands import run
-from families import to_speculators
-from pairs import Pair as Directories
-from pairs import make_pair
 from safetensors.torch import load_file
 from transformers import GptOssConfig
 
@@ -21,6 +16,11 @@ from dflash_trt.checks import inspect, pair_findings
 from dflash_trt.checks.pair import PAIR_CHECKS
 from dflash_trt.checks.target import TARGET_CHECKS
 from dflash_trt.errors import CheckpointError, PairError
+from tests.support.builds import config_of, edit, edit_weights
+from tests.support.commands import run
+from tests.support.families import to_speculators
+from tests.support.pairs import Pair as Directories
+from tests.support.pairs import make_pair
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
 Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's directory

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from built_pairs import BuildPair
 
 from dflash_trt.engines import info
 from dflash_trt.machine import container_cpus, free_memory, usable_cores
+from tests.support.built_pairs import BuildPair
 
 MEMINFO = "MemTotal:       64000000 kB\nMemAvailable:   10000000 kB\n"
 KB = 1024

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
 
 from dflash_trt.builder import manifest
 from dflash_trt.builder.manifest import Differences, check_build, differences, read_manifest
 from dflash_trt.errors import BuildError
+from tests.support.commands import run
 
 
 @pytest.fixture

@@ -3,13 +3,25 @@
 from typing import Any
 
 import pytest
-from chats import AGAIN, ANSWER, CALL, CHATS, SYSTEM, TOOL, USER, call, result, says, words
-from test_tool_messages import chat_model
-from tool_templates import NO_SYSTEM, WRITING
 
 from dflash_trt.chat.dialect import Dialect, convert_for_template
 from dflash_trt.chat.messages import read_messages
 from dflash_trt.errors import RequestError
+from tests.support.chats import (
+    AGAIN,
+    ANSWER,
+    CALL,
+    CHATS,
+    SYSTEM,
+    TOOL,
+    USER,
+    call,
+    result,
+    says,
+    words,
+)
+from tests.support.tool_templates import NO_SYSTEM, WRITING
+from tests.unit.test_tool_messages import chat_model
 
 EACH = "{%- for m in messages %}"
 KNOWN = "{% if m.role in ['system', 'user', 'assistant', 'tool'] %}"

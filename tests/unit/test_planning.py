@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import run
-from hub import Repository, running_hub
 from huggingface_hub import constants
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,6 +24,8 @@ from dflash_trt.planning import (
 )
 from dflash_trt.planning.capacity import arena_slot, bytes_per_gpu, cache_bytes
 from dflash_trt.planning.rounds import draft_rate
+from tests.support.commands import run
+from tests.support.hub import Repository, running_hub
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))

@@ -4,8 +4,9 @@ import shlex
 import shutil
 from pathlib import Path
 
-import planted
 import pytest
+
+from tests.support import planted
 
 
 @pytest.mark.parametrize("fault", planted.faults(), ids=lambda fault: fault.name)

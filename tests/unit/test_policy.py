@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
 
 from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
 from dflash_trt.speculation.policy import CLEARLY
+from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
 
 
 def test_a_batch_has_one_width() -> None:

@@ -11,10 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
-from builds import quiet
-from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
-from published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 
 from dflash_trt.builder import manifest, provenance
 from dflash_trt.builder.export import ENGINES, export
@@ -28,6 +25,9 @@ from dflash_trt.graphs.builder import DataFile
 from dflash_trt.planning import published_config
 from dflash_trt.tensorrt_llm import bundle
 from dflash_trt.tensorrt_llm.plan import make_plan
+from tests.support.builds import quiet
+from tests.support.exported import PUBLISHED, assert_published, assert_shell_agrees
+from tests.support.published import COMMIT, FILES, PAIRS, is_hybrid, write_pair
 
 pytestmark = pytest.mark.models
 

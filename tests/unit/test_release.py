@@ -6,13 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from builds import config_of, contents, quiet
-from commands import program, run
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from live import serving
-from pairs import make_pair
-from signing_keys import write_keys
 
 from dflash_trt.builder.manifest import SIGNATURE, check_build, read_manifest
 from dflash_trt.builder.pipeline import build
@@ -21,6 +16,11 @@ from dflash_trt.builder.signing import sign, verify_signature
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports
+from tests.support.builds import config_of, contents, quiet
+from tests.support.commands import program, run
+from tests.support.pairs import make_pair
+from tests.support.servers import serving
+from tests.support.signing_keys import write_keys
 
 CARD = "---\nlicense: apache-2.0\ndatasets:\n- org/texts\n---\n# A model\n"
 

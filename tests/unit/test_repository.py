@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from test_chat import _tokenizer
 
 from dflash_trt.builder.repository import MODELS, read_config, templates, write_repository
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
@@ -15,6 +14,7 @@ from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.wire import Settings
+from tests.unit.test_chat import _tokenizer
 
 LAYER = LayerSpec(
     num_key_value_heads=2, head_dim=16, rope=Rope(theta=10000.0, dim=16), intermediate_size=96

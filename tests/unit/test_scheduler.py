@@ -7,11 +7,11 @@ import os
 import threading
 
 from hypothesis import Phase, settings
-from scheduler_model import WORDS, SchedulerModel
 
 from dflash_trt.decoding import WaitingQueue
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import FIRST_BLOCK
+from tests.support.scheduler_model import WORDS, SchedulerModel
 
 EXAMPLES = os.environ.get("SCHEDULER_EXAMPLES", "")
 

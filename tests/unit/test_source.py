@@ -11,14 +11,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hub import TOKEN, Hub, Repository, running_hub
 from huggingface_hub import constants
 from huggingface_hub.utils import _http, close_session
-from pairs import make_pair
 
 from dflash_trt.checkpoints import load_drafter, locate
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
+from tests.support.hub import TOKEN, Hub, Repository, running_hub
+from tests.support.pairs import make_pair
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 Steps = list[tuple[str, int, int]]

@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import ggufs
 import pytest
-from builds import config_of, quiet
 from hypothesis import given, settings
-from signing_keys import write_keys
-from strategies import DICE, EACH_ONCE, spoil, spoil_json
 
 from dflash_trt.bench import load_asked
 from dflash_trt.builder import onnxruntime, tensorrt_llm
@@ -35,6 +31,10 @@ from dflash_trt.errors import DflashError
 from dflash_trt.prompts import read_prompts
 from dflash_trt.weights import Weights
 from dflash_trt.weights.gguf import as_directory
+from tests.support import ggufs
+from tests.support.builds import config_of, quiet
+from tests.support.signing_keys import write_keys
+from tests.support.strategies import DICE, EACH_ONCE, spoil, spoil_json
 
 pytestmark = pytest.mark.models
 

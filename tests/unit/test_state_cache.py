@@ -1,13 +1,13 @@
 """Kept states of a hybrid: found by exact tokens and salt, under one limit with their blocks."""
 
 import numpy as np
-from scheduler_model import WORDS
 
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.messages import DISCARD, FREED, verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.state_cache import OPENING, State, StateCache
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
+from tests.support.scheduler_model import WORDS
 
 TEXT = [*WORDS[0], *WORDS[1], 9, 8, 7]  # two blocks and three tokens
 END = len(TEXT)

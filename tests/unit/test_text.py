@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from test_matcher import byte_level, sentencepiece
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 from dflash_trt.chat import has_channels
@@ -16,6 +15,7 @@ from dflash_trt.serving.model.output_processor import (
     OutputProcessor,
     StopWords,
 )
+from tests.unit.test_matcher import byte_level, sentencepiece
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 

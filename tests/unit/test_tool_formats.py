@@ -11,7 +11,6 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
-from tool_templates import WRITING, renderer
 
 from dflash_trt.chat.dialect import dialect_of
 from dflash_trt.chat.formats import (
@@ -31,6 +30,7 @@ from dflash_trt.chat.formats.harmony import CALL, KIND
 from dflash_trt.chat.formats.reader import overlap
 from dflash_trt.chat.templates import Template
 from dflash_trt.errors import RequestError
+from tests.support.tool_templates import WRITING, renderer
 
 OUTPUTS = 100
 SCHEMA = {

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
-from tool_templates import AS_TEXT, CHATML, UNKNOWN, WRITING, renderer
 
 from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
@@ -15,6 +14,7 @@ from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.model.requests import chat_grammar
+from tests.support.tool_templates import AS_TEXT, CHATML, UNKNOWN, WRITING, renderer
 
 TOOL = {
     "type": "function",

@@ -1,7 +1,7 @@
 """The decoder over TensorRT-LLM: one `tensorrt_llm.LLM`, whose process drives all ranks.
 
 It gets at most as many sequences as it decodes together, one request per sequence; others stay in
-our waiting queue. Only the LLM API is used (`tests/fakes/standins` gives the version).
+our waiting queue. Only the LLM API is used (`tests/standins/packages` gives the version).
 """
 
 import asyncio

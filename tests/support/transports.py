@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 
 import httpx
-from load import WAIT, tensors
 from tritonclient.grpc import InferenceServerClient
 
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
+from tests.support.request_tools import WAIT, tensors
 
 CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from load import metric
 
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.serving.log import Log
@@ -24,6 +23,7 @@ from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor import application
 from dflash_trt.serving.supervisor.application import Application
+from tests.support.request_tools import metric
 
 WAIT = 60.0
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """Plant each fault of planted.yaml in a copy of the tree: what it names must fail there.
 
-`python tests/lib/planted.py [NUMBER ...]`, of which faults, from 0 on; all by default. Without a
-fault the same must pass, which is tried first. A fault takes some seconds to some minutes.
+`python -m tests.support.planted [NUMBER ...]`, of which faults, from 0 on; all by default. Without
+a fault the same must pass, which is tried first. A fault takes some seconds to some minutes.
 """
 
 import os
@@ -38,7 +38,7 @@ class Fault(NamedTuple):
 
 
 def faults() -> list[Fault]:
-    listed = yaml.safe_load((ROOT / "tests/lib/planted.yaml").read_text(encoding="utf-8"))
+    listed = yaml.safe_load((ROOT / "tests/support/planted.yaml").read_text(encoding="utf-8"))
     return [Fault(**each) for each in listed]
 
 

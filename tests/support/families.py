@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from dflash.model import DFlash2DraftModel, DFlashDraftModel
-from pairs import Pair, write_pair, zlab_drafter
 from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma2Config,
@@ -28,6 +27,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+
+from tests.support.pairs import Pair, write_pair, zlab_drafter
 
 Fields = dict[str, Any]
 

@@ -10,9 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from strategies import spoil_json, text_of
-
 from dflash_trt.serving.http.guard import BODY_LIMIT
+from tests.support.strategies import spoil_json, text_of
 
 HOST = "127.0.0.1"
 WAIT = 60.0

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from load import NO_STATUS, WAIT
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from dflash_trt.builder.repository import read_config, templates
+from tests.support.request_tools import NO_STATUS, WAIT
 
 Json = Any
 Files = dict[str, bytes]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pycode import PYCODE, demo_config
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.config import Source, load_config
+from tests.support.pycode import PYCODE, demo_config
 
 SMOLLM2 = Path(__file__).parents[2] / "build_configs" / "smollm2.yaml"
 

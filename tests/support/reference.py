@@ -9,8 +9,9 @@ from pathlib import Path
 import dflash.model as zlab
 import numpy as np
 import torch
-from pairs import zlab_drafter
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.pairs import zlab_drafter
 
 # return_stats=True would call torch.cuda.synchronize()
 zlab._cuda_time = time.perf_counter

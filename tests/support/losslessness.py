@@ -4,7 +4,7 @@ if alone, and where it is plain greedy that of `transformers`.
 A quantized target's log-probabilities are so bit for bit: where little is not lost, much may be.
 Its texts are near those of `transformers`.
 
-`python tests/lib/losslessness.py 20000` (`make prove`) runs so many prompts, a random pair a
+`python -m tests.support.losslessness 20000` (`make prove`) runs so many prompts, a random pair a
 process, and prints how many there were of what, and all that differs.
 """
 
@@ -20,14 +20,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-import reference
 import torch
-from builds import build_engines
-from exact import prefix_cache_of, run_all, scheduler_of, submit
-from families import FAMILIES, FORMATS, MOE, pair_of
-from guesses import COSTS, AtRandom, Guesses
-from pairs import Pair
-from scheduler_model import SALTS
 from tokenizers import Tokenizer
 
 from dflash_trt.config.build import Speculation
@@ -47,6 +40,13 @@ from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
 from dflash_trt.speculation import Adaptive, Fixed, Policy
+from tests.support import reference
+from tests.support.builds import build_engines
+from tests.support.equality import prefix_cache_of, run_all, scheduler_of, submit
+from tests.support.families import FAMILIES, FORMATS, MOE, pair_of
+from tests.support.pairs import Pair
+from tests.support.random_proposals import COSTS, AtRandom, Guesses
+from tests.support.scheduler_model import SALTS
 
 SLOTS = 16
 MAX_SEQ_LEN, LONGEST = 100, 24
@@ -315,5 +315,4 @@ def main(count: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     sys.exit(main(int(sys.argv[1])))

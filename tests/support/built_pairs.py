@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from builds import build_engines
-from pairs import Pair, teach
-
 from dflash_trt.checkpoints import Drafter, Target
+from tests.support.builds import build_engines
+from tests.support.pairs import Pair, teach
 
 SLOTS = 4
 MAX_SEQ_LEN = 160

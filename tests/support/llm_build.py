@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import config_of, quiet
 
 from dflash_trt.builder.pipeline import build
+from tests.support.builds import config_of, quiet
 
-STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
+STANDINS = Path(__file__).parents[1] / "standins" / "packages"
 
 
 def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **serving: Any) -> Path:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import reference
-from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.decoding import (
     Grammars,
@@ -23,6 +21,8 @@ from dflash_trt.engines import NOTHING, EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 from dflash_trt.speculation import Fixed, Policy
+from tests.support import reference
+from tests.support.built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 NEW_TOKENS = 40
 TOLERANCE = 1e-4

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from guesses import AtRandom
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -29,6 +28,7 @@ from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.messages import FREED, no_drafts, parse_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
+from tests.support.random_proposals import AtRandom
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
 WORDS = [[word] * BLOCK for word in range(3)]  # texts of few words often begin alike

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
-from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import RoundOutput, VerifyInput
@@ -22,6 +21,7 @@ from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.wire import Settings
+from tests.support.triton_metrics import Triton
 
 WAIT = 10.0
 VOCAB = 100

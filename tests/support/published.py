@@ -25,13 +25,13 @@ import torch
 import transformers
 import yaml
 from dflash.model import DFlash2DraftModel, DFlashDraftModel
-from holes import Tensor, size_of, write_hole
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PretrainedConfig, Qwen3Config
 from transformers.core_model_loading import revert_weight_conversion
 
 from dflash_trt.checkpoints.target import FAMILIES
 from dflash_trt.planning import published_models
+from tests.support.sparse_files import Tensor, size_of, write_hole
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
 IMAGES = ("visual.", "vision_tower", "mm_projector", "embed_vision")

@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from commands import program
+from tests.support.commands import program
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
 
