@@ -20,10 +20,10 @@ def build(
     """Check a pair and write its engines and model repository."""
     from dflash_trt.builder.pipeline import build as run
     from dflash_trt.builder.repository import request_defaults
-    from dflash_trt.config import load_config
+    from dflash_trt.config import config_text, load_config
 
     settings = load_config(config)
-    text = config.read_text(encoding="utf-8")
+    text = config_text(config)
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report, text)

@@ -15,4 +15,4 @@ from dflash_trt.config.build import (
     TensorRTLLM,
     Version,
 )
-from dflash_trt.config.load import json_schema, load_config, variants
+from dflash_trt.config.load import config_text, json_schema, load_config, variants

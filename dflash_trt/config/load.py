@@ -1,7 +1,9 @@
 """Loading a build config, errors with file, line, field and fix, and configs of other methods."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,17 +16,58 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 MOST = 20  # complaints shown
+BASE = "extends"
+LOCAL_PATHS = ("path", "gguf", "calibration")  # fields of type `LocalPath`
 Complaint = tuple[int, str, str]  # line, problem, fix
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 # fields that are gone, with what to do
 GONE = {"tensor_parallel_size": "For several GPUs use engine: {kind: tensorrt_llm, gpus: N}"}
 
 
+@dataclass(frozen=True)
+class Document:
+    """A config as it was written."""
+
+    path: Path
+    text: str
+    root: yaml.MappingNode
+    data: dict[str, Any]
+
+
 def load_config(path: Path) -> BuildConfig:
     """Read a config, whose paths start at its folder; ConfigError names file, line, field, fix."""
+    document = _read(path)
+    complaints = list(repeated_keys(path, document.root))
+    data = _with_base(document)
     try:
-        root = compose_yaml(read_text(path, MAX_YAML))
-        complaints = list(repeated_keys(path, root)) if root else []
+        config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        complaints += [_complaint(path, document.root, detail) for detail in errors]
+    if len(complaints) == 1:
+        raise ConfigError(*complaints[0][1:])
+    if complaints:
+        shown = [str(ConfigError(*complaint[1:])) for complaint in sorted(complaints)[:MOST]]
+        if len(complaints) > MOST:
+            shown.append(f"and {len(complaints) - MOST} more.")
+        problem = "\n".join([f"{path} has {len(complaints)} mistakes:", *shown])
+        raise ConfigError(problem, "Correct all of them")
+    return variants(config)[config.speculation.method]
+
+
+def config_text(path: Path) -> str:
+    """Return a config's text; of one that extends another, both as one."""
+    document = _read(path)
+    if BASE not in document.data:
+        return document.text
+    whole = yaml.safe_dump(_with_base(document), sort_keys=False)
+    return f"# {path.name}, which extends {document.data[BASE]}\n{whole}"
+
+
+def _read(path: Path) -> Document:
+    try:
+        text = read_text(path, MAX_YAML)
+        root = compose_yaml(text)
         data = parse_yaml(root)
     except OSError as error:
         raise ConfigError(
@@ -45,18 +88,53 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    try:
-        config = BuildConfig.model_validate(data, context={"folder": path.resolve().parent})
-    except ValidationError as error:
-        complaints += [_complaint(path, root, each) for each in error.errors(include_url=False)]
-    if len(complaints) == 1:
-        raise ConfigError(*complaints[0][1:])
-    if complaints:
-        shown = [str(ConfigError(*each[1:])) for each in sorted(complaints)[:MOST]]
-        shown += [f"and {len(complaints) - MOST} more."] * (len(complaints) > MOST)
-        problem = "\n".join([f"{path} has {len(complaints)} mistakes:", *shown])
-        raise ConfigError(problem, "Correct all of them")
-    return variants(config)[config.speculation.method]
+    return Document(path, text, root, data)
+
+
+def _with_base(document: Document) -> dict[str, Any]:
+    """Return the fields, over those of the config that it extends."""
+    data = dict(document.data)
+    name = data.pop(BASE, None)
+    if name is None:
+        return data
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{document.path}: {BASE} is {name!r:.100}, and no path of a config",
+            f"Write {BASE}: FILE, a path that starts at the folder of {document.path.name}",
+        )
+    base = _read(document.path.parent / name)
+    if BASE in base.data:
+        raise ConfigError(
+            f"{base.path} extends another config itself", "Extend a config that is whole"
+        )
+    load_config(base.path)
+    return _merged(_with_absolute_paths(base.data, base.path.resolve().parent), data)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in over.items():
+        before = result.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            result[name] = _merged(before, value)
+        else:
+            result[name] = value
+    return result
+
+
+def _with_absolute_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a base's fields for a config in another folder."""
+    if "package" in data:  # its path is inside the package
+        return dict(data)
+    result: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, dict):
+            result[name] = _with_absolute_paths(value, folder)
+        elif name in LOCAL_PATHS and isinstance(value, str):
+            result[name] = str(Path(folder, os.path.expanduser(value)))
+        else:
+            result[name] = value
+    return result
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
@@ -83,7 +161,13 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
 def json_schema() -> dict[str, Any]:
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **BuildConfig.model_json_schema()}
+    schema = BuildConfig.model_json_schema()
+    schema["properties"][BASE] = {
+        "type": "string",
+        "description": "names another config, whose fields hold where this one has none",
+    }
+    whole = {"required": schema.pop("required")}
+    return {"$schema": dialect, **schema, "anyOf": [whole, {"required": [BASE]}]}
 
 
 def repeated_keys(path: Path, node: yaml.Node) -> Iterator[Complaint]:

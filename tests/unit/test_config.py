@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.config import BuildConfig, json_schema, load_config, variants
+from dflash_trt.config import BuildConfig, config_text, json_schema, load_config, variants
 from dflash_trt.errors import ConfigError
 
 GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
@@ -73,6 +73,7 @@ def test_what_is_not_a_mapping_is_refused(tmp_path: Path, text: str | bytes) -> 
 
 def test_schema_describes_every_field() -> None:
     schema = json_schema()
+    schema["properties"].pop("extends")  # read before the fields are
     assert set(schema["properties"]) == set(BuildConfig.model_fields)
     assert schema["required"] == ["name", "target"]
     assert schema["additionalProperties"] is False
@@ -147,3 +148,46 @@ def test_the_method_picks_its_drafter(tmp_path: Path) -> None:
     assert other.drafter is not None
     assert other.drafter.path == tmp_path / "b"
     assert other.speculation.draft_tokens is None
+
+
+def test_a_config_extends_another(tmp_path: Path) -> None:
+    """Sections are merged, and paths start where they were written."""
+    (tmp_path / "machines").mkdir()
+    base = {
+        "name": "base",
+        "target": {"path": "target"},
+        "drafter": {"path": "drafter"},
+        "serving": {"slots": 2, "max_queue": 3},
+    }
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    over = tmp_path / "machines" / "small.yaml"
+    over.write_text("extends: ../base.yaml\nname: small\nserving: {slots: 1}\n")
+    config = load_config(over)
+    assert (config.name, config.serving.slots, config.serving.max_queue) == ("small", 1, 3)
+    assert config.target.path == tmp_path / "target"
+    whole = tmp_path / "machines" / "whole.yaml"
+    whole.write_text(config_text(over))
+    assert load_config(whole) == config
+    assert config_text(tmp_path / "base.yaml") == (tmp_path / "base.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ("extends: other.yaml\n", r"base\.yaml extends another config itself"),
+        ("name: base\n", r"base\.yaml has 2 mistakes|base\.yaml:1: field 'target' is missing"),
+        (None, r"cannot read the config .*base\.yaml"),
+    ],
+)
+def test_a_base_is_a_whole_config(tmp_path: Path, base: str | None, problem: str) -> None:
+    if base is not None:
+        (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / "over.yaml").write_text("extends: base.yaml\nname: over\n")
+    with pytest.raises(ConfigError, match=problem):
+        load_config(tmp_path / "over.yaml")
+
+
+def test_what_is_extended_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "over.yaml").write_text("extends: [a]\nname: over\n")
+    with pytest.raises(ConfigError, match=r"extends is \['a'\], and no path of a config"):
+        load_config(tmp_path / "over.yaml")
