@@ -1,270 +1,148 @@
-"""Rewriting a chat's messages so that a template shows all of them.
+"""Which rewrites a chat needs, learned of a template once: a row for each kind of messages.
 
-A template refuses some chats and silently leaves out parts of others. So each chat is tried as a
-specimen first: the same roles and calls, with marks as contents. It is kept if all marks appear in
-the output; otherwise the first rewrites below that make them appear are used. Where nothing shows
-all, what shows most goes, and only an instruction or a question that would be lost is refused.
+A template refuses some chats and silently leaves out parts of others. When it is loaded, a chat of
+each kind below is tried with more and more rewrites until all of it is shown. A client's chat is
+sent as it is where the template shows all of it; otherwise with the rewrites that its kinds need.
+Only a mixture of kinds that needs still others is tried as those were. Where nothing shows all,
+what shows most goes, and only an instruction or a question that would be lost is refused.
 """
 
-import json
-import re
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import combinations
-from typing import Any
+from itertools import combinations, pairwise
 
-from dflash_trt.chat.messages import THOUGHT, Message
+from dflash_trt.chat.messages import Message
+from dflash_trt.chat.rewrites import INSTRUCTIONS, Rewrite, rewritten
+from dflash_trt.chat.specimen import (
+    NOTHING_LOST,
+    Loss,
+    loss_of,
+    lost_marks,
+    refused_messages,
+    specimen_call,
+    specimen_of,
+)
 from dflash_trt.errors import RequestError
 
-MARK = re.compile(r"zq(\d+)(?:[nv]\d+)?z")  # with the message's number
-TEXT_MARK = re.compile(r"zq\d+z")  # of a message's text; others are in its calls
-MOST_REWRITES = 3
-REPLIES = ("assistant", "tool")  # roles whose messages may be left out where nothing shows them
-INSTRUCTIONS = ("system", "developer")
-Rewrite = Callable[[list[Message]], list[Message]]
-# as in Qwen2.5's template, which has Hermes' calls
-PREAMBLE = """# Tools
+MAX_REWRITES = 3  # of one kind
+Show = Callable[[list[Message]], str]  # renders a chat; RequestError if the template refuses it
+Needs = Mapping[str, tuple[Rewrite, ...]]  # rewrites by kind
 
-You may call one or more functions to assist with the user query.
+SYSTEM: Message = {"role": "system", "content": "text"}
+DEVELOPER: Message = {"role": "developer", "content": "text"}
+USER: Message = {"role": "user", "content": "text"}
+ANSWER: Message = {"role": "assistant", "content": "text"}
+CALL: Message = {"role": "assistant", "content": "", "tool_calls": [specimen_call(0)]}
+TEXT_AND_CALL: Message = {**CALL, "content": "text"}
+TWO_CALLS: Message = {**CALL, "tool_calls": [specimen_call(0, 0), specimen_call(0, 1)]}
+RESULT: Message = {"role": "tool", "content": "text", "tool_call_id": specimen_call(0)["id"]}
+SECOND_RESULT: Message = {**RESULT, "tool_call_id": specimen_call(0, 1)["id"]}
 
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
-
-def specimen_of(messages: Sequence[Message]) -> list[Message]:
-    """Return messages that a template treats alike, with marks as texts and calls."""
-    result, marks = list[Message](), dict[str, str]()  # of functions, by call id
-    for at, message in enumerate(messages):
-        each: Message = {"role": message["role"], "content": f"zq{at}z" * bool(message["content"])}
-        each |= {THOUGHT: "thought"} if THOUGHT in message else {}
-        if "tool_call_id" in message:
-            name = marks.get(str(message["tool_call_id"]), "unknown")
-            each |= {"tool_call_id": f"id-of-{name}", "name": name}
-        for number, call in enumerate(message.get("tool_calls", ())):
-            marks[call["id"]] = f"zq{at}n{number}z"
-            each.setdefault("tool_calls", []).append(specimen_call(at, number))
-        result.append(each)
-    return result
+# the chats that a template is tried with, by kind
+PROBES: dict[str, list[Message]] = {
+    "system": [SYSTEM, USER],
+    "developer": [DEVELOPER, USER],
+    "system and developer": [SYSTEM, DEVELOPER, USER],
+    "system later on": [SYSTEM, USER, ANSWER, SYSTEM, USER],
+    "user twice": [USER, USER],
+    "call": [USER, CALL, RESULT, ANSWER, USER],
+    "user after a result": [USER, CALL, RESULT, USER],
+    "system and call": [SYSTEM, USER, CALL, RESULT],
+    "text and call": [USER, TEXT_AND_CALL, RESULT],
+    "text and call, answered": [USER, TEXT_AND_CALL, RESULT, ANSWER, USER],
+    "text and call, then a user": [USER, TEXT_AND_CALL, RESULT, USER],
+    "two calls": [USER, TWO_CALLS, RESULT, SECOND_RESULT],
+}
 
 
-def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
-    name, arguments = f"zq{at}n{number}z", {"probe_key": f"zq{at}v{number}z"}
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"id-of-{name}", "type": "function", "function": function}
+def is_call(message: Message) -> bool:
+    return "tool_calls" in message
 
 
-@dataclass(frozen=True, order=True)
-class Loss:
-    """How much of a chat a template leaves out; smaller is better."""
-
-    instructions_and_questions: int  # and other roles that a client made up
-    calls_and_results: int
-    texts: int  # of the assistant
-
-    @property
-    def must_be_refused(self) -> bool:
-        """Return whether the answer would be to another question than the client's."""
-        return self.instructions_and_questions > 0
+def has_calls(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "tool" or is_call(message) for message in messages)
 
 
-NOTHING_LOST = Loss(0, 0, 0)
+def kinds_of(messages: Sequence[Message]) -> set[str]:
+    """Return the kinds of `PROBES` that a chat has messages of."""
+    roles = [message["role"] for message in messages]
+    instructions = [index for index, role in enumerate(roles) if role in INSTRUCTIONS]
+    calling = [message for message in messages if is_call(message)]
+    texts = [n for n, message in enumerate(messages) if message["content"] and is_call(message)]
+    present = {
+        "system": "system" in roles,
+        "developer": "developer" in roles,
+        "system and developer": len(instructions) > 1,
+        "system later on": instructions != [*range(len(instructions))],
+        "user twice": any(role == after != "tool" for role, after in pairwise(roles)),
+        "call": has_calls(messages),
+        "user after a result": ("tool", "user") in pairwise(roles),
+        "system and call": bool(instructions) and has_calls(messages),
+        "text and call": bool(texts),
+        "text and call, answered": bool(texts) and "assistant" in roles[texts[0] + 1 :],
+        "text and call, then a user": bool(texts) and ("tool", "user") in pairwise(roles),
+        "two calls": any(len(message["tool_calls"]) > 1 for message in calling),
+    }
+    return {kind for kind, is_present in present.items() if is_present}
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The rewrites that show most of a chat, and the numbers of the messages that must not go."""
+    """The rewrites of a chat, and the numbers of the messages that it must not lose."""
 
     rewrites: tuple[Rewrite, ...] = ()
     refused: tuple[int, ...] = ()  # messages that would be lost
 
 
-def find_rewrites(
-    specimen: list[Message], render: Callable[[list[Message]], str], rewrites: Sequence[Rewrite]
+@dataclass(frozen=True)
+class Trial:
+    """A specimen with rewrites, as a template shows it."""
+
+    rewrites: tuple[Rewrite, ...]
+    loss: Loss
+    refused: tuple[int, ...]
+
+
+def learn_needs(show: Show, rewrites: Sequence[Rewrite]) -> Needs:
+    """Return the fewest rewrites with which a template shows most of each kind of chat."""
+    needs = {}
+    for kind, chat in PROBES.items():
+        trial = _find(specimen_of(chat), show, rewrites)
+        needs[kind] = () if trial is None else trial.rewrites
+    return needs
+
+
+def arrange(
+    specimen: list[Message], show: Show, needs: Needs, rewrites: Sequence[Rewrite]
 ) -> Arrangement:
-    """Return the fewest rewrites that show the most; none if the template refuses all."""
-    marks = _marks(json.dumps(specimen))
-    best, least = Arrangement(), None
-    tried = list[list[Message]]()
-    for count in range(MOST_REWRITES + 1):
+    """Return the rewrites for a chat, none if the template refuses it with and without them."""
+    needed = {rewrite for kind in kinds_of(specimen) for rewrite in needs[kind]}
+    for chosen in ((), tuple(rewrite for rewrite in rewrites if rewrite in needed)):
+        trial = _try(specimen, chosen, show)
+        if trial is not None and trial.loss == NOTHING_LOST:
+            return Arrangement(trial.rewrites)
+    best = _find(specimen, show, rewrites)
+    return Arrangement() if best is None else Arrangement(best.rewrites, best.refused)
+
+
+def _find(specimen: list[Message], show: Show, rewrites: Sequence[Rewrite]) -> Trial | None:
+    """Return the fewest rewrites that show most; None if the template refuses all."""
+    best: Trial | None = None
+    for count in range(MAX_REWRITES + 1):
         for chosen in combinations(rewrites, count):
-            arranged = rewritten(specimen, chosen)
-            if arranged in tried:
-                continue
-            tried.append(arranged)
-            try:
-                text = render(arranged)
-            except RequestError:
-                continue
-            lost = marks - _marks(text)
-            loss = _loss(specimen, lost)
-            if least is None or loss < least:
-                best, least = Arrangement(chosen, _refused(specimen, lost)), loss
-            if loss == NOTHING_LOST:
+            trial = _try(specimen, chosen, show)
+            if trial is not None and (best is None or trial.loss < best.loss):
+                best = trial
+            if best is not None and best.loss == NOTHING_LOST:
                 return best
     return best
 
 
-def _marks(text: str) -> set[str]:
-    return {match[0] for match in MARK.finditer(text)}
-
-
-def _message_of(mark: str) -> int:
-    return int(MARK.findall(mark)[0])
-
-
-def _loss(specimen: Sequence[Message], lost: Iterable[str]) -> Loss:
-    instructions, calls, texts = 0, 0, 0
-    for mark in lost:
-        role = specimen[_message_of(mark)]["role"]
-        if role not in REPLIES:
-            instructions += 1
-        elif role == "tool" or not TEXT_MARK.fullmatch(mark):
-            calls += 1
-        else:
-            texts += 1
-    return Loss(instructions, calls, texts)
-
-
-def _refused(specimen: Sequence[Message], lost: Iterable[str]) -> tuple[int, ...]:
-    numbers = {_message_of(mark) for mark in lost}
-    return tuple(sorted(n for n in numbers if specimen[n]["role"] not in REPLIES))
-
-
-def rewritten(messages: list[Message], rewrites: Sequence[Rewrite]) -> list[Message]:
-    return reduce(lambda result, rewrite: rewrite(result), rewrites, messages)
-
-
-def developer_as_system(messages: list[Message]) -> list[Message]:
-    return [
-        {**each, "role": "system"} if each["role"] == "developer" else each for each in messages
-    ]
-
-
-def instructions_in_one(messages: list[Message]) -> list[Message]:
-    texts = [each["content"] for each in messages if each["role"] in INSTRUCTIONS]
-    rest = [each for each in messages if each["role"] not in INSTRUCTIONS]
-    return [_with_texts({"role": "system"}, *texts), *rest] if texts else messages
-
-
-def system_in_user(messages: list[Message]) -> list[Message]:
-    first, *rest = instructions_in_one(messages)
-    if first["role"] != "system":
-        return messages
-    at = next((at for at, each in enumerate(rest) if each["role"] == "user"), None)
-    if at is None:
-        return [{**first, "role": "user"}, *rest]
-    rest[at] = _with_texts(rest[at], first["content"], rest[at]["content"])
-    return rest
-
-
-def calls_in_words(messages: list[Message]) -> list[Message]:
-    """Write calls as text in Hermes' format, and tool results in a row as one user message."""
-    result = list[Message]()
-    responses = list[str]()  # of tools, not yet in a message
-
-    def end_responses() -> None:
-        if responses:
-            result.append({"role": "user", "content": "\n".join(responses)})
-            responses.clear()
-
-    for message in messages:
-        calls = [
-            f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-            for call in message.get("tool_calls", ())
-        ]
-        text = "\n".join(filter(None, (message["content"], *calls)))
-        if message["role"] == "tool":
-            responses.append(f"<tool_response>\n{text}\n</tool_response>")
-            continue
-        end_responses()
-        rest = {name: value for name, value in message.items() if name != "tool_calls"}
-        result.append({**rest, "content": text})
-    end_responses()
-    return result
-
-
-def one_call_a_message(messages: list[Message]) -> list[Message]:
-    """Split calls into one message each, followed by its result; text goes first."""
-    result, rest = list[Message](), deque(messages)
-    while rest:
-        message = rest.popleft()
-        calls = message.get("tool_calls", [])
-        if not calls:
-            result.append(message)
-            continue
-        results = list[Message]()
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.popleft())
-        if message["content"]:
-            result.append({"role": message["role"], "content": message["content"]})
-        result += _one_by_one(message, calls, results)
-    return result
-
-
-def _one_by_one(
-    message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]
-) -> list[Message]:
-    """Return each call in a message of its own before its results; only the first has reasoning."""
-    by_id = defaultdict[object, list[Message]](list)
-    for each_result in results:
-        by_id[each_result.get("tool_call_id")].append(each_result)
-    arranged = list[Message]()
-    for call in calls:
-        arranged.append({**message, "content": "", "tool_calls": [call]})
-        message = {"role": message["role"]}
-        arranged += by_id.pop(call["id"], [])
-    for of_no_call in by_id.values():
-        arranged += of_no_call
-    return arranged
-
-
-def neighbors_joined(messages: list[Message]) -> list[Message]:
-    """Join messages of one role in a row, but not results, nor anything after calls."""
-    groups = list[list[Message]]()
-    for message in messages:
-        last = groups[-1][-1] if groups else None
-        joins = last is not None and last["role"] == message["role"] != "tool"
-        if joins and last is not None and "tool_calls" not in last:
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-    return [_joined(group) for group in groups]
-
-
-def _joined(group: Sequence[Message]) -> Message:
-    fields: Message = {}
-    for message in group:
-        fields |= message
-    return _with_texts(fields, *(message["content"] for message in group))
-
-
-# in the order of application
-REWRITES: tuple[Rewrite, ...] = (
-    calls_in_words,
-    one_call_a_message,
-    developer_as_system,
-    instructions_in_one,
-    system_in_user,
-    neighbors_joined,
-)
-
-
-def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
-    text = PREAMBLE.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if messages[0]["role"] in INSTRUCTIONS:
-        return [_with_texts(messages[0], messages[0]["content"], text), *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _with_texts(message: Message, *texts: str) -> Message:
-    return {**message, "content": "\n\n".join(filter(None, texts))}
+def _try(specimen: list[Message], rewrites: tuple[Rewrite, ...], show: Show) -> Trial | None:
+    """Return what a template shows of a specimen; None if it refuses it."""
+    try:
+        text = show(rewritten(specimen, rewrites))
+    except RequestError:
+        return None
+    lost = lost_marks(specimen, text)
+    return Trial(rewrites, loss_of(specimen, lost), refused_messages(specimen, lost))

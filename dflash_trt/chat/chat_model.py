@@ -9,50 +9,27 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.arrange import (
-    REWRITES,
-    Arrangement,
-    Rewrite,
-    calls_in_words,
-    find_rewrites,
-    one_call_a_message,
-    rewritten,
-    specimen_call,
-    specimen_of,
-    with_tools,
-)
-from dflash_trt.chat.dialect import (
-    CALL,
-    CALLING,
-    EXTRAS,
-    TOOL,
-    Dialect,
-    convert_for_template,
-    dialect_of,
-)
+from dflash_trt.chat.arrange import PROBES, Arrangement, Needs, arrange, has_calls, learn_needs
+from dflash_trt.chat.dialect import EXTRAS, TOOL, Dialect, convert_for_template, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools, required_tools
 from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
+from dflash_trt.chat.rewrites import (
+    REWRITES,
+    Rewrite,
+    calls_in_words,
+    one_call_a_message,
+    rewritten,
+    with_tools,
+)
+from dflash_trt.chat.specimen import specimen_of
 from dflash_trt.chat.templates import LimitError
 from dflash_trt.checkpoints import NO_DRAFTER, Model, NotKnown, Pair, eos_token_ids, load_tokenizer
 from dflash_trt.checks import Found, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
-MOST_CACHED = 2**14  # characters of a specimen
+MAX_CACHED = 2**14  # characters of a specimen
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # follows a text to be continued; the prompt is cut there
-# chats tried with each template, a letter a message
-CHATS = {
-    "system": "su", "developer": "du", "system and developer": "sdu", "system later on": "suasu",
-    "user twice": "uu", "call": "ucrau", "text and call": "utr", "two calls": "u2rr",
-}  # fmt: skip
-LETTERS: dict[str, Message] = {
-    **{name[0]: {"role": name, "content": "x"} for name in ("system", "developer", "user")},
-    "a": {"role": "assistant", "content": "x"},
-    "r": {"role": "tool", "content": "x"},
-    "c": CALLING,
-    "t": {**CALLING, "content": "x"},
-    "2": {**CALLING, "tool_calls": [CALL, specimen_call(0, 1)]},
-}
 
 
 @dataclass(frozen=True)
@@ -74,17 +51,18 @@ class ChatModel:
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
-        self._cached = lru_cache(256)(self._find_rewrites)
+        self._rewrites = REWRITES
+        if self.dialect.format is not HERMES:
+            self._rewrites = tuple(each for each in REWRITES if each is not calls_in_words)
+        self._needs = self._learn()
+        self._cached = lru_cache(256)(self._find_arrangement)
 
     @cached_property
     def chats(self) -> dict[str, str]:
         """By kind of chat: the rewrites used, or the template's refusal."""
-        return {name: self._try_chat(chat) for name, chat in CHATS.items()} if self._render else {}
-
-    @cached_property
-    def _splits_calls(self) -> bool:
-        used = self._try_chat(CHATS["two calls"]) if self._render else ""
-        return one_call_a_message.__name__ in used
+        if self._render is None:
+            return {}
+        return {kind: self._try_chat(chat) for kind, chat in PROBES.items()}
 
     @property
     def hidden(self) -> frozenset[int]:
@@ -158,13 +136,26 @@ class ChatModel:
             answer=answer,
         )
 
-    def _try_chat(self, letters: str) -> str:
-        messages, tools = [LETTERS[letter] for letter in letters], [TOOL] * ("r" in letters)
+    def _learn(self) -> Needs:
+        values = {"add_generation_prompt": True}
+
+        def show(messages: list[Message]) -> str:
+            tools = [TOOL] if has_calls(messages) and self.dialect.shows_tools else []
+            return self._render_chat(messages, tools, values)
+
+        return learn_needs(show, self._rewrites)
+
+    @property
+    def _splits_calls(self) -> bool:
+        return one_call_a_message in self._needs["two calls"]
+
+    def _try_chat(self, messages: list[Message]) -> str:
+        tools = [TOOL] if has_calls(messages) else []
         try:
             rewrites, _ = self._arrange(messages, tools, {"add_generation_prompt": True})
-            return ", ".join(each.__name__ for each in rewrites) or "as it is"
         except RequestError as error:
             return error.problem
+        return ", ".join(rewrite.__name__ for rewrite in rewrites) or "as it is"
 
     def _arrange(
         self,
@@ -177,7 +168,7 @@ class ChatModel:
         if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
         key = json.dumps([specimen_of(read), bool(tools), dict(values)])
-        find = self._cached if len(key) <= MOST_CACHED else self._find_rewrites
+        find = self._cached if len(key) <= MAX_CACHED else self._find_arrangement
         arrangement = find(key)
         arranged = rewritten(read, arrangement.rewrites)
         try:
@@ -197,12 +188,14 @@ class ChatModel:
             )
         return arrangement.rewrites, text
 
-    def _find_rewrites(self, key: str) -> Arrangement:
+    def _find_arrangement(self, key: str) -> Arrangement:
         specimen, has_tools, values = json.loads(key)
-        hermes = self.dialect.format is HERMES
-        rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
-        return find_rewrites(
-            specimen, lambda chat: self._render_chat(chat, [TOOL] * has_tools, values), rewrites
+        tools = [TOOL] if has_tools else []
+        return arrange(
+            specimen,
+            lambda messages: self._render_chat(messages, tools, values),
+            self._needs,
+            self._rewrites,
         )
 
     def _render_chat(

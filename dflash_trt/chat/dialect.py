@@ -13,7 +13,6 @@ from datetime import datetime
 from itertools import product
 from typing import Any
 
-from dflash_trt.chat.arrange import specimen_call
 from dflash_trt.chat.formats import (
     FORMATS,
     HARMONY,
@@ -27,6 +26,7 @@ from dflash_trt.chat.formats import (
 from dflash_trt.chat.formats.reader import ID_CHARACTERS, ID_LENGTH
 from dflash_trt.chat.messages import THOUGHT, THOUGHTS, Message
 from dflash_trt.chat.render import Render
+from dflash_trt.chat.specimen import specimen_call
 from dflash_trt.errors import RequestError
 
 USER, THINKS, SAID = "probe user", "probe thought", "probe said"

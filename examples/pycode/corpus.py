@@ -68,25 +68,10 @@ def windows(ids: Tensor, starts: Tensor, length: int) -> Tensor:
     return ids[starts[:, None] + torch.arange(length)]
 
 
-def held_out_prompts(
-    tokenizer: Tokenizer, texts: list[str], count: int, generator: torch.Generator
-) -> list[dict[str, object]]:
-    """Return `count` prompts from all files, each decoding to text that encodes back."""
-    found: list[dict[str, object]] = []
-    seen: set[str] = set()
-    while len(found) < count:
-        for text in texts:
-            ids = torch.tensor(tokenizer.encode(text).ids)
-            starts = line_starts(tokenizer, ids) if len(ids) > 4 * PROMPT else torch.tensor([])
-            if not len(starts) or len(found) == count:
-                continue
-            pick = int(starts[torch.randint(len(starts), (1,), generator=generator)])
-            window = ids[pick : pick + PROMPT].tolist()
-            prompt = tokenizer.decode(window)
-            if tokenizer.encode(prompt).ids == window and prompt not in seen:
-                seen.add(prompt)
-                found.append({"text": prompt, "ids": window})
-    return found
+def read_prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the ids of the first `PROMPT` tokens of each text in prompts.jsonl."""
+    lines = (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT] for line in lines]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

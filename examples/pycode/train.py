@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import shutil
 import tempfile
 import time
@@ -77,7 +76,6 @@ class Settings:
     )
     draft_batch: int = 16
     anchors: int = 32
-    prompts: int = 40
 
 
 def progress() -> Progress:
@@ -112,7 +110,6 @@ def build_tokenizer(settings: Settings) -> None:
     held_out = [text for name, text in files.items() if corpus.is_held_out(name)]
     tokenizer = corpus.train_tokenizer(train, settings.vocab_size)
     assert all(tokenizer.decode(tokenizer.encode(text).ids) == text for text in held_out)
-    prompts = corpus.held_out_prompts(tokenizer, held_out, settings.prompts, seeded(settings, 0))
     ids = {
         "train": corpus.encode_files(tokenizer, train),
         "held_out": corpus.encode_files(tokenizer, held_out),
@@ -120,8 +117,6 @@ def build_tokenizer(settings: Settings) -> None:
     console.print(f"{len(train)} training files, {len(ids['train']):,} tokens")
     console.print(f"{len(held_out)} held-out files, {len(ids['held_out']):,} tokens")
     corpus.write_tokenizer(tokenizer, settings.work, 1024)
-    lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
-    (settings.work / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
     save_file(ids, settings.work / "ids.safetensors")
 
 
@@ -320,8 +315,8 @@ def last_drafter(settings: Settings) -> Path:
 def evaluate(settings: Settings) -> None:
     target = load_target(settings)
     drafter = load_drafter(last_drafter(settings)).eval().to(settings.device)
-    lines = (settings.work / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [torch.tensor(json.loads(line)["ids"]) for line in lines]
+    tokenizer = Tokenizer.from_file(str(settings.work / "tokenizer.json"))
+    prompts = [torch.tensor(ids) for ids in corpus.read_prompts(tokenizer)]
     held_out = load_file(settings.work / "ids.safetensors")["held_out"]
     with progress() as bar:
 
@@ -330,7 +325,6 @@ def evaluate(settings: Settings) -> None:
 
         measured = measure.measure(target, drafter, prompts, 128, track)
     measured["held_out_nats_per_token"] = round(held_out_loss(target, held_out), 4)
-    tokenizer = Tokenizer.from_file(str(settings.work / "tokenizer.json"))
     sample = measure.autoregressive(target, prompts[1:2], 128).ids[0]
     measured["sample"] = {
         "prompt": tokenizer.decode(prompts[1].tolist()),
@@ -351,8 +345,7 @@ def publish(settings: Settings) -> None:
                 shutil.copyfile(settings.work / file, fresh / file)
         shutil.rmtree(old, ignore_errors=True)
         fresh.rename(old)
-    for name in ("prompts.jsonl", "measured.json"):
-        shutil.copyfile(settings.work / name, settings.output / name)
+    shutil.copyfile(settings.work / "measured.json", settings.output / "measured.json")
     console.print((settings.output / "measured.json").read_text(encoding="utf-8"))
 
 

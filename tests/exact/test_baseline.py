@@ -81,5 +81,5 @@ def test_the_policy_is_as_good_as_it_was(engines: tuple[Engine, Engine]) -> None
         costs = given(table)
         plain, _ = replay(texts, costs, info, Fixed(0), Proposer())
         seconds, _ = replay(texts, costs, info, *strategy(Speculation(), info, costs))
-        before = REPLAY[SHORT][name]["lookup, correction"]
+        before = REPLAY[SHORT][name]["adaptive"]
         assert plain / seconds >= LEAST * before, (name, plain / seconds, before)

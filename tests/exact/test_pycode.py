@@ -1,4 +1,4 @@
-"""The demo pair in examples/pycode: the issue's bars, held on the 40 held-out prompts."""
+"""The demo pair in examples/pycode: the issue's bars, held on its 40 prompts."""
 
 from pathlib import Path
 

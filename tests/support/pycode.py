@@ -1,4 +1,4 @@
-"""The demo pair in examples/pycode: its config, and the prompts that it was not trained on."""
+"""The demo pair in examples/pycode: its config, and its prompts."""
 
 import json
 from pathlib import Path
