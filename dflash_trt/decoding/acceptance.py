@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_trt.decoding.arrays import Bools, Float32, Int32
-from dflash_trt.decoding.logits_processor import tempered
+from dflash_trt.decoding.logits_processor import LogitsProcessor, tempered
 from dflash_trt.decoding.messages import Row
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 
@@ -64,6 +64,17 @@ class _SampledRow:
     accepted: int = 0  # drafts so far
 
     @property
+    def processor(self) -> LogitsProcessor:
+        return self.row.processor
+
+    @property
+    def mask(self) -> Int32 | None:
+        """A grammar's bit mask of the next token."""
+        if not self.row.masks:
+            return None
+        return self.row.masks[self.accepted]
+
+    @property
     def history(self) -> list[int]:
         """The tokens before the next one, if the processor needs them."""
         row = self.row
@@ -95,20 +106,20 @@ def _accept_sampled(
 
 def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
     _, scored, vocab = logits.shape
-    weights = logits.reshape(-1, vocab).take([r.index * scored + r.accepted for r in rows], 0)
-    processors = [row.row.processor for row in rows]
-    seeds = [processor.sampling.seed for processor in processors]
+    lines = [row.index * scored + row.accepted for row in rows]
+    weights = logits.reshape(-1, vocab).take(lines, 0)
+    params = [row.processor.sampling for row in rows]
     positions = [row.next_position + row.accepted for row in rows]
     for row_weights, row in zip(weights, rows, strict=True):
-        mask = row.row.masks[row.accepted] if row.row.masks else None
-        if mask is not None:
-            row_weights[~_unpack(mask, vocab)] = -np.inf
-    if all(processor.only_temperature for processor in processors):
-        weights = tempered(weights, [processor.sampling.temperature for processor in processors])
-        return sample(weights, seeds, positions)
-    for index, (row, processor) in enumerate(zip(rows, processors, strict=True)):
-        weights[index] = processor.weights(weights[index], positions[index], row.history)
-    return sample(weights, seeds, positions)
+        if row.mask is not None:
+            row_weights[~_unpack(row.mask, vocab)] = -np.inf
+    if all(row.processor.only_temperature for row in rows):
+        weights = tempered(weights, [sampling.temperature for sampling in params])
+    else:
+        for index, row in enumerate(rows):
+            position = positions[index]
+            weights[index] = row.processor.weights(weights[index], position, row.history)
+    return sample(weights, [sampling.seed for sampling in params], positions)
 
 
 def _likeliest_allowed(

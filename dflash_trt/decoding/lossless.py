@@ -134,13 +134,12 @@ def _report(
     slow_seconds = sum(pair.slow_seconds for pair in pairs)
     committed = [count for pair in pairs for count in pair.fast.committed_per_round]
     rounds = len(committed)
-    depths = range(1, max([target.block_size, *committed]))
     return LosslessReport(
         identical=sum(mismatch is None for mismatch in mismatches),
         total=len(pairs),
         together=target.slots,
         tau=(tokens - len(pairs)) / rounds if rounds else 0.0,
-        kept=[sum(count > depth for count in committed) / max(rounds, 1) for depth in depths],
+        kept=_kept_fractions(committed, target.block_size),
         speedup=slow_seconds / fast_seconds,
         dflash_tokens_per_s=tokens / fast_seconds,
         plain_tokens_per_s=tokens / slow_seconds,
@@ -148,6 +147,13 @@ def _report(
         first_mismatch=next(filter(None, mismatches), None),
         prompt_rounds=[len(pair.fast.committed_per_round) for pair in pairs],
     )
+
+
+def _kept_fractions(committed: Sequence[int], block_size: int) -> list[float]:
+    """Return the fraction of rounds that committed draft token 1, 2, .."""
+    rounds = max(len(committed), 1)
+    deepest = max([block_size, *committed])
+    return [sum(count > depth for count in committed) / rounds for depth in range(1, deepest)]
 
 
 def _scheduler(
