@@ -20,19 +20,22 @@ import numpy as np
 from dflash_trt.bench import load_task
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import (
+    Candidates,
+    DraftResult,
+    Features,
     Proposer,
     Request,
-    RoundOutput,
+    Round,
+    RoundResult,
+    RowResult,
     RunRound,
     Scheduler,
     SequenceState,
-    VerifyInput,
     in_process,
     measure,
     strategy,
 )
-from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, parse_copies
+from dflash_trt.decoding.acceptance import Accepted, accept_greedy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import load_engine
 from dflash_trt.speculation import (
@@ -57,7 +60,7 @@ class Text:
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # the prompt's, too
-    drafts: dict[int, tuple[Int64, Float32]] = field(default_factory=dict)  # candidates by position
+    drafts: dict[int, Candidates] = field(default_factory=dict)  # by position
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)  # that any replay had there
 
 
@@ -103,12 +106,14 @@ def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: i
     every = EveryToken(info.block_size - 1)
     for text in texts:
 
-        def noted(x: VerifyInput, text: Text = text) -> RoundOutput:
-            out = run(x._replace(batch=np.array([0, every.draft_tokens, CANDIDATES])))
-            if out.candidate_ids[0, 0, 0] != NO_DRAFT:
-                end = int(x.rows[0, 2] + x.rows[0, 1])
-                text.drafts[end] = out.candidate_ids[0], out.candidate_probs[0]
-            return out
+        def noted(round: Round, text: Text = text) -> RoundResult:
+            result = run(
+                Round(0, round.rows, Features.DRAFT, every.draft_tokens, candidates=CANDIDATES)
+            )
+            if result.drafts is not None:
+                (row,) = round.rows
+                text.drafts[row.position + row.known] = result.drafts.rows[0]
+            return result
 
         (decoded,) = decode([text.request], noted, info, every)
         text.tokens = [*text.request.prompt, *decoded.tokens]
@@ -125,42 +130,54 @@ class Replay:
     seconds: float = 0.0
     last: tuple[float, float] = (0.0, 0.0)  # of the last round: the target's, the drafter's
     slots: dict[int, Text] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)  # features, by the `id` of a text
 
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        (first, asked, count), n = x.batch[:3].tolist(), len(x.rows)
-        for source, to, *_ in parse_copies(x.batch[3:].tolist()):
-            self.slots[to] = self.slots[source]
-        count = min(count, CANDIDATES)  # that were recorded
-        ids = np.full((n, self.draft_tokens, count), NO_DRAFT)
-        probs = np.zeros((n, self.draft_tokens, count * count), np.float32)
-        results, prefill, drafted = list[list[int]](), False, 0
-        for i, (length, known, place, *_) in enumerate(x.rows.tolist()):
-            tokens = x.tokens[i, :length].tolist()
-            if not place:
-                begins = tokens[:known]
-                self.slots[first + i] = next(
-                    text for text in self.texts if text.tokens[:known] == begins
+    def __call__(self, round: Round) -> RoundResult:
+        for copy in round.copies:
+            if copy.destination is not None:
+                self.slots[copy.destination] = self.slots[copy.source]
+        results, candidates, prefill = list[RowResult](), list[Candidates](), False
+        for slot, row in enumerate(round.rows, round.first_slot):
+            known = list(row.tokens[: row.known])
+            if not row.position:
+                self.slots[slot] = next(
+                    text for text in self.texts if text.tokens[: row.known] == known
                 )
-            text = self.slots[first + i]
-            prefill |= place < len(text.request.prompt)
-            follows = text.tokens[place + known :]
-            drafts = tokens[known:]
-            own = [*follows, *[follows[-1]] * len(tokens)]
-            accepted, token = accept_greedy(drafts, own) or (0, 0)
-            results.append([accepted, token, 0])
-            end = place + known + accepted
-            if asked > 0 and end in text.drafts:
-                its, given = text.drafts[end]
-                given = given.reshape(len(its), -1, its.shape[1])[:, :count, :count]
-                given, drafted = given.reshape(len(its), -1), given.shape[1] * given.shape[2]
-                ids[i, : len(its)], probs[i, : len(its), :drafted] = its[:, :count], given
-        context, width = int(x.rows[:, 2].mean()), int(x.rows[:, 0].max())
-        draft = self.costs.draft(n, context) if asked > 0 else 0.0
-        self.last = 0.0 if prefill else self.costs.verify(n, width, context), draft
+            text = self.slots[slot]
+            prefill |= row.position < len(text.request.prompt)
+            follows = text.tokens[row.position + row.known :]
+            right = [*follows, *[follows[-1]] * len(row.tokens)]
+            accepted = accept_greedy(row.drafts, right) or Accepted(0, 0)
+            waits = self._wait(text, round.features, row.known + accepted.drafts)
+            results.append(RowResult(accepted.drafts, accepted.token, buffered=waits))
+            end = row.position + row.known + accepted.drafts
+            candidates.append(_recorded(text, end, round.candidates))
+        n, context = len(round.rows), int(np.mean([row.position for row in round.rows]))
+        drafts = round.features is Features.DRAFT
+        draft = self.costs.draft(n, context) if drafts else 0.0
+        self.last = 0.0 if prefill else self.costs.verify(n, round.width, context), draft
         self.seconds += sum(self.last)
-        none = no_drafts(n)
-        given_out = (ids, probs[:, :, :drafted]) if drafted else (none[0], none[1])
-        return RoundOutput(np.array(results), none[1], none[0], self.last[0], *given_out, draft)
+        drafted = DraftResult(candidates, draft) if drafts else None
+        return RoundResult(results, self.last[0], drafted)
+
+    def _wait(self, text: Text, features: Features, tokens: int) -> int | None:
+        """Return how many features of a text wait after a round that adds those of `tokens`."""
+        if features is Features.DROP:
+            return None
+        before = self.waiting.get(id(text), 0)
+        self.waiting[id(text)] = 0 if features is Features.DRAFT else before + tokens
+        return self.waiting[id(text)]
+
+
+def _recorded(text: Text, end: int, count: int) -> Candidates:
+    """Return the candidates recorded at a position, at most `count`; none if there are none."""
+    recorded = text.drafts.get(end)
+    if recorded is None:
+        return Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1), np.float32))
+    depth, best = recorded.ids.shape
+    count = min(count, best)
+    probs = recorded.probs.reshape(depth, -1, best)[:, :count, :count]
+    return Candidates(recorded.ids[:, :count], probs.reshape(depth, -1))
 
 
 def replay(

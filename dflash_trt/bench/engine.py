@@ -128,14 +128,21 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
 
 
 def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile | None) -> Decoder:
-    rounds, longest = in_process(target, None), target.info.max_seq_len
-    if cell.method in ("dflash", *ADAPTIVE):
+    max_seq_len = target.info.max_seq_len
+    speculation = ADAPTIVE.get(cell.method)
+    if speculation is not None:
+        policy, proposer = strategy(speculation, target.info, profile)
+        return Decoder(cell, in_process(target, drafter), policy, proposer, max_seq_len)
+    draft_tokens = cell.draft_tokens
+    if draft_tokens is None:
+        draft_tokens = drafter.info.block_size - 1
+    if cell.method == "dflash":
         rounds = in_process(target, drafter)
-    if speculation := ADAPTIVE.get(cell.method):
-        return Decoder(cell, rounds, *strategy(speculation, target.info, profile), longest)
-    drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
-    proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
-    return Decoder(cell, rounds, Fixed(drafts), proposer, longest)
+        return Decoder(cell, rounds, Fixed(draft_tokens), Proposer(), max_seq_len)
+    proposer = Proposer()
+    if cell.method == "lookup":
+        proposer = Proposer(draft_tokens, lookup=True)
+    return Decoder(cell, in_process(target, None), Fixed(draft_tokens), proposer, max_seq_len)
 
 
 def _with_kept_and_identical(decoder: Decoder, plain: Decoder) -> Cell:

@@ -4,19 +4,23 @@ from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.lossless import LosslessReport, check_lossless
 from dflash_trt.decoding.messages import (
-    Checked,
-    DraftInput,
-    Int64,
-    RoundOutput,
+    Candidates,
+    Copy,
+    DraftResult,
+    Features,
+    Logprobs,
+    Round,
+    RoundResult,
+    Row,
+    RowResult,
     RunRound,
-    VerifyInput,
-    no_drafts,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.profiling import measure
 from dflash_trt.decoding.proposer import Proposer, strategy
-from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, verify
+from dflash_trt.decoding.rounds import draft, in_process, verify
 from dflash_trt.decoding.sampling import SamplingParams
-from dflash_trt.decoding.scheduler import Scheduler, StepReport, WaitingQueue
+from dflash_trt.decoding.scheduler import Scheduler, StepReport
 from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_request
 from dflash_trt.decoding.state_cache import StateCache, open_prefix_cache
+from dflash_trt.decoding.waiting_queue import WaitingQueue

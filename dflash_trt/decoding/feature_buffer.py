@@ -1,20 +1,24 @@
 """Tap features that wait for the drafter."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_trt.decoding.messages import (
-    DISCARD,
-    FREED,
-    Float32,
-    VerifyInput,
-    all_texts_end,
-    parse_copies,
-)
+from dflash_trt.decoding.arrays import Float32
+from dflash_trt.decoding.messages import Copy, Features, Round
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
 
 BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes are bound
+
+
+@dataclass(slots=True)
+class Passed:
+    """What a buffer made of a round's features."""
+
+    features: Float32 | None  # for the drafter: `[n, C, F]`; None: it does not run
+    waited: list[int]  # of each row's `features`, how many waited before this round
+    buffered: list[int | None]  # that wait now; None: they were dropped
 
 
 class FeatureBuffer:
@@ -23,69 +27,91 @@ class FeatureBuffer:
     def __init__(self) -> None:
         self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
         self._ends: dict[int, int] = {}  # the position after a slot's features
-        self._kept: dict[int, Float32] = {}  # by number of a hybrid's kept state
+        self._states: dict[int, Float32] = {}  # by number of a hybrid's state in the prefix cache
 
-    def pass_on(
-        self, x: VerifyInput, accepted: Sequence[int], features: Float32
-    ) -> tuple[Float32, list[int]]:
-        """Return features for the drafter `[n, C, F]` and each row's number of buffered ones in it.
+    def pass_on(self, round: Round, accepted: Sequence[int], features: Float32) -> Passed:
+        """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
-        features `[n, S, F]` of the tokens of `x`, accepted ones first. If no drafts are made they
-        are buffered, or with DISCARD dropped together with the buffer.
+        features `[n, S, F]` of the round's tokens, the accepted drafts first of the drafts. If no
+        text has room for drafts they are buffered.
         """
-        first_slot, draft_tokens, _, *copies = x.batch.tolist()
-        n, width, size = features.shape
-        self._move(copies)
-        if draft_tokens == DISCARD:
-            for slot in range(first_slot, first_slot + n):
+        self._move(round.copies)
+        n = len(round.rows)
+        slots = range(round.first_slot, round.first_slot + n)
+        if round.features is Features.DROP:
+            for slot in slots:
                 self._parts.pop(slot, None)
-            return features[:, :1], [0] * n
-        rows = x.rows.tolist()
-        counts = []
-        for slot, (_, known, place, *_) in enumerate(rows, first_slot):
-            counts.append(known + max(accepted[slot - first_slot], 0))
-            if self._ends.get(slot) != place:  # left from an ended sequence
-                self._parts[slot] = []
-            self._ends[slot] = place + counts[-1]
-        older = [self._parts.setdefault(slot, []) for slot in range(first_slot, first_slot + n)]
-        if not draft_tokens or all_texts_end(rows, [[count] for count in accepted]):
-            ours = features[:, : max(counts)].copy()
-            for i, count in enumerate(counts):
-                older[i].append(ours[i, :count])
-            return features[:, :1], [0] * n
-        buffered = [sum(map(len, parts)) for parts in older]
-        if not any(buffered):
-            return features, buffered
-        padded = -(-max(buffered) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
-        joined = np.zeros((n, padded + width, size), np.float32)
-        for i, parts in enumerate(older):
-            lines = np.concatenate([*parts, features[i]])
-            joined[i, : len(lines)] = lines
-            parts.clear()
-        return joined, buffered
+            return Passed(None, [0] * n, [None] * n)
+        counts = [row.known + count for row, count in zip(round.rows, accepted, strict=True)]
+        parts_of_rows = []
+        for slot, row, count in zip(slots, round.rows, counts, strict=True):
+            parts_of_rows.append(self._parts_before(slot, row.position))
+            self._ends[slot] = row.position + count
+        if round.features is Features.KEEP or not round.leaves_room(accepted):
+            return _keep(parts_of_rows, counts, features)
+        return _join(parts_of_rows, features)
 
-    def _move(self, copies: Sequence[int]) -> None:
+    def _parts_before(self, slot: int, position: int) -> list[Float32]:
+        """Return a slot's features up to a position, not those left from an ended sequence."""
+        if self._ends.get(slot) != position:
+            self._parts[slot] = []
+        return self._parts.setdefault(slot, [])
+
+    def _move(self, copies: Iterable[Copy]) -> None:
         """Move features along with what is copied, in the order of the copies."""
-        for source, destination, tokens, start in parse_copies(copies):
-            if destination >= FIRST_STATE:
-                self._keep(source, destination, start + tokens)
-            elif source >= FIRST_STATE and destination == FREED:
-                self._kept.pop(source, None)
+        for copy in copies:
+            source, destination = copy.source, copy.destination
+            end = copy.start + copy.tokens
+            if destination is None:
+                self._states.pop(source, None)
+                self._parts.pop(source, None)
+                self._ends.pop(source, None)
+            elif destination >= FIRST_STATE:
+                self._store_state(source, destination, end)
+            elif destination >= FIRST_BLOCK:
+                continue  # a block is stored; the sequence goes on
             elif source >= FIRST_STATE:
-                kept = self._kept.get(source)
-                self._parts[destination] = [] if kept is None else [kept]
-                self._ends[destination] = start + tokens
-            elif destination < FIRST_BLOCK:  # otherwise a block is stored; the sequence goes on
-                parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
-                if destination != FREED:
-                    self._parts[destination], self._ends[destination] = parts, end
+                state = self._states.get(source)
+                self._parts[destination] = [] if state is None else [state]
+                self._ends[destination] = end
+            else:
+                self._parts[destination] = self._parts.pop(source, [])
+                self._ends[destination] = self._ends.pop(source, 0)
 
-    def _keep(self, slot: int, number: int, end: int) -> None:
-        """Keep a slot's features of tokens before `end`, those of the last drafts come after it."""
+    def _store_state(self, slot: int, number: int, end: int) -> None:
+        """Store a slot's features of tokens before `end`; those of the last drafts come after."""
         parts = self._parts.get(slot)
         if not parts:
-            self._kept.pop(number, None)
+            self._states.pop(number, None)
             return
         features = np.concatenate(parts)
         later = self._ends[slot] - end
-        self._kept[number] = features[: max(len(features) - later, 0)]
+        self._states[number] = features[: max(len(features) - later, 0)]
+
+
+def _keep(
+    parts_of_rows: Sequence[list[Float32]], counts: Sequence[int], features: Float32
+) -> Passed:
+    """Append each row's first `count` features to its parts."""
+    copied = features[:, : max(counts)].copy()
+    buffered: list[int | None] = []
+    for parts, count, row_features in zip(parts_of_rows, counts, copied, strict=True):
+        parts.append(row_features[:count])
+        buffered.append(sum(map(len, parts)))
+    return Passed(None, [0] * len(counts), buffered)
+
+
+def _join(parts_of_rows: Sequence[list[Float32]], features: Float32) -> Passed:
+    """Return features with those before them, which no longer wait."""
+    n, width, size = features.shape
+    waited = [sum(map(len, parts)) for parts in parts_of_rows]
+    buffered: list[int | None] = [0] * n
+    if not any(waited):
+        return Passed(features, waited, buffered)
+    padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
+    joined = np.zeros((n, padded + width, size), np.float32)
+    for index, parts in enumerate(parts_of_rows):
+        row_features = np.concatenate([*parts, features[index]])
+        joined[index, : len(row_features)] = row_features
+        parts.clear()
+    return Passed(joined, waited, buffered)

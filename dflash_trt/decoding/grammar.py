@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.decoding.messages import Int32
+from dflash_trt.decoding.arrays import Int32
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-LONGEST = 2**18  # bytes of a grammar
-KEPT = 64  # compiled grammars kept in memory
+MAX_BYTES = 2**18  # of a grammar
+MAX_COMPILED = 64  # grammars in memory
 SECONDS = 3.0  # limit for compiling one
 # as json.dumps writes it and models have seen it most; "x-guidance" in a schema overrides it
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -42,7 +42,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """Set up for logits of `vocab_size`; eos_token_ids are allowed where a grammar may end."""
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
         self._compiled: dict[Grammar, Future[Matcher]] = {}  # most recently used last
@@ -56,9 +57,10 @@ class Grammars:
         """
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
-            compiled = compiled or self._pool.submit(self._compile, grammar)
+            if compiled is None:
+                compiled = self._pool.submit(self._compile, grammar)
             self._compiled[grammar] = compiled
-            if len(self._compiled) > KEPT:
+            if len(self._compiled) > MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
         try:
             return compiled.result(SECONDS).copy()
@@ -73,8 +75,9 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> "Matcher":
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415
 
-        if (size := len(grammar.text.encode())) > LONGEST:
-            raise RequestError(f"{grammar.name} is {size} bytes", f"Send at most {LONGEST}.")
+        size = len(grammar.text.encode())
+        if size > MAX_BYTES:
+            raise RequestError(f"{grammar.name} is {size} bytes", f"Send at most {MAX_BYTES}.")
         try:
             if grammar.kind == "json_schema":
                 text = LLMatcher.grammar_from_json_schema(grammar.text, JSON_STYLE)
@@ -87,7 +90,8 @@ class Grammars:
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         inner = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         matcher = Matcher(inner, -(-self._vocab_size // 32), self._added_end)
-        if problem := matcher.look_ahead():
+        problem = matcher.look_ahead()
+        if problem:
             raise _refusal(grammar, problem)
         return matcher
 
@@ -96,7 +100,8 @@ class Grammars:
         """The tokenizer's vocabulary for llguidance: 0.5 s for 150,000 tokens."""
         from llguidance import LLTokenizer  # noqa: PLC0415
 
-        tokenizer, ends = self._tokenizer, self._eos_token_ids
+        tokenizer = self._tokenizer
+        ends = self._eos_token_ids
         if self._added_end is not None:
             tokenizer = Tokenizer.from_str(tokenizer.to_str())
             tokenizer.add_special_tokens([NO_END])
@@ -130,7 +135,10 @@ class Matcher:
 
     def __init__(self, inner: "LLMatcher", words: int, added_end: int | None) -> None:
         """Start a text; words: 32-bit words in a mask; added_end: see `Grammars._added_end`."""
-        self._start, self._inner, self._words, self._added_end = inner, inner, words, added_end
+        self._start = inner
+        self._inner = inner
+        self._words = words
+        self._added_end = added_end
         self._text: list[int] = []
         self._ahead: list[int] = []  # drafts that `_inner` has consumed too
         self._next: Int32 | None = None  # mask after the text
@@ -138,7 +146,8 @@ class Matcher:
     def copy(self) -> "Matcher":
         """Return a matcher in the same state; the original must be at the start of a text."""
         copy = Matcher(self._start.deep_copy(), self._words, self._added_end)
-        copy._start, copy._next = self._start, self._next
+        copy._start = self._start
+        copy._next = self._next
         return copy
 
     @property
@@ -158,13 +167,17 @@ class Matcher:
             self._move_to(())
             self._next = self._mask()
         problem = str(self._inner.get_error())
-        return problem or ("" if self._next.any() else "no token may come next")
+        if not problem and not self._next.any():
+            return "no token may come next"
+        return problem
 
     def forced_tokens(self, path: Sequence[int]) -> list[int]:
-        found = self._inner.compute_ff_tokens() if self._move_to(path) else []
-        return [] if self._recover() else found
+        """Return the tokens that must come next after a path; none if the grammar forbids it."""
+        tokens = self._inner.compute_ff_tokens() if self._move_to(path) else []
+        return [] if self._recover() else tokens
 
     def count_allowed(self, path: Sequence[int], tokens: Sequence[int]) -> int:
+        """Return how many of the tokens, from the first on, may come after a path."""
         count = self._inner.validate_tokens([*tokens]) if self._move_to(path) else 0
         return 0 if self._recover() else count
 
@@ -173,13 +186,16 @@ class Matcher:
 
         None: no mask is needed, because the grammar forbids this draft or ends with it.
         """
-        found = [self._next]
+        masks = [self._next]
         for end in range(1, len(tokens) + 1):
-            going = self._move_to(tokens[:end]) and not self._inner.is_stopped()
-            mask = self._mask() if going else None
-            # a limit was exceeded: an empty mask ends the text if the target gets here
-            found.append(np.zeros(self._words, np.int32) if self._recover() else mask)
-        return found
+            mask = None
+            if self._move_to(tokens[:end]) and not self._inner.is_stopped():
+                mask = self._mask()
+            if self._recover():
+                # a limit was exceeded: an empty mask ends the text if the target gets here
+                mask = np.zeros(self._words, np.int32)
+            masks.append(mask)
+        return masks
 
     def _mask(self) -> Int32:
         mask = np.frombuffer(self._inner.compute_bitmask(), np.int32).copy()
@@ -205,6 +221,7 @@ class Matcher:
         """Replace the inner matcher after an error, which is final; return whether one occurred."""
         if not self._inner.is_error():
             return False
-        self._inner, self._ahead = self._start.deep_copy(), []
+        self._inner = self._start.deep_copy()
+        self._ahead = []
         self._inner.consume_tokens(self._text)
         return True

@@ -11,11 +11,14 @@ from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.profiling import measure
 from dflash_trt.decoding.proposer import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, SequenceState
-from dflash_trt.engines import Engine, load_engines
+from dflash_trt.engines import Engine, EngineInfo, load_engines
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.speculation import Fixed, Policy
+
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -65,57 +68,92 @@ def check_lossless(
     if not prompts:
         raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
     target, drafter = load_engines(engines)
-    rounds, costs = in_process(target, drafter), None
-    if speculation.policy == "adaptive":
-        costs = measure(rounds, target.info)
+    rounds = in_process(target, drafter)
+    costs = measure(rounds, target.info) if speculation.policy == "adaptive" else None
     slots = target.info.slots
     dflash = _scheduler(target, slots, rounds, *strategy(speculation, target.info, costs))
     plain = _scheduler(target, 1, in_process(target, None), Fixed(0))
     requests = [Request(prompt, max_tokens) for prompt in prompts]
     for warm_up in (dflash, plain):
-        _decode(warm_up, Request(requests[0].prompt, min(max_tokens, 16)))
-    pairs: list[tuple[SequenceState, SequenceState]] = []
-    times: list[tuple[float, float]] = []
-    for done, request in enumerate(requests):
-        # alternate on each prompt, so that noise of the machine affects both
-        fast, fast_seconds = _decode(dflash, request)
-        slow, slow_seconds = _decode(plain, request)
-        if slow.finish_reason == "error":
-            raise EngineError(
-                f"the target's logits for prompt {done} are not finite numbers",
-                "Check the weights of its checkpoint, then build again",
-            )
-        pairs.append((fast, slow))
-        times.append((fast_seconds, slow_seconds))
-        progress(done + 1)
-    mismatches = [_mismatch(i, fast, slow, together=False) for i, (fast, slow) in enumerate(pairs)]
-    # repeat prompts to fill all slots
-    again = islice(cycle(enumerate(requests)), max(slots, len(requests)) if slots > 1 else 0)
-    together = [(i, dflash.submit(request)) for i, request in again]
-    while dflash.has_work:
-        dflash.step()
-    for i, sequence in together:
-        mismatches[i] = mismatches[i] or _mismatch(i, sequence, pairs[i][1], together=True)
-    tokens = sum(len(fast.tokens) for fast, _ in pairs)
-    fast_total, slow_total = (sum(seconds) for seconds in zip(*times, strict=True))
-    committed = [count for fast, _ in pairs for count in fast.committed_per_round]
-    rounds_run = len(committed)
+        _decode(warm_up, Request(requests[0].prompt, min(max_tokens, WARM_UP_TOKENS)))
+    pairs = list[_Pair]()
+    for index, request in enumerate(requests):
+        pairs.append(_decode_both(dflash, plain, request, index))
+        progress(index + 1)
+    mismatches = [
+        _mismatch(index, pair.fast, pair.slow, together=False) for index, pair in enumerate(pairs)
+    ]
+    if slots > 1:
+        for index, sequence in _decode_together(dflash, requests, slots):
+            mismatch = _mismatch(index, sequence, pairs[index].slow, together=True)
+            mismatches[index] = mismatches[index] or mismatch
+    return _report(pairs, mismatches, target.info)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One prompt decoded with DFlash and plain; times in seconds."""
+
+    fast: SequenceState
+    slow: SequenceState
+    fast_seconds: float
+    slow_seconds: float
+
+
+def _decode_both(dflash: Scheduler, plain: Scheduler, request: Request, index: int) -> _Pair:
+    # one after the other, so that noise of the machine affects both
+    fast, fast_seconds = _decode(dflash, request)
+    slow, slow_seconds = _decode(plain, request)
+    if slow.finish_reason == "error":
+        raise EngineError(
+            f"the target's logits for prompt {index} are not finite numbers",
+            "Check the weights of its checkpoint, then build again",
+        )
+    return _Pair(fast, slow, fast_seconds, slow_seconds)
+
+
+def _decode_together(
+    scheduler: Scheduler, requests: Sequence[Request], slots: int
+) -> list[tuple[int, SequenceState]]:
+    """Decode all requests at once, repeated to fill all slots; return them with their indices."""
+    count = max(slots, len(requests))
+    sequences = [
+        (index, scheduler.submit(request))
+        for index, request in islice(cycle(enumerate(requests)), count)
+    ]
+    while scheduler.has_work:
+        scheduler.step()
+    return sequences
+
+
+def _report(
+    pairs: Sequence[_Pair], mismatches: Sequence[Mismatch | None], target: EngineInfo
+) -> LosslessReport:
+    tokens = sum(len(pair.fast.tokens) for pair in pairs)
+    fast_seconds = sum(pair.fast_seconds for pair in pairs)
+    slow_seconds = sum(pair.slow_seconds for pair in pairs)
+    committed = [count for pair in pairs for count in pair.fast.committed_per_round]
+    rounds = len(committed)
     return LosslessReport(
-        identical=mismatches.count(None),
+        identical=sum(mismatch is None for mismatch in mismatches),
         total=len(pairs),
-        together=slots,
-        tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
-        kept=[
-            sum(count > i for count in committed) / max(rounds_run, 1)
-            for i in range(1, max([target.info.block_size, *committed]))
-        ],
-        speedup=slow_total / fast_total,
-        dflash_tokens_per_s=tokens / fast_total,
-        plain_tokens_per_s=tokens / slow_total,
-        outputs=[fast.tokens for fast, _ in pairs],
+        together=target.slots,
+        tau=(tokens - len(pairs)) / rounds if rounds else 0.0,
+        kept=_kept_fractions(committed, target.block_size),
+        speedup=slow_seconds / fast_seconds,
+        dflash_tokens_per_s=tokens / fast_seconds,
+        plain_tokens_per_s=tokens / slow_seconds,
+        outputs=[pair.fast.tokens for pair in pairs],
         first_mismatch=next(filter(None, mismatches), None),
-        prompt_rounds=[len(fast.committed_per_round) for fast, _ in pairs],
+        prompt_rounds=[len(pair.fast.committed_per_round) for pair in pairs],
     )
+
+
+def _kept_fractions(committed: Sequence[int], block_size: int) -> list[float]:
+    """Return the fraction of rounds that committed draft token 1, 2, .."""
+    rounds = max(len(committed), 1)
+    deepest = max([block_size, *committed])
+    return [sum(count > depth for count in committed) / rounds for depth in range(1, deepest)]
 
 
 def _scheduler(
@@ -140,11 +178,11 @@ def _decode(scheduler: Scheduler, request: Request) -> tuple[SequenceState, floa
 
 
 def _mismatch(
-    prompt: int, found: SequenceState, alone: SequenceState, *, together: bool
+    prompt: int, sequence: SequenceState, alone: SequenceState, *, together: bool
 ) -> Mismatch | None:
-    """Return the first mismatch; `got` is -1 where a failed sequence has no token."""
+    """Return the first mismatch; `got` is NO_TOKEN where a failed sequence has no token."""
     for position, expected in enumerate(alone.tokens):
-        got = found.tokens[position] if position < len(found.tokens) else -1
+        got = sequence.tokens[position] if position < len(sequence.tokens) else NO_TOKEN
         if got != expected:
             return Mismatch(prompt, position, expected, got, together)
     return None

@@ -1,154 +1,185 @@
-"""The messages of a round: each field is a tensor of the Triton ensemble; a float has shape `[1]`.
+"""What a round is asked and what it answers. `packing` turns it into tensors for the ensemble."""
 
-There are few, because each tensor costs time that matters with a small model. n sequences are in a
-step, S tokens of each at most, D drafts, K log-probabilities and C features.
-"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-
-NO_HISTORY = NO_DRAFT = -1
-DISCARD = -1  # as draft tokens wanted: none, and drop the features; 0: none, and buffer them
-FREED = -1  # as destination of a copy: the sequence has ended, or the block is dropped
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-Bytes = npt.NDArray[np.object_]
+from dflash_trt.decoding.arrays import Float32, Int32, Int64
+from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
+from dflash_trt.engines import FIRST_BLOCK
 
 
-class VerifyInput(NamedTuple):
-    """Tokens to verify for n sequences in n adjacent slots.
+class Features(Enum):
+    """What happens to the tap features of a round's tokens."""
 
-    A row begins with known tokens (a prompt chunk, or the anchor); the rest are drafts. Prefilling
-    is verifying a prompt.
+    KEEP = 0  # they wait in the feature buffer
+    DRAFT = 1  # the drafter takes them in, after those that wait, and drafts
+    DROP = 2  # they are dropped, and those that wait: the drafter cannot catch up with these texts
+
+
+@dataclass(slots=True, frozen=True)
+class Copy:
+    """A copy of KV rows that a round begins with.
+
+    Source and destination are slots, or from `FIRST_BLOCK` on blocks of the prefix cache.
+    Destination None frees the source: its sequence has ended, or the block is dropped.
     """
 
-    # [3 + 4m]: first slot, draft tokens to make afterwards (0: buffer the features, or DISCARD),
-    # candidates of each, then m copies to do first: from, to (or FREED), tokens, position of the
-    # first; numbers from FIRST_BLOCK on are blocks of `PrefixCache`, others slots
-    batch: Int64
-    # [n, 5]: number of tokens and of known ones (of a hybrid the same in all rows), position of the
-    # first, the text's remaining budget: 0 while a prompt goes on, 1 for no drafts; and how many
-    # drafts of the last round were accepted, which a hybrid's states do not hold yet
-    rows: Int64
-    # [n, S], padded with 0; if the prompt's log-probabilities are asked for, followed by the token
-    # after the chunk, which `rows` does not count
-    tokens: Int64
-    sampling: Bytes  # [n]: `LogitsProcessor.encode`
-    history: Int64  # [n, L]: tokens before `tokens` if logits depend on them, padded with -1
-    # [n, 1 + D, vocab / 32]: bit masks of allowed tokens after the anchor and each draft; [n, 1, 1]
-    # of -1 if all are allowed
-    masks: Int32
+    source: int
+    destination: int | None
+    tokens: int
+    start: int  # position of the first token
+
+    @property
+    def frees_slot(self) -> bool:
+        """Whether a slot is freed: then there is nothing to copy."""
+        return self.destination is None and self.source < FIRST_BLOCK
 
 
-class Checked(NamedTuple):
-    """The output of the Triton model `verify` for the scheduler; features stay in the ensemble."""
+@dataclass(slots=True)
+class Row:
+    """What one sequence brings to a round: known tokens, then drafts.
 
-    # [n, 3]: accepted drafts (-1: the row failed), the target's token after them, number of
-    # features from earlier rounds
-    results: Int64
-    # [n, D + 1, 1 + K]: log-probabilities of each committed token and the K best; of a scored
-    # prompt chunk, of the token after each of its tokens. [n, 1, 1] if not requested, and one more
-    # column with `include_drafting`
-    logprobs: Float32
-    logprob_ids: Int64  # [n, D + 1, 1 + K]: ids of these; [n, 1, 1] if not requested
-    verify_seconds: float
+    The known tokens are the anchor, or a chunk of a prompt: prefilling is verifying a prompt.
+    """
+
+    tokens: Sequence[int]
+    known: int
+    position: int  # of the first token
+    budget: int  # tokens that the text may still get; 0: its prompt goes on; 1: no drafts
+    # drafts accepted in the last round, which a hybrid's states do not hold yet
+    replayed: int = 0
+    processor: LogitsProcessor = PLAIN_GREEDY
+    history: Sequence[int] = ()  # the tokens before `tokens`, if the processor needs them
+    # bit masks `[vocab / 32]` of the tokens that a grammar allows after the anchor and each draft;
+    # None, or no masks at all: any token
+    masks: Sequence[Int32 | None] = ()
+    next_token: int | None = None  # after a chunk whose log-probabilities are requested
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        return self.tokens[self.known :]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of all tokens are requested, not only of new ones."""
+        return self.processor.scores_prompt(self.position)
 
 
-class VerifyOutput(NamedTuple):
-    """The target's output: the fields of `Checked` and the tap features."""
+@dataclass(slots=True)
+class Round:
+    """Tokens to verify for sequences in adjacent slots. Of a hybrid all rows know as many."""
 
-    results: Int64
-    # [n, C, taps * hidden_size]: buffered ones, those of accepted tokens, then others that the
-    # drafter's mask hides; [n, 1, ...] without meaning if no drafts are made
+    first_slot: int
+    rows: Sequence[Row]
+    features: Features
+    draft_tokens: int = 0  # to be drafted for each row afterwards, with `Features.DRAFT`
+    candidates: int = 1  # to return of each of them
+    copies: Sequence[Copy] = ()  # to be done first, in this order
+
+    @property
+    def width(self) -> int:
+        """The most tokens of a row."""
+        return max(len(row.tokens) for row in self.rows)
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether the drafter has something to do: to draft, or to copy what the target copies."""
+        if self.features is Features.DRAFT:
+            return True
+        return not all(copy.frees_slot for copy in self.copies)
+
+    def leaves_room(self, accepted: Sequence[int]) -> bool:
+        """Return whether any text goes on after a round that accepted so many drafts of each."""
+        for row, count in zip(self.rows, accepted, strict=True):
+            prompt_goes_on = row.budget == 0
+            if prompt_goes_on or row.budget - count > 1:
+                return True
+        return False
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log-probabilities of tokens, and of the K best in their places; both `[tokens, 1 + K]`."""
+
+    values: Float32
+    ids: Int64
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What a round made of a row."""
+
+    accepted: int  # drafts
+    token: int  # the target's, after them
+    # its logits are not finite or its grammar allows nothing: the rest has no meaning
+    failed: bool = False
+    # tokens whose features wait for the drafter; None: they were dropped, and it cannot catch up
+    buffered: int | None = 0
+    # of the accepted drafts and `token`, or of what follows each token of a scored prompt chunk;
+    # None: not requested
+    logprobs: Logprobs | None = None
+    # of each draft, NaN after a rejected one; empty if not requested
+    draft_logprobs: Sequence[float] = ()
+
+
+@dataclass(slots=True)
+class Anchor:
+    """Where the drafter goes on in a row's text."""
+
+    token: int
+    position: int
+    start: int  # position of the row's first feature
+    room: int  # drafts that its text may still get
+    failed: bool = False  # the row has
+
+
+@dataclass(slots=True)
+class DrafterInput:
+    """Tap features `[n, C, taps * hidden_size]` to inject, and the anchors of the next blocks.
+
+    A row's features are those that waited, then those of this round's tokens, accepted ones first.
+    The drafter's mask hides the others.
+    """
+
     features: Float32
-    logprobs: Float32
-    logprob_ids: Int64
+    anchors: Sequence[Anchor]
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    rows: list[RowResult]
+    seconds: float
+    drafter_input: DrafterInput | None = None  # None: the drafter does not run
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The drafter's candidates for D drafts of a row, best first.
+
+    ids `[D, k]`. probs: softmax over the k candidates, which only proposals depend on: `[D, k]`, or
+    `[D, k * k]` if they depend on the candidate before.
+    """
+
+    ids: Int64
+    probs: Float32
+
+
+@dataclass(slots=True)
+class DraftResult:
+    rows: list[Candidates]
+    seconds: float
+
+
+@dataclass(slots=True)
+class RoundResult:
+    rows: list[RowResult]
     verify_seconds: float
+    drafts: DraftResult | None = None  # None: the drafter did not run
+
+    @property
+    def draft_seconds(self) -> float:
+        return 0.0 if self.drafts is None else self.drafts.seconds
 
 
-class DraftInput(NamedTuple):
-    """Features to inject, see `VerifyOutput`, and the anchor of the next block."""
-
-    batch: Int64
-    rows: Int64
-    results: Int64
-    features: Float32
-
-
-class DraftOutput(NamedTuple):
-    candidate_ids: Int64  # [n, D, k], best first; -1: no more drafts in this row
-    # softmax over the k candidates, which only proposals depend on: [n, D, k]; [n, D, k * k] if
-    # they depend on the candidate before
-    candidate_probs: Float32
-    draft_seconds: float
-
-
-class RoundOutput(NamedTuple):
-    """The output of a round, without features: `Checked`, then `DraftOutput`."""
-
-    results: Int64
-    logprobs: Float32
-    logprob_ids: Int64
-    verify_seconds: float
-    candidate_ids: Int64
-    candidate_probs: Float32
-    draft_seconds: float
-
-
-RunRound = Callable[[VerifyInput], RoundOutput]
-
-
-def parse_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
-    """Yield (source, destination, tokens, start) of each copy; see `VerifyInput.batch`."""
-    return zip(*(numbers[i::4] for i in range(4)), strict=True)
-
-
-def all_texts_end(rows: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> bool:
-    """Return whether no text of a round has room for drafts: then the drafter does not run."""
-    budgets = (budget for _, _, _, budget, _ in rows)
-    return all(
-        budget and budget - accepted <= 1
-        for budget, (accepted, *_) in zip(budgets, results, strict=True)
-    )
-
-
-def verify_input(
-    batch: Sequence[int],
-    rows: Sequence[Sequence[int]],
-    lines: Sequence[Sequence[int]],
-    sampling: Bytes | None = None,
-    history: Int64 | None = None,
-    masks: Int32 | None = None,
-) -> VerifyInput:
-    """Build a VerifyInput of the tokens `lines`; defaults are plain greedy."""
-    n, width = len(lines), max(map(len, lines))
-    greedy, no_history, no_masks = _plain_greedy(n)
-    return VerifyInput(
-        batch=np.array(batch),
-        rows=np.array(rows),
-        tokens=np.array([[*line, *[0] * (width - len(line))] for line in lines]),
-        sampling=greedy if sampling is None else sampling,
-        history=no_history if history is None else history,
-        masks=no_masks if masks is None else masks,
-    )
-
-
-@lru_cache(maxsize=256)
-def _plain_greedy(n: int) -> tuple[Bytes, Int64, Int32]:
-    return (
-        np.full(n, b"", object),
-        np.full((n, 1), NO_HISTORY),
-        np.full((n, 1, 1), -1, np.int32),
-    )
-
-
-def no_drafts(n: int) -> DraftOutput:
-    # tensors of the ensemble are never empty
-    return DraftOutput(np.full((n, 1, 1), NO_DRAFT), np.zeros((n, 1, 1), np.float32), 0.0)
+RunRound = Callable[[Round], RoundResult]

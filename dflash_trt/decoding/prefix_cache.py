@@ -2,7 +2,7 @@
 
 Prefixes are kept in blocks of `BLOCK` tokens. A block is keyed by the block before it and its own
 tokens (exact tokens where vLLM uses hashes), so that texts with a common prefix share blocks. The
-engines do the copies that `VerifyInput.batch` lists.
+engines do the copies that `Round.copies` lists.
 """
 
 from collections import OrderedDict
@@ -46,7 +46,7 @@ class PrefixCache:
     """
 
     def __init__(self, blocks: int) -> None:
-        self._most = blocks
+        self._limit = blocks
         self.used = 0  # blocks, or as much memory
         self._blocks: OrderedDict[Key, Block] = OrderedDict()  # least recently used first
         self._numbers = FIRST_BLOCK  # the next block's
@@ -59,14 +59,16 @@ class PrefixCache:
 
     def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
         """Return a prompt's cached blocks, never of its last token; drafted: the drafter's too."""
-        found = list[Block]()
-        for key in _keys(salt, tokens[:-1], found):
+        path = list[Block]()
+        for key in _keys(salt, tokens[:-1], path):
             block = self._blocks.get(key)
-            if block is None or (drafted and not block.drafted):
+            if block is None:
                 break
-            found.append(block)
-        self._touch(found)
-        return found
+            if drafted and not block.drafted:
+                break
+            path.append(block)
+        self._touch(path)
+        return path
 
     def insert(
         self, salt: str, tokens: Sequence[int], drafted: int
@@ -84,7 +86,8 @@ class PrefixCache:
         self, salt: str, tokens: Sequence[int], seen: int
     ) -> tuple[list[Block], list[tuple[int, int]]]:
         """Return the blocks of a text as far as there is room, and which are to be stored."""
-        path, stored = list[Block](), list[tuple[int, int]]()
+        path = list[Block]()
+        stored = list[tuple[int, int]]()
         for key in _keys(salt, tokens, path):
             start = BLOCK * len(path)
             rows = min(max(seen - start, 0), BLOCK)
@@ -131,7 +134,8 @@ class PrefixCache:
         self._dropped.append(block.number)
 
     def _take_dropped(self) -> list[int]:
-        dropped, self._dropped = self._dropped, []
+        dropped = self._dropped
+        self._dropped = []
         self._dropping += dropped
         return dropped
 
@@ -142,9 +146,9 @@ class PrefixCache:
 
     def _make_room(self, path: Sequence[Block], size: int = 1) -> bool:
         """Evict blocks until `size` more fit, but none of `path`; return whether they do."""
-        while self.used + size > self._most:
+        while self.used + size > self._limit:
             oldest = next(iter(self._blocks.values()), None)
-            if oldest is None or (path and oldest is path[0]):  # of `path` the first is the oldest
+            if oldest is None or oldest in path[:1]:  # of `path` the first is the oldest
                 return False
             self._drop(oldest)
         return True
@@ -153,7 +157,8 @@ class PrefixCache:
 def _keys(salt: str, tokens: Sequence[int], path: Sequence[Block]) -> Iterator[Key]:
     """Yield the key of each block; the caller appends the block to `path` in between."""
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        yield path[-1].number if path else salt, tuple(tokens[start : start + BLOCK])
+        before = path[-1].number if path else salt
+        yield before, tuple(tokens[start : start + BLOCK])
 
 
 def block_bytes(engines: Iterable[EngineInfo]) -> int:

@@ -1,13 +1,14 @@
 """Measure what rounds cost, before the first request."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
-from dflash_trt.decoding.messages import RunRound, verify_input
+from dflash_trt.decoding.arrays import Float64
+from dflash_trt.decoding.messages import Features, Round, Row, RunRound
 from dflash_trt.engines import EngineInfo
 from dflash_trt.speculation.profile import CostProfile
 
@@ -17,8 +18,28 @@ BUDGET = 2.0  # seconds to measure; MAX_BUDGET times as many where rounds are sl
 MAX_BUDGET = 8
 MIN_PASSES = 3
 MAX_PASSES = 16
+INJECTED = 4  # features of each row to inject when the drafter is timed: a typical number
+QUANTILE = 0.25
 
-Round = tuple[int, int, int]  # context, rows, width; width 0: only the drafter is timed
+
+@dataclass(frozen=True)
+class Point:
+    """A round to time; width None: only its drafter."""
+
+    context: int  # tokens before the round
+    rows: int
+    width: int | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    contexts: list[int]
+    rows: list[int]
+    widths: list[int]
+
+    def points(self) -> list[Point]:
+        axes = self.contexts, self.rows, (*self.widths, None)
+        return [Point(context, rows, width) for context, rows, width in product(*axes)]
 
 
 def measure(
@@ -32,63 +53,116 @@ def measure(
     Call while no sequence is active: it writes to slots 0 .. slots-1. Takes `budget_seconds`, up to
     MAX_BUDGET times as long with slow rounds; longer only if one step of all slots takes seconds.
     """
-    start, max_seconds = clock(), MAX_BUDGET * budget_seconds
-    block_size, slots = info.block_size, info.slots
+    start = clock()
+    max_seconds = MAX_BUDGET * budget_seconds
+
+    def visit(point: Point) -> float:
+        return _time_round(run_round, point, info.block_size, clock)
+
+    grids = [*_grids(info)]
+    smallest = Point(grids[0].contexts[0], 1, 1)
+    largest = Point(grids[0].contexts[-1], grids[0].rows[-1], grids[0].widths[-1])
+    visit(smallest)  # load the weights into memory
+    plain_seconds = visit(smallest)
+    largest_seconds = visit(largest)
+    if largest_seconds < budget_seconds / 10:  # the first run of a shape binds buffers
+        largest_seconds = visit(largest)
+    for grid in grids:
+        pass_seconds = _estimate_pass(grid, info, plain_seconds, largest_seconds)
+        if MIN_PASSES * pass_seconds <= max_seconds:
+            break
+    points = grid.points()
+    # with a small engine the first round after another kind is slower
+    warm_ups = 1 if 3 * 4 * pass_seconds <= budget_seconds else 0
+    seconds: dict[Point, list[float]] = {point: [] for point in points}
+    passes_start = clock()
+    for passes in range(1, MAX_PASSES + 1):
+        # every pass visits all points, so that noise of the machine affects all
+        for point in points:
+            # nor should the drafter's time count features left by earlier rounds
+            for _ in range(1 if point.width is None else warm_ups):
+                visit(point)
+            seconds[point] += [visit(point) for _ in range(1 + warm_ups)]
+        pass_seconds = (clock() - passes_start) / passes
+        limit = budget_seconds if passes >= MIN_PASSES else max_seconds
+        if clock() - start + pass_seconds > limit:
+            break
+    return _profile(grid, [seconds[point] for point in points])
+
+
+def _grids(info: EngineInfo) -> Iterator[Grid]:
+    """Yield grids of points to time, the finest first."""
     max_width = min(info.most_verified, info.max_seq_len)
     long = info.max_seq_len - 2 * max_width  # leaves room for a round and its drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
+    few_rows = sorted({1, info.slots})
+    widths = _doubling(max_width)
+    yield Grid(contexts, _doubling(info.slots), widths)
+    yield Grid(contexts[:1], few_rows, widths)
+    yield Grid(contexts[:1], few_rows, sorted({1, max_width}))
 
-    def visit(context: int, n: int, width: int) -> float:
-        """Run one greedy round; return the seconds of its target or drafter."""
-        verified = width or min(4, block_size)  # a typical number of features to inject
-        rows = [[verified, 1, context, 2 * block_size, (verified - 1) // 2]] * n
-        batch = [0, 0 if width else block_size - 1, CANDIDATES]
-        x = verify_input(batch, rows, [[0] * verified] * n)
-        began = clock()
-        output = run_round(x)
-        return clock() - began - output.draft_seconds if width else output.draft_seconds
 
-    visit(contexts[0], 1, 1)  # load the weights into memory
-    plain, largest = visit(contexts[0], 1, 1), visit(contexts[-1], slots, max_width)
-    if largest < budget_seconds / 10:  # the first run of a shape binds buffers
-        largest = visit(contexts[-1], slots, max_width)
-    few_rows, few_widths = sorted({1, slots}), sorted({1, max_width})
-    for grid in (
-        (contexts, _doubling(slots), _doubling(max_width)),
-        (contexts[:1], few_rows, _doubling(max_width)),
-        (contexts[:1], few_rows, few_widths),
-    ):
-        kinds = list(product(grid[0], grid[1], (*grid[2], 0)))
-        shares = (n * (width or 2 * block_size) / (slots * max_width) for _, n, width in kinds)
-        a_pass = sum(plain + share * max(largest - plain, 0.0) for share in shares)
-        if MIN_PASSES * a_pass <= max_seconds:
-            break
-    # with a small engine the first round after another kind is slower
-    warm_ups = 1 if 3 * 4 * a_pass <= budget_seconds else 0
-    seconds: dict[Round, list[float]] = {kind: [] for kind in kinds}
-    began = clock()
-    for passed in range(1, MAX_PASSES + 1):
-        # every pass visits all kinds, so that noise of the machine affects all
-        for kind in kinds:
-            # nor should features left by earlier rounds count
-            for _ in range(warm_ups if kind[2] else 1):
-                visit(*kind)
-            seconds[kind] += [visit(*kind) for _ in range(1 + warm_ups)]
-        a_pass = (clock() - began) / passed
-        if clock() - start + a_pass > (budget_seconds if passed >= MIN_PASSES else max_seconds):
-            break
+def _time_round(
+    run_round: RunRound, point: Point, block_size: int, clock: Callable[[], float]
+) -> float:
+    """Run one greedy round; return the seconds of its target or drafter."""
+    times_drafter = point.width is None
+    width = point.width or min(INJECTED, block_size)
+    row = Row(
+        [0] * width,
+        known=1,
+        position=point.context,
+        budget=2 * block_size,
+        replayed=(width - 1) // 2,
+    )
+    round = Round(
+        0,
+        [row] * point.rows,
+        Features.DRAFT if times_drafter else Features.KEEP,
+        draft_tokens=block_size - 1 if times_drafter else 0,
+        candidates=CANDIDATES,
+    )
+    start = clock()
+    result = run_round(round)
+    if times_drafter:
+        return result.draft_seconds
+    return clock() - start - result.draft_seconds
+
+
+def _estimate_pass(
+    grid: Grid, info: EngineInfo, plain_seconds: float, largest_seconds: float
+) -> float:
+    """Return the seconds of a pass over all points, from those of the smallest and largest."""
+    most_tokens = info.slots * min(info.most_verified, info.max_seq_len)
+    seconds = 0.0
+    for point in grid.points():
+        share = point.rows * (point.width or 2 * info.block_size) / most_tokens
+        seconds += plain_seconds + share * max(largest_seconds - plain_seconds, 0.0)
+    return seconds
+
+
+def _profile(grid: Grid, seconds: list[list[float]]) -> CostProfile:
+    """Return the profile of a grid; seconds: of each visit of each point."""
     # the lower quartile, because other load only adds time: between measurements on a busy machine
     # it varied half as much as the median
-    typical = np.array([np.quantile(seconds[kind], 0.25) for kind in kinds])
-    table = _rising(typical.reshape([len(axis) for axis in grid[:2]] + [-1]))
-    return CostProfile(*grid, table[..., :-1].tolist(), table[..., -1].tolist())
+    typical = np.array([np.quantile(visits, QUANTILE) for visits in seconds])
+    table = _rising(typical.reshape(len(grid.contexts), len(grid.rows), -1))
+    verify_seconds = table[..., :-1].tolist()
+    draft_seconds = table[..., -1].tolist()
+    return CostProfile(grid.contexts, grid.rows, grid.widths, verify_seconds, draft_seconds)
 
 
 def _doubling(last: int) -> list[int]:
-    return [n for n in (1 << i for i in range(last.bit_length())) if n < last] + [last]
+    """Return 1, 2, 4, .. and `last`."""
+    numbers = []
+    number = 1
+    while number < last:
+        numbers.append(number)
+        number *= 2
+    return [*numbers, last]
 
 
-def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _rising(table: Float64) -> Float64:
     """Make `[context, rows, widths and drafter]` monotonic: larger never takes less time.
 
     Exceptions are noise, and the policy would prefer a wide round that looks free. Uses the mean of

@@ -1,171 +1,265 @@
 """One round: verify, then draft. NumPy calls are few: each costs microseconds per round."""
 
 import time
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import Accepted, accept
+from dflash_trt.decoding.acceptance import Accepted, ReadLogits, accept
+from dflash_trt.decoding.arrays import Bools, Float32, Int64
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.logits_processor import decode_processor
+from dflash_trt.decoding.logprobs import draft_logprobs, token_logprobs
 from dflash_trt.decoding.messages import (
-    FREED,
-    DraftInput,
-    DraftOutput,
-    Float32,
-    Int64,
-    RoundOutput,
+    Anchor,
+    Candidates,
+    Copy,
+    DrafterInput,
+    DraftResult,
+    Features,
+    Round,
+    RoundResult,
+    Row,
+    RowResult,
     RunRound,
-    VerifyInput,
-    VerifyOutput,
-    all_texts_end,
-    no_drafts,
-    parse_copies,
+    VerifyResult,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.engines import FIRST_BLOCK, NOTHING, Engine
+from dflash_trt.engines import NOTHING, Engine, Step
 
 
-def verify(engine: Engine, x: VerifyInput, buffer: FeatureBuffer | None = None) -> VerifyOutput:
-    """Run the target over the tokens, write their KV rows and decide which drafts are accepted."""
-    start = time.perf_counter()
-    first_slot, _, _, *copies = x.batch.tolist()
-    perform_copies(engine, copies)
-    n, asked = x.tokens.shape
-    least_rows = engine.least_rows
-    width = max(asked, -(-least_rows // n))
-    lengths, known, places, _, replayed = zip(*x.rows.tolist(), strict=True)
-    all_scored = n == 1 and decode_processor(x.sampling[0]).scores_prompt(places[0])
-    before = known[0] - 1 if all_scored else 0  # rows of logits before the last known token's
-    scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
-    step = engine.step(first_slot, n, width, _visible(engine, max(places) + width), len(scored))
-    step.inputs["tokens"][:, :asked] = x.tokens
-    step.inputs["tokens"][:, asked:] = 0
-    step.inputs["write_index"][:] = places
-    step.inputs["head_rows"][:] = scored
-    if engine.info.states is not None:
-        _begin_states(engine, first_slot, places)
-        step.inputs["known"][:] = known[0]
-        step.inputs["accepted"][:] = replayed
-    positions, mask = step.inputs["positions"], step.inputs["mask"]
-    mask[:] = False
-    for i, place in enumerate(places):
-        positions[i] = range(place, place + width)
-        mask[i, :, :, :place] = True
-        mask[i, :, :, place : place + width] = _causal_mask(width)
+def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:
+    """Run the target over the tokens, write their KV rows and decide which drafts are accepted.
+
+    buffer: for features that the drafter takes in later; None: there is no drafter.
+    """
+    started = time.perf_counter()
+    rows = round.rows
+    n = len(rows)
+    perform_copies(engine, round.copies)
+    step = _target_step(engine, round)
     step.run()
-    outputs = step.outputs
-    finite = np.isfinite(outputs["top_logits"])
-    own = np.where(finite, outputs["top_ids"], NO_TOKEN).reshape(n, -1)[:, before:].tolist()
-    features = np.empty((n, asked, 0), np.float32)
-    if engine.info.feature_size:
-        features = outputs["features"][:, :asked]
-    logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
-    kept = accept(x, own, logits[:, before:])
-    logprobs, ids = committed_logprobs(x, kept, logits)
-    committed = [each or (-1, 0) for each in kept]
-    accepted = [count for count, _ in committed]
-    _clear_failed(engine, first_slot, accepted)
-    older = [0] * n
+
+    @cache
+    def read_logits() -> Float32:
+        logits: Float32 = step.outputs["logits"]
+        return logits.reshape(n, -1, logits.shape[-1])
+
+    # of a scored chunk the logits after all tokens are there; only the last ones choose a token
+    unchosen = rows[0].known - 1 if _scores_prompt(round) else 0
+    accepted = accept(
+        rows, _likeliest_tokens(step, n, unchosen), lambda: read_logits()[:, unchosen:]
+    )
+    results = _row_results(rows, accepted, read_logits)
+    _clear_failed(engine, round.first_slot, [result.failed for result in results])
+    drafter_input = None
     if buffer is not None:
-        features, older = buffer.pass_on(x, accepted, features)
-    results = np.array([[*each, count] for each, count in zip(committed, older, strict=True)])
-    return VerifyOutput(results, features, logprobs, ids, time.perf_counter() - start)
+        features = step.outputs["features"][:, : round.width]
+        drafter_input = _pass_features_on(buffer, round, results, features)
+    elif round.features is Features.DROP:
+        for result in results:
+            result.buffered = None
+    return VerifyResult(results, time.perf_counter() - started, drafter_input)
 
 
-def _begin_states(engine: Engine, first_slot: int, places: Sequence[int]) -> None:
+def _target_step(engine: Engine, round: Round) -> Step:
+    """Return the step of a round, its inputs filled in."""
+    rows, n = round.rows, len(round.rows)
+    min_width = -(-engine.least_rows // n)
+    width = max(round.width, min_width)
+    lengths = tuple(len(row.tokens) for row in rows)
+    first_scored = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
+    scored = _scored_rows(first_scored, lengths, width, engine.least_rows)
+    longest = max(row.position for row in rows) + width
+    step = engine.step(round.first_slot, n, width, _visible(engine, longest), len(scored))
+    inputs = step.inputs
+    inputs["tokens"][:] = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
+    inputs["write_index"][:] = [row.position for row in rows]
+    inputs["head_rows"][:] = scored
+    if engine.info.states is not None:
+        _begin_states(engine, round)
+        inputs["known"][:] = rows[0].known
+        inputs["accepted"][:] = [row.replayed for row in rows]
+    positions = inputs["positions"]
+    mask = inputs["mask"]
+    mask[:] = False
+    for index, row in enumerate(rows):
+        position = row.position
+        positions[index] = range(position, position + width)
+        mask[index, :, :, :position] = True
+        mask[index, :, :, position : position + width] = _causal_mask(width)
+    return step
+
+
+def _scores_prompt(round: Round) -> bool:
+    return len(round.rows) == 1 and round.rows[0].scores_prompt
+
+
+def _begin_states(engine: Engine, round: Round) -> None:
     """Reset the states of slots whose texts begin; the mask hides old KV rows, but no state."""
-    for slot, place in enumerate(places, first_slot):
-        if place == 0:
+    for slot, row in enumerate(round.rows, round.first_slot):
+        if row.position == 0:
             engine.copy_kv(NOTHING, slot, 0)
 
 
-def _clear_failed(engine: Engine, first_slot: int, accepted: Sequence[int]) -> None:
-    """Clear the slots of failed rows, whose KV rows may hold NaN."""
-    for slot, count in enumerate(accepted, first_slot):
-        if count < 0:
-            engine.copy_kv(NOTHING, slot, engine.info.cache_len)
+def _likeliest_tokens(step: Step, n: int, unchosen: int) -> list[list[int]]:
+    """Return each row's likeliest tokens, NO_TOKEN where logits are not finite."""
+    finite = np.isfinite(step.outputs["top_logits"])
+    tokens = np.where(finite, step.outputs["top_ids"], NO_TOKEN).reshape(n, -1)
+    likeliest: list[list[int]] = tokens[:, unchosen:].tolist()
+    return likeliest
 
 
-def draft(engine: Engine, x: DraftInput) -> DraftOutput:
+def _row_results(
+    rows: Sequence[Row], accepted: Sequence[Accepted | None], read_logits: ReadLogits
+) -> list[RowResult]:
+    """Return the results with the log-probabilities that are requested."""
+    results = []
+    for index, (row, chosen) in enumerate(zip(rows, accepted, strict=True)):
+        if chosen is None:
+            results.append(RowResult(accepted=0, token=0, failed=True))
+            continue
+        result = RowResult(chosen.drafts, chosen.token)
+        sampling = row.processor.sampling
+        if sampling.logprobs is not None:
+            result.logprobs = token_logprobs(row, chosen, read_logits()[index])
+        if sampling.include_drafting:
+            result.draft_logprobs = draft_logprobs(row, chosen, read_logits()[index])
+        results.append(result)
+    return results
+
+
+def _pass_features_on(
+    buffer: FeatureBuffer, round: Round, results: Sequence[RowResult], features: Float32
+) -> DrafterInput | None:
+    """Give a round's features to the drafter or the buffer; note in the results what waits."""
+    passed = buffer.pass_on(round, [result.accepted for result in results], features)
+    for result, count in zip(results, passed.buffered, strict=True):
+        result.buffered = count
+    if passed.features is None:
+        return None
+    anchors = [
+        Anchor(
+            token=result.token,
+            position=row.position + row.known + result.accepted,
+            start=row.position - waited,
+            room=max(row.budget - result.accepted - 1, 0),
+            failed=result.failed,
+        )
+        for row, result, waited in zip(round.rows, results, passed.waited, strict=True)
+    ]
+    return DrafterInput(passed.features, anchors)
+
+
+def draft(engine: Engine, round: Round, drafter_input: DrafterInput | None) -> DraftResult | None:
     """Inject the features and fill one block of masks after each sequence's new anchor.
 
     Features of rejected drafts are injected too: the mask hides them and the next round overwrites
-    them.
+    them. Without an input only the copies are done. The rows of the round are not read.
     """
-    start = time.perf_counter()
-    first_slot, num_draft_tokens, candidates, *copies = x.batch.tolist()
-    perform_copies(engine, copies)
-    n, context = x.features.shape[:2]
-    rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    # fewer wanted drafts do not shorten the block, because drafts are better in a whole one
-    lengths = [
-        min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
-        for (_, _, _, budget, _), (accepted, _, _) in zip(rows, results, strict=True)
-    ]
-    if num_draft_tokens <= 0 or all_texts_end(rows, results):
-        return no_drafts(n)
+    started = time.perf_counter()
+    perform_copies(engine, round.copies)
+    if drafter_input is None:
+        return None
+    anchors = drafter_input.anchors
+    n = len(anchors)
+    # fewer drafts do not shorten the block, because drafts are better in a whole one
+    lengths = [min(anchor.room, engine.info.block_size - 1) for anchor in anchors]
     longest = max(1, *lengths)
-    depth = min(longest, num_draft_tokens)
+    depth = min(longest, round.draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft
-    block_len = first + longest
-    starts = [row[2] - result[2] for row, result in zip(rows, results, strict=True)]
-    visible = _visible(engine, max(starts) + context + block_len)
-    step = engine.step(first_slot, n, block_len, visible, n * depth, context=context)
-    block, positions, mask = [], [], step.inputs["mask"]
-    mask[:] = False
-    for i, ((_, known, place, *_), start_at) in enumerate(zip(rows, starts, strict=True)):
-        accepted, token, _ = results[i]
-        anchor = place + known + max(accepted, 0)
-        block.append([token] + [mask_token] * (block_len - 1))
-        positions.append([*range(start_at, start_at + context), *range(anchor, anchor + block_len)])
-        mask[i, :, :, :anchor] = True
-        # the block's keys follow the features'; near the end of its text a row's block is shorter
-        # than the batch's, so that its drafts do not depend on the batch
-        mask[i, :, :, start_at + context : start_at + context + first + lengths[i]] = True
-    step.inputs["block"][:] = block
-    step.inputs["positions"][:] = positions
-    step.inputs["write_index"][:] = starts
-    step.inputs["features"][:] = x.features
-    step.inputs["head_rows"][:] = _draft_rows(n, block_len, first, depth)
+    step = _drafter_step(engine, round.first_slot, drafter_input, lengths, first, depth)
     step.run()
-    _clear_failed(engine, first_slot, [accepted for accepted, _, _ in results])
-    ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., :candidates].copy()
+    _clear_failed(engine, round.first_slot, [anchor.failed for anchor in anchors])
+    ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., : round.candidates].copy()
+    probs = _candidate_probs(step, n, depth, round.candidates)
+    rows = [Candidates(*arrays) for arrays in zip(ids, probs, strict=True)]
+    return DraftResult(rows, time.perf_counter() - started)
+
+
+def _drafter_step(
+    engine: Engine,
+    first_slot: int,
+    drafter_input: DrafterInput,
+    lengths: Sequence[int],
+    first: int,
+    depth: int,
+) -> Step:
+    """Return the step of a block for each anchor, its inputs filled in.
+
+    lengths: drafts that each row has room for. The block rows from `first` on draft, and `depth` of
+    them get logits.
+    """
+    anchors = drafter_input.anchors
+    n, context = drafter_input.features.shape[:2]
+    block_len = first + max(1, *lengths)
+    masks = [engine.info.mask_token_id] * (block_len - 1)
+    longest = max(anchor.start for anchor in anchors) + context + block_len
+    visible = _visible(engine, longest)
+    step = engine.step(first_slot, n, block_len, visible, n * depth, context=context)
+    positions = []
+    mask = step.inputs["mask"]
+    mask[:] = False
+    for index, (anchor, length) in enumerate(zip(anchors, lengths, strict=True)):
+        block_start = anchor.start + context  # its keys follow the features'
+        positions.append(
+            [
+                *range(anchor.start, block_start),
+                *range(anchor.position, anchor.position + block_len),
+            ]
+        )
+        mask[index, :, :, : anchor.position] = True
+        # near the end of its text a row's block is shorter than the batch's, so that its drafts do
+        # not depend on the batch
+        mask[index, :, :, block_start : block_start + first + length] = True
+    step.inputs["block"][:] = [[anchor.token, *masks] for anchor in anchors]
+    step.inputs["positions"][:] = positions
+    step.inputs["write_index"][:] = [anchor.start for anchor in anchors]
+    step.inputs["features"][:] = drafter_input.features
+    step.inputs["head_rows"][:] = _draft_rows(n, block_len, first, depth)
+    return step
+
+
+def _candidate_probs(step: Step, n: int, depth: int, candidates: int) -> Float32:
+    """Return `[n, depth, k]`, or `[n, depth, k * k]`: of each candidate, by the one before."""
     scores = step.outputs.get("pair_scores")
     if scores is None:
         scores = step.outputs["top_logits"].reshape(n, depth, 1, -1)
-    else:  # of each candidate, by the candidate before
-        k = scores.shape[-1]
-        scores = scores.reshape(n, depth, k, k)[:, :, :candidates]
+    else:
+        best = scores.shape[-1]
+        scores = scores.reshape(n, depth, best, best)[:, :, :candidates]
     probs: Float32 = np.exp(scores - scores.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)
-    probs = probs[..., :candidates].reshape(n, depth, -1)
-    return DraftOutput(ids, probs, time.perf_counter() - start)
+    return probs[..., :candidates].reshape(n, depth, -1)
 
 
-@lru_cache(maxsize=64)
-def _causal_mask(width: int) -> npt.NDArray[np.bool_]:
-    return np.tri(width, dtype=bool)
+def in_process(target: Engine, drafter: Engine | None) -> RunRound:
+    """Return rounds on engines of this process; without a drafter the target decodes alone."""
+    buffer = None if drafter is None else FeatureBuffer()
+
+    def run(round: Round) -> RoundResult:
+        verified = verify(target, round, buffer)
+        drafts = None
+        if drafter is not None and round.needs_drafter:
+            drafts = draft(drafter, round, verified.drafter_input)
+        return RoundResult(verified.rows, verified.seconds, drafts)
+
+    return run
 
 
-@lru_cache(maxsize=1024)
-def _scored_rows(known: tuple[int, ...], lengths: tuple[int, ...], width: int, least: int) -> Int64:
-    """Return which of the n * width tokens need logits, `[max(n * (1 + most drafts), least)]`.
-
-    These are each row's last known token and its drafts; a shorter row repeats its last token.
-    """
-    first, last = np.array(known)[:, None] - 1, np.array(lengths)[:, None] - 1
-    offsets = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
-    rows: Int64 = (offsets + np.arange(len(known))[:, None] * width).ravel()
-    return np.resize(rows, max(rows.size, least))
+def perform_copies(engine: Engine, copies: Iterable[Copy]) -> None:
+    """Copy what a round begins with; a slot that is freed may hold anything."""
+    for copy in copies:
+        if not copy.frees_slot:
+            destination = NOTHING if copy.destination is None else copy.destination
+            engine.copy_kv(copy.source, destination, copy.tokens, copy.start)
 
 
-@lru_cache(maxsize=256)
-def _draft_rows(n: int, size: int, first: int, depth: int) -> Int64:
-    """Return which block positions need logits: `depth` of each block, from `first` on."""
-    return np.arange(n * size).reshape(n, -1)[:, first : first + depth].ravel()
+def _clear_failed(engine: Engine, first_slot: int, failed: Sequence[bool]) -> None:
+    """Clear the slots of failed rows, whose KV rows may hold NaN."""
+    for slot, has_failed in enumerate(failed, first_slot):
+        if has_failed:
+            engine.copy_kv(NOTHING, slot, engine.info.cache_len)
 
 
 def _visible(engine: Engine, length: int) -> int:
@@ -174,80 +268,30 @@ def _visible(engine: Engine, length: int) -> int:
     return min(-(-length // step) * step, engine.info.cache_len)
 
 
-def perform_copies(engine: Engine, copies: list[int]) -> None:
-    """Copy what a step asks for; a slot that is freed needs no copy, and may hold anything."""
-    for source, destination, tokens, start in parse_copies(copies):
-        if destination != FREED or source >= FIRST_BLOCK:
-            engine.copy_kv(source, destination, tokens, start)
+@lru_cache(maxsize=64)
+def _causal_mask(width: int) -> Bools:
+    return np.tri(width, dtype=bool)
 
 
-def committed_logprobs(
-    x: VerifyInput, kept: Sequence[Accepted | None], logits: Float32
-) -> tuple[Float32, Int64]:
-    """Return log-probabilities of committed tokens and of the K best, from unprocessed logits.
+@lru_cache(maxsize=1024)
+def _scored_rows(
+    first_scored: tuple[int, ...], lengths: tuple[int, ...], width: int, min_rows: int
+) -> Int64:
+    """Return which of the n * width tokens need logits, `[max(n * (1 + D), min_rows)]`.
 
-    logits `[n, D + 1, vocab]`, or `[1, S, vocab]` for a scored prompt chunk. Returns values and ids
-    `[n, D + 1, 1 + K]`, or `[n, 1, 1]` if no row requests them. With `include_drafting` values have
-    one more column: each draft's log-probability, NaN after a rejected draft.
+    These are each row's tokens from `first_scored` on, D more at most; a shorter row repeats its
+    last token.
     """
-    n, scored, _ = logits.shape
-    processors = [decode_processor(each) for each in x.sampling.tolist()]
-    counts = [each.sampling.logprobs for each in processors]
-    drafts = [each.sampling.include_drafting for each in processors]
-    most = max((count for count in counts if count is not None), default=None)
-    if most is None and not any(drafts):
-        return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
-    most = most or 0
-    values = np.zeros((n, scored, 1 + most + any(drafts)), np.float32)
-    ids = np.zeros((n, scored, 1 + most), np.int64)
-    for i, each in enumerate(kept):
-        count, token = each or (0, 0)
-        if drafts[i]:
-            values[i, :, -1] = np.nan
-            _score_drafts(x, i, count, logits[i], values[i, :, -1])
-        if counts[i] is None:
-            continue
-        _, known, place, *_ = x.rows[i].tolist()
-        tokens = [*x.tokens[i, known : known + count].tolist(), token]
-        if processors[i].scores_prompt(place):
-            tokens = [*x.tokens[i, 1:].tolist(), token][:known]
-        for j, committed in enumerate(tokens):
-            line = logits[i, j] - logits[i, j].max()
-            line -= np.log(np.exp(line).sum())
-            best = np.sort(np.argpartition(-line, max(most - 1, 0))[:most])
-            best = best[np.argsort(-line[best], kind="stable")]
-            ids[i, j] = [committed, *best.tolist()]
-            values[i, j, : 1 + most] = line[ids[i, j]]
-    return values, ids
+    first = np.array(first_scored)[:, None]
+    last = np.array(lengths)[:, None] - 1
+    more = int((last - first).max())
+    offsets = np.minimum(first + np.arange(more + 1), last)
+    row_starts = np.arange(len(lengths))[:, None] * width
+    rows: Int64 = (offsets + row_starts).ravel()
+    return np.resize(rows, max(rows.size, min_rows))
 
 
-def _score_drafts(x: VerifyInput, i: int, accepted: int, logits: Float32, scores: Float32) -> None:
-    """Write log-probabilities of row i's drafts to `scores` `[D + 1]`, draft 1 at place 1."""
-    length, known, *_ = x.rows[i].tolist()
-    for j, token in enumerate(x.tokens[i, known:length].tolist()[: accepted + 1]):
-        most = logits[j].max()
-        scores[j + 1] = logits[j, token] - most - np.log(np.exp(logits[j] - most).sum())
-
-
-def in_process(target: Engine, drafter: Engine | None) -> RunRound:
-    """Return rounds on engines of this process; without a drafter the target decodes alone."""
-    buffer = None if drafter is None else FeatureBuffer()
-
-    def run(x: VerifyInput) -> RoundOutput:
-        checked = verify(target, x, buffer)
-        if drafter is None or not needs_drafter(x):
-            drafted = no_drafts(len(x.rows))
-        else:
-            given = DraftInput(x.batch, x.rows, checked.results, checked.features)
-            drafted = draft(drafter, given)
-        return RoundOutput(
-            checked.results, checked.logprobs, checked.logprob_ids, checked.verify_seconds, *drafted
-        )
-
-    return run
-
-
-def needs_drafter(x: VerifyInput) -> bool:
-    """Return whether drafts are wanted, or slots or blocks must be copied in the drafter too."""
-    copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= FIRST_BLOCK)
-    return bool(x.batch[1] > 0 or copied.any())
+@lru_cache(maxsize=256)
+def _draft_rows(n: int, block_len: int, first: int, depth: int) -> Int64:
+    """Return which block positions need logits: `depth` of each block, from `first` on."""
+    return np.arange(n * block_len).reshape(n, -1)[:, first : first + depth].ravel()

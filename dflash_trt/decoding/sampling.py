@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from dflash_trt.decoding.messages import Float32, Float64, Int64
+from dflash_trt.decoding.arrays import Float32, Float64, Int64, UInt64
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,15 @@ class SamplingParams:
     include_drafting: bool = False  # return each draft's log-probability
 
 
-UInt64 = npt.NDArray[np.uint64]
-
 HEAD = np.float32(3e-4)  # tokens of less weight share one noise value
 NO_TOKEN = -1
-REST, INSIDE = -1, -2  # noise ids: of the shared tail, and of the choice inside it
+REST = -1  # noise id of the shared tail
+INSIDE = -2  # noise id of the choice inside it
 _MASK = (1 << 64) - 1
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# the constants of splitmix64
+_STEP = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 
 
 def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
@@ -60,14 +61,15 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     in_head = weights > HEAD
     flat = np.flatnonzero(in_head)  # nonzero of a matrix takes eight times as long
     rows = flat // vocab
-    head, kept = flat - rows * vocab, weights.ravel()[flat]
-    rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, kept, m)
+    head = flat - rows * vocab
+    head_weights = weights.ravel()[flat]
+    rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, head_weights, m)
     every, shared = _rows_and_noise_ids(m)
     bases = _hash_bases(seeds, positions)[np.concatenate((rows, every, every))]
     uniforms = _uniforms(np.concatenate((head, shared)), bases)
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)), the largest log(weight) + noise has the smallest score
-    scores = kept / logs[: len(head)]
+    scores = head_weights / logs[: len(head)]
     rest_scores = (rest / logs[-2 * m : -m]).tolist()
     ends = rows.searchsorted(every, "right").tolist()
     tokens: list[int] = []
@@ -77,11 +79,11 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
             continue
         best = start + int(scores[start:end].argmin())
         # the maximum of many noisy scores is distributed like one noisy score of their total weight
-        among = None
+        token = None
         if rest_scores[i] < scores[best]:
             others = np.where(in_head[i], np.float32(0), weights[i])
-            among = _draw(others, float(uniforms[i - m]))
-        tokens.append(int(head[best]) if among is None else among)
+            token = _draw(others, float(uniforms[i - m]))
+        tokens.append(int(head[best]) if token is None else token)
     return tokens
 
 
@@ -93,14 +95,16 @@ def _draw(weights: Float32, uniform: float) -> int | None:
         return None
     # side="right" skips weights of 0
     index = int(cumulative.searchsorted(uniform * total, side="right"))
-    return index if index < len(weights) else int(weights.argmax())
+    if index == len(weights):
+        return int(weights.argmax())
+    return index
 
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
     """Return standard Gumbel noise of token `ids` `[p, k]` at p positions."""
     uniforms = _uniforms(ids, _hash_bases([seed] * len(positions), positions)[:, None])
-    found: Float64 = -np.log(-np.log(uniforms))
-    return found
+    gumbel: Float64 = -np.log(-np.log(uniforms))
+    return gumbel
 
 
 def _hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
@@ -111,15 +115,15 @@ def _hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
 
 def _uniforms(ids: Int64, bases: UInt64) -> Float64:
     """Hash ids with their bases to uniforms: the upper half of splitmix64's output."""
-    x = ids.astype(np.uint64)
-    x *= np.uint64(_STEP)
-    x += bases
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_FIRST)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_SECOND)
-    x >>= np.uint64(32)
-    uniforms: Float64 = x.astype(np.float64)
+    bits = ids.astype(np.uint64)
+    bits *= np.uint64(_STEP)
+    bits += bases
+    bits ^= bits >> np.uint64(30)
+    bits *= np.uint64(_FIRST)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(_SECOND)
+    bits >>= np.uint64(32)
+    uniforms: Float64 = bits.astype(np.float64)
     uniforms += 0.5
     uniforms *= 2.0**-32
     return uniforms
@@ -133,7 +137,7 @@ def _rows_and_noise_ids(m: int) -> tuple[Int64, Int64]:
 
 @lru_cache(maxsize=4096)
 def _splitmix64(number: int) -> int:
-    x = (number + _STEP) & _MASK
-    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
-    return x ^ (x >> 31)
+    bits = (number + _STEP) & _MASK
+    bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK
+    bits = ((bits ^ (bits >> 27)) * _SECOND) & _MASK
+    return bits ^ (bits >> 31)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
-from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
+from dflash_trt.decoding.messages import Candidates, Logprobs, RowResult
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.speculation import Proposal
@@ -36,9 +36,9 @@ def check_request(request: Request, max_seq_len: int) -> None:
     """Raise RequestError if an engine of this maximum length can never run the request."""
     if not request.prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
-    least = 0 if request.sampling.prompt_logprobs else 1
-    if request.max_tokens < least:
-        raise RequestError(f"max_tokens is {request.max_tokens}", f"Ask for at least {least}.")
+    fewest = 0 if request.sampling.prompt_logprobs else 1
+    if request.max_tokens < fewest:
+        raise RequestError(f"max_tokens is {request.max_tokens}", f"Ask for at least {fewest}.")
     if len(request.prompt) + request.max_tokens > max_seq_len:
         raise RequestError(
             f"This model's maximum context length is {max_seq_len} tokens: the prompt's "
@@ -58,8 +58,8 @@ class Draft(NamedTuple):
 class SequenceState:
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated tokens
-    # a list per token: its own log-probability, then the best. Prompt tokens come first, if
-    # requested; the very first one has 0
+    # a list per token: its log-probability, then the best. Prompt tokens come first, if requested;
+    # the very first one has 0
     logprobs: list[list[float]] = field(default_factory=list)
     logprob_ids: list[list[int]] = field(default_factory=list)  # token ids of `logprobs`
     sources: list[int] = field(default_factory=list)  # index in `SOURCES` of each token
@@ -71,8 +71,7 @@ class SequenceState:
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the target's KV cache: prompt and generated, but the last
     replayed: int = 0  # the last of them: drafts that a hybrid's state does not hold yet
-    # for the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
-    candidates: tuple[Int64, Float32] | None = None
+    candidates: Candidates | None = None  # for the next drafts
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
     stops: list[int] = field(default_factory=list)  # where a prompt chunk ends, to keep the state
     seen: int = 0  # tokens in the drafter's KV cache
@@ -85,7 +84,6 @@ class SequenceState:
     failure: str = ""  # reason of an error, if known
 
     def __post_init__(self) -> None:
-        self.encoded = self.request.processor.encode()
         self.out_of_sync = not self.request.drafting
 
     @property
@@ -107,44 +105,43 @@ class SequenceState:
         """Budget passed to rounds; at most 1 if out of sync, which leaves no room for drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
-    def advance(
-        self, tokens: int, num_draft_tokens: int, *, accepted: int = 0, drafter_ran: bool
-    ) -> None:
-        """Count tokens added to the target's KV cache, a prompt's before its first commit.
-
-        num_draft_tokens: wanted, or DISCARD. accepted: of the tokens, drafts.
-        """
+    def advance(self, tokens: int, result: RowResult) -> None:
+        """Count tokens added to the target's KV cache, a prompt's before its first commit."""
         self.position += tokens
-        self.replayed = accepted
-        self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
-        self.buffered = 0 if drafter_ran or self.out_of_sync else self.buffered + tokens
-        if drafter_ran and not self.out_of_sync:
-            self.seen = self.position
+        self.replayed = result.accepted
+        self.out_of_sync = self.out_of_sync or result.buffered is None
+        if self.out_of_sync:
+            self.buffered = 0
+            return
+        self.buffered = result.buffered or 0
+        self.seen = self.position - self.buffered
 
     def load(self, tokens: int, seen: int, waiting: int = 0) -> None:
         """Record how many prompt tokens the target's and the drafter's caches hold.
 
         waiting: the last of `seen`, whose features the drafter has yet to take in.
         """
-        self.position = self.cached_tokens = tokens
-        self.seen, self.buffered = seen - waiting, waiting
+        self.position = tokens
+        self.cached_tokens = tokens
+        self.seen = seen - waiting
+        self.buffered = waiting
         self.out_of_sync = self.out_of_sync or seen < tokens
 
     def lose_drafter(self) -> None:
         """Handle a drafter replacement: the new one has seen none of the tokens."""
-        self.seen, self.candidates, self.out_of_sync = 0, None, True
+        self.seen = 0
+        self.candidates = None
+        self.out_of_sync = True
 
-    def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
-        """Store scores of `count` prompt tokens after the first; return the output without them."""
-        most = 1 + (self.request.sampling.logprobs or 0)
+    def score_prompt(self, logprobs: Logprobs, count: int) -> Logprobs:
+        """Store scores of `count` prompt tokens after the first; return those that are left."""
         if not self.logprobs:
-            self.logprobs.append([0.0] * most)
-            self.logprob_ids.append([self.request.prompt[0]] * most)
-        self.logprobs += output.logprobs[0, :count, :most].tolist()
-        self.logprob_ids += output.logprob_ids[0, :count].tolist()
-        return output._replace(
-            logprobs=output.logprobs[:, count:], logprob_ids=output.logprob_ids[:, count:]
-        )
+            width = logprobs.ids.shape[1]
+            self.logprobs.append([0.0] * width)
+            self.logprob_ids.append([self.request.prompt[0]] * width)
+        self.logprobs += logprobs.values[:count].tolist()
+        self.logprob_ids += logprobs.ids[:count].tolist()
+        return Logprobs(logprobs.values[count:], logprobs.ids[count:])
 
     def commit(self, tokens: Sequence[int]) -> int:
         """Append tokens up to the budget or a stop token; return how many."""
@@ -166,42 +163,42 @@ class SequenceState:
             self.finish_reason = "error" if self.failure else None
         return taken
 
-    def commit_row(
-        self, tokens: Sequence[int], sources: Sequence[int], output: RoundOutput, i: int
-    ) -> int:
-        """Commit accepted drafts of these sources, the target's token and log-probabilities."""
-        taken = self.commit(tokens)
+    def commit_row(self, proposal: Proposal | None, result: RowResult) -> int:
+        """Commit accepted drafts, the target's token and log-probabilities; return how many."""
+        drafts = list[int]()
+        sources = list[int]()
+        if proposal is not None:
+            drafts += proposal.tokens[: result.accepted]
+            sources += proposal.sources[: result.accepted]
+        taken = self.commit([*drafts, result.token])
         self.sources += [*sources, 0][:taken]
-        if self.request.sampling.logprobs is not None:
-            asked = 1 + self.request.sampling.logprobs
-            self.logprobs += output.logprobs[i, :taken, :asked].tolist()
-            self.logprob_ids += output.logprob_ids[i, :taken, :asked].tolist()
+        if result.logprobs is not None:
+            self.logprobs += result.logprobs.values[:taken].tolist()
+            self.logprob_ids += result.logprobs.ids[:taken].tolist()
         return taken
 
-    def end_round(
-        self, proposal: Proposal | None, kept: int, committed: int, logprobs: Float32
-    ) -> None:
+    def end_round(self, proposal: Proposal | None, result: RowResult, committed: int) -> None:
         """Count the round's drafts and store them if requested.
 
-        kept: accepted drafts that are in the text. logprobs: the row's of `RoundOutput`.
+        committed: tokens of the round in the text, which may end before its last accepted drafts.
         """
+        accepted = min(result.accepted, committed)
         self.committed_per_round.append(committed)
-        self.accepted += kept
-        self.drafted += len(proposal.tokens) if proposal else 0
+        self.accepted += accepted
+        if proposal is not None:
+            self.drafted += len(proposal.tokens)
         if not self.request.sampling.include_drafting:
             return
-        drafts, scores = [], logprobs[1:, -1].tolist()
+        drafts = list[Draft]()
         if proposal is not None:
-            parts = zip(proposal.tokens, proposal.sources, scores, strict=False)
-            drafts = [
-                Draft(token, source, i < kept, score)
-                for i, (token, source, score) in enumerate(parts)
-            ]
+            parts = zip(proposal.tokens, proposal.sources, result.draft_logprobs, strict=True)
+            for index, (token, source, logprob) in enumerate(parts):
+                drafts.append(Draft(token, source, index < accepted, logprob))
         self.proposals.append(drafts)
 
-    def take_candidates(self, ids: Int64, probs: Float32, most: int) -> None:
-        """Store the candidates of at most `most` next drafts, within the budget."""
-        count = max(0, min(self.round_budget - 1, most, len(ids)))
-        if NO_DRAFT in ids[:count, 0]:
-            count = ids[:, 0].tolist().index(NO_DRAFT)
-        self.candidates = (ids[:count], probs[:count]) if count else None
+    def take_candidates(self, candidates: Candidates, max_drafts: int) -> None:
+        """Store the candidates of at most `max_drafts` next drafts, within the budget."""
+        count = min(self.round_budget - 1, max_drafts, len(candidates.ids))
+        self.candidates = None
+        if count > 0:
+            self.candidates = Candidates(candidates.ids[:count], candidates.probs[:count])

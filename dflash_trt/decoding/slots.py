@@ -1,11 +1,24 @@
 """Slot assignment: active sequences stay dense, so that a step costs only what is active."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dflash_trt.decoding.messages import FREED
+from dflash_trt.decoding.messages import Copy
 from dflash_trt.decoding.prefix_cache import BLOCK, Block, PrefixCache
 from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.decoding.state_cache import State, StateCache
+
+
+@dataclass(slots=True)
+class _Move:
+    """A copy of a whole sequence, as long as it is when the copy is taken."""
+
+    source: int
+    destination: int
+    sequence: SequenceState
+
+    def copy(self) -> Copy:
+        return Copy(self.source, self.destination, self.sequence.position, start=0)
 
 
 class Slots:
@@ -19,8 +32,7 @@ class Slots:
         self.decoding: list[SequenceState] = []
         self.prefilling: SequenceState | None = None
         self.cache = cache
-        # see `take_copies`; a sequence in place of a number of tokens: all of it
-        self._copies: list[tuple[int, int, int | SequenceState, int]] = []
+        self._copies: list[Copy | _Move] = []
         self._used = 0  # slots used in the last step
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -33,43 +45,46 @@ class Slots:
 
     def load(self, sequence: SequenceState, *, drafted: bool) -> None:
         """Load a cached prefix for the one in prefill; drafted: only what the drafter has too."""
-        request, cache = sequence.request, self.cache
+        request = sequence.request
+        cache = self.cache
         if cache is None:
             return
-        found = list[Block]()
+        blocks = list[Block]()
         if not request.sampling.prompt_logprobs:
-            found = cache.find(request.cache_salt, request.prompt, drafted=drafted)
-        slot, loaded = self.first + len(self.decoding), 0
-        for block in found:
-            self._copies.append((block.number, slot, len(block.tokens), loaded))
+            blocks = cache.find(request.cache_salt, request.prompt, drafted=drafted)
+        slot = self.first + len(self.decoding)
+        loaded = 0
+        for block in blocks:
+            self._copies.append(Copy(block.number, slot, len(block.tokens), loaded))
             loaded += len(block.tokens)
         if not isinstance(cache, StateCache):
-            seen = next((i for i, block in enumerate(found) if not block.drafted), len(found))
-            sequence.load(loaded, seen * BLOCK)
+            sequence.load(loaded, BLOCK * _count_drafted(blocks))
             return
-        state = found[-1] if found else None
+        state = blocks[-1] if blocks else None
         if isinstance(state, State):
             sequence.load(loaded, loaded if state.drafted else 0, state.waiting or 0)
         sequence.stops = cache.stops(request.cache_salt, request.prompt, loaded)
 
     def store_prefix(self, sequence: SequenceState) -> None:
         """Add a sequence to the prefix cache; while it runs in sync, only what both models have."""
-        if self.cache is None:
+        cache = self.cache
+        if cache is None:
             return
-        request, tokens = sequence.request, [*sequence.request.prompt, *sequence.tokens]
-        if isinstance(self.cache, StateCache):
+        salt = sequence.request.cache_salt
+        tokens = [*sequence.request.prompt, *sequence.tokens]
+        if isinstance(cache, StateCache):
             tokens = tokens[: sequence.position - sequence.replayed]
-            dropped, stored = self.cache.insert_state(
-                request.cache_salt, tokens, sequence.seen, drafted=not sequence.out_of_sync
-            )
+            in_sync = not sequence.out_of_sync
+            dropped, stored = cache.insert_state(salt, tokens, sequence.seen, drafted=in_sync)
         else:
             both = sequence.finish_reason is None and not sequence.out_of_sync
             tokens = tokens[: sequence.seen if both else sequence.position]
-            dropped, stored = self.cache.insert(request.cache_salt, tokens, sequence.seen)
+            dropped, stored = cache.insert(salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
-        self._copies += [(number, FREED, 0, 0) for number in dropped]
+        for number in dropped:
+            self._copies.append(Copy(number, None, tokens=0, start=0))
         for number, start in stored:
-            self._copies.append((slot, number, min(BLOCK, len(tokens) - start), start))
+            self._copies.append(Copy(slot, number, min(BLOCK, len(tokens) - start), start))
 
     def store_prompt(self, sequence: SequenceState) -> None:
         """Add a prompt that is in, or of a hybrid the state at a stop before its end."""
@@ -84,7 +99,8 @@ class Slots:
         if sequence is self.prefilling:
             self.prefilling = None
             return
-        index, last = self.decoding.index(sequence), len(self.decoding) - 1
+        index = self.decoding.index(sequence)
+        last = len(self.decoding) - 1
         moved = self.decoding.pop()
         if index != last:
             self.decoding[index] = moved
@@ -92,15 +108,13 @@ class Slots:
         if self.prefilling is not None and self.prefilling.position:
             self._move(last + 1, last, self.prefilling)
 
-    def take_copies(self) -> list[int]:
-        """Return the copies for the next step, as in `VerifyInput.batch`; call once per step."""
-        copies: list[int] = []
-        for source, destination, tokens, start in self._copies:
-            count = tokens.position if isinstance(tokens, SequenceState) else tokens
-            copies += [source, destination, count, start]
-        for left in range(len(self), self._used):
-            copies += [self.first + left, FREED, 0, 0]
-        self._copies, self._used = [], len(self)
+    def take_copies(self) -> list[Copy]:
+        """Return the copies for the next step; call once per step."""
+        copies = [copy.copy() if isinstance(copy, _Move) else copy for copy in self._copies]
+        for index in range(len(self), self._used):
+            copies.append(Copy(self.first + index, None, tokens=0, start=0))
+        self._copies = []
+        self._used = len(self)
         return copies
 
     def confirm_copies(self) -> None:
@@ -111,5 +125,13 @@ class Slots:
         if self.cache is not None:
             self.cache.clear()
 
-    def _move(self, source: int, destination: int, whose: SequenceState) -> None:
-        self._copies.append((self.first + source, self.first + destination, whose, 0))
+    def _move(self, source: int, destination: int, sequence: SequenceState) -> None:
+        self._copies.append(_Move(self.first + source, self.first + destination, sequence))
+
+
+def _count_drafted(blocks: list[Block]) -> int:
+    """Return how many blocks the drafter has too, from the first on."""
+    for index, block in enumerate(blocks):
+        if not block.drafted:
+            return index
+    return len(blocks)

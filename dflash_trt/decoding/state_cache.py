@@ -49,15 +49,24 @@ class StateCache(PrefixCache):
         """
         path = super().find(salt, tokens, drafted=False)
         for depth in range(len(path), -1, -1):
-            before = path[depth - 1].number if depth else salt
-            rest = tuple(tokens[depth * BLOCK : len(tokens) - 1][: BLOCK - 1])
-            for length in range(len(rest), -1, -1):
-                state = self._blocks.get((before, rest[:length]))
-                if state is not None and (state.drafted or not drafted):
-                    result = [*path[:depth], state]
-                    self._touch(result)
-                    return result
+            state = self._longest_state(salt, tokens, path[:depth], drafted)
+            if state is not None:
+                result = [*path[:depth], state]
+                self._touch(result)
+                return result
         return []
+
+    def _longest_state(
+        self, salt: str, tokens: Sequence[int], path: Sequence[Block], drafted: bool
+    ) -> Block | None:
+        """Return the state that comes right after a path and the most of the next tokens."""
+        before = path[-1].number if path else salt
+        rest = tuple(tokens[len(path) * BLOCK : len(tokens) - 1][: BLOCK - 1])
+        for length in range(len(rest), -1, -1):
+            state = self._blocks.get((before, rest[:length]))
+            if state is not None and (state.drafted or not drafted):
+                return state
+        return None
 
     def stops(self, salt: str, tokens: Sequence[int], start: int) -> list[int]:
         """Return at which positions after `start` a prompt's state is worth keeping.
@@ -68,7 +77,7 @@ class StateCache(PrefixCache):
         """
         last = len(tokens) - OPENING
         branch = BLOCK * len(super().find(salt, tokens, drafted=False))
-        return sorted({place for place in (branch, last) if start < place <= last})
+        return sorted({position for position in (branch, last) if start < position <= last})
 
     def insert_state(
         self, salt: str, tokens: Sequence[int], seen: int, *, drafted: bool
@@ -80,12 +89,14 @@ class StateCache(PrefixCache):
         """
         waiting = max(len(tokens) - seen, 0) if drafted else None
         size = self._state_blocks + self._blocks_of_features(waiting or 0)
-        if self._paused or not tokens or size + len(tokens) // BLOCK > self._most:
+        fits = size + len(tokens) // BLOCK <= self._limit
+        if self._paused or not tokens or not fits:
             return self._take_dropped(), []
         path, stored = self._insert_blocks(salt, tokens, seen)
         start = len(path) * BLOCK
         if len(tokens) - start < BLOCK:
-            key = (path[-1].number if path else salt, tuple(tokens[start:]))
+            before = path[-1].number if path else salt
+            key = (before, tuple(tokens[start:]))
             state = self._blocks.get(key)
             if state is not None and drafted and not state.drafted:
                 self._drop(state)
@@ -94,20 +105,24 @@ class StateCache(PrefixCache):
                 state = self._add(State(key, self._state_numbers, 0, waiting, size))
                 self._state_numbers += 1
                 stored.append((state.number, start))
-            path += [state] if state is not None else []
+            if state is not None:
+                path.append(state)
         self._touch(path)
         return self._take_dropped(), stored
 
     def _blocks_of_features(self, count: int) -> int:
-        return -(-count // self._features_per_block) if self._features_per_block else 0
+        if not self._features_per_block:
+            return 0
+        return -(-count // self._features_per_block)
 
 
 def open_prefix_cache(limit: int, engines: Iterable[EngineInfo]) -> PrefixCache:
     """Return the prefix cache of a target and its drafter; limit: its bytes."""
     infos = [*engines]
-    target, block = infos[0], block_bytes(infos)
+    target = infos[0]
+    block = block_bytes(infos)
     if target.states is None:
         return PrefixCache(limit // block)
-    state = target.states.kept_bytes
-    features = block // max(4 * target.feature_size, 1)
-    return StateCache(limit // block, -(-state // block) + 1, max(features, 1))
+    state_blocks = -(-target.states.kept_bytes // block) + 1
+    features_per_block = block // max(4 * target.feature_size, 1)
+    return StateCache(limit // block, state_blocks, max(features_per_block, 1))

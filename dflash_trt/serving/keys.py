@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.decoding import Int64
+from dflash_trt.decoding.arrays import Int64
 from dflash_trt.errors import ServerError
 
 INTERNAL_KEY = "DFLASH_TRT_INTERNAL_KEY"  # the model `dflash` sends it to `verify` and `draft`

@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 NEAR = 256  # width of the context buckets, tokens
 REFRESH = 8  # rounds between recalculations
@@ -13,7 +13,14 @@ BESIDE = 16  # largest distance in rounds of two steps that are compared
 WINDOW = 512  # rounds after which a sample expires
 STALE = 128  # rounds after which a plain step is timed again
 
-Costs = tuple[list[float], float]
+Times = deque[tuple[int, float]]  # round and ratio
+
+
+class RoundCosts(NamedTuple):
+    """Costs in plain steps."""
+
+    steps: list[float]  # of a step with 0, 1, .. drafts per row
+    draft: float  # of the drafter
 
 
 class StepCosts(Protocol):
@@ -35,44 +42,48 @@ class CostModel:
     def __init__(self, profile: StepCosts, max_drafts: int) -> None:
         self._profile = profile
         self._max_drafts = max_drafts  # per row in a round
-        self._ratios = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=RECENT))
-        self._unpaired = defaultdict[tuple[int, str], _Times](lambda: deque(maxlen=TIMED))
-        self._corrected: dict[tuple[int, int], Costs] = {}
+        self._ratios = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=RECENT))
+        self._unpaired = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=TIMED))
+        self._corrected: dict[tuple[int, int], RoundCosts] = {}
         self._now = 0  # timed rounds
 
     def add(
         self, n: int, width: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
         """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it."""
-        near, at = _bucket_middle(context), n.bit_length()
+        near = _bucket_middle(context)
+        batch = n.bit_length()
         self._now += 1
-        if not self._now % REFRESH:
+        if self._now % REFRESH == 0:
             self._corrected.clear()
         ratio = verify / self._profile.verify(n, 1 + width, near)
         if width and streak != 1:
-            self._unpaired[at, "verify"].append((self._now, ratio))
+            self._unpaired[batch, "verify"].append((self._now, ratio))
         if draft and streak:  # the drafter took in features of one round only
-            took = draft / self._profile.draft(n, near)
-            self._unpaired[at, "draft"].append((self._now, took))
+            draft_ratio = draft / self._profile.draft(n, near)
+            self._unpaired[batch, "draft"].append((self._now, draft_ratio))
         if not width and not streak:
-            self._ratios[at, "plain"].append((self._now, ratio))
-            for kind in ("verify", "draft"):
-                times = self._unpaired[at, kind]
-                beside = [each for when, each in times if self._now - when <= BESIDE]
-                if beside:
-                    self._ratios[at, kind].append((self._now, median(beside) / ratio))
-                times.clear()
+            self._add_plain(batch, ratio)
 
-    def costs(self, n: int, context: int) -> Costs:
-        """Return the costs of a step with 0, 1, .. drafts per row, and of the drafter."""
+    def _add_plain(self, batch: int, ratio: float) -> None:
+        """Add the ratio of a plain step, and of nearby steps to it."""
+        self._ratios[batch, "plain"].append((self._now, ratio))
+        for kind in ("verify", "draft"):
+            times = self._unpaired[batch, kind]
+            nearby = [value for when, value in times if self._now - when <= BESIDE]
+            if nearby:
+                self._ratios[batch, kind].append((self._now, median(nearby) / ratio))
+            times.clear()
+
+    def costs(self, n: int, context: int) -> RoundCosts:
         near = _bucket_middle(context)
         if (n, near) not in self._corrected:
             plain = self._profile.verify(n, 1, near)
             more = self._ratio(n, "verify") / plain
             widths = range(2, self._max_drafts + 2)
-            steps = [max(self._profile.verify(n, w, near) * more, 1.0) for w in widths]
+            steps = [max(self._profile.verify(n, width, near) * more, 1.0) for width in widths]
             draft = self._profile.draft(n, near) * self._ratio(n, "draft") / plain
-            self._corrected[n, near] = [1.0, *steps], draft
+            self._corrected[n, near] = RoundCosts([1.0, *steps], draft)
         return self._corrected[n, near]
 
     def plain_seconds(self, n: int, context: int) -> float:
@@ -80,11 +91,14 @@ class CostModel:
 
     def needs_plain(self, n: int) -> bool:
         """Return whether steps with drafts wait for a recent plain step to compare with."""
-        at = n.bit_length()
-        if len(self._unpaired[at, "verify"]) < TIMED:
+        batch = n.bit_length()
+        if len(self._unpaired[batch, "verify"]) < TIMED:
             return False
-        known = self._ratios[at, "verify"]
-        return len(known) < TIMED or self._now - known[-1][0] > STALE
+        ratios = self._ratios[batch, "verify"]
+        if len(ratios) < TIMED:
+            return True
+        last, _ = ratios[-1]
+        return self._now - last > STALE
 
     def _ratio(self, n: int, kind: str) -> float:
         """Return the median ratio, 1 with too few samples; a median ignores some delays.
@@ -96,11 +110,8 @@ class CostModel:
             ratios.popleft()  # expired samples let an expensive step be tried again
         if len(ratios) < TIMED:
             return 1.0
-        found = [ratio for _, ratio in ratios]
-        return max(median(found), median([*found, *[1.0] * PROFILED]))
-
-
-_Times = deque[tuple[int, float]]  # (round, ratio)
+        values = [ratio for _, ratio in ratios]
+        return max(median(values), median([*values, *[1.0] * PROFILED]))
 
 
 def _bucket_middle(context: int) -> int:

@@ -54,8 +54,8 @@ class AcceptanceEstimator:
         bucket = bisect_right(MATCHES, proposal.match) - 1
         key = proposal.sampled, bucket
         if key not in self._copied:
-            chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
-            self._copied[key] = _CopyAcceptance(self._max_drafts, chance)
+            chances = SAMPLED_CHANCES if proposal.sampled else CHANCES
+            self._copied[key] = _CopyAcceptance(self._max_drafts, chances[bucket])
         return self._copied[key]
 
 
@@ -66,16 +66,17 @@ def _bucket(proposal: Proposal) -> tuple[str, bool, bool]:
 class _CopyAcceptance:
     def __init__(self, count: int, chance: float) -> None:
         self._reached = [PRIOR] * count  # token j was reached: all before it were accepted
-        self._kept = [PRIOR * chance] * count
+        self._accepted = [PRIOR * chance] * count
 
     def expected(self) -> list[float]:
-        chances = (kept / reached for kept, reached in zip(self._kept, self._reached, strict=True))
+        counts = zip(self._accepted, self._reached, strict=True)
+        chances = (accepted / reached for accepted, reached in counts)
         return [*accumulate(accumulate(chances, mul), initial=0.0)]
 
     def observe(self, copied: int, accepted: int) -> None:
         for j in range(min(accepted + 1, copied)):
             self._reached[j] = self._reached[j] * MEMORY + 1.0
-            self._kept[j] = self._kept[j] * MEMORY + (j < accepted)
+            self._accepted[j] = self._accepted[j] * MEMORY + (j < accepted)
 
 
 class _TypicalAcceptance:
@@ -104,7 +105,8 @@ class _Calibration:
     """
 
     def __init__(self, max_depth: int) -> None:
-        self._predicted, self._kept = [0.0] * (max_depth + 1), [0.0] * (max_depth + 1)
+        self._predicted = [0.0] * (max_depth + 1)
+        self._accepted = [0.0] * (max_depth + 1)
         self._ratios = [1.0] * (max_depth + 1)
 
     def expected(self, values: Sequence[float]) -> list[float]:
@@ -112,11 +114,14 @@ class _Calibration:
         return [*accumulate(chances, initial=0.0)]
 
     def observe(self, values: Sequence[float], accepted: int) -> None:
-        predicted = [0.0, *values, *[0.0] * (len(self._predicted) - 1 - len(values))]
-        ratio, first = 1.0, 1.0
+        missing = len(self._predicted) - 1 - len(values)
+        predicted = [0.0, *values, *[0.0] * missing]
+        ratio = 1.0
+        first = 1.0
         for depth in range(1, len(predicted)):
             self._predicted[depth] = self._predicted[depth] * MEMORY + predicted[depth]
-            self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            ratio = (self._kept[depth] + PRIOR * ratio * first) / (self._predicted[depth] + PRIOR)
+            self._accepted[depth] = self._accepted[depth] * MEMORY + (depth <= accepted)
+            before = PRIOR * ratio * first
+            ratio = (self._accepted[depth] + before) / (self._predicted[depth] + PRIOR)
             self._ratios[depth] = ratio
             first = self._ratios[1]

@@ -2,7 +2,7 @@
 
 CREDIT = 3.0  # plain steps per row that drafting may lose before the gate closes
 MAX_CREDIT = 10.0  # limits how long past gains hide present losses
-LEAST_CREDIT = 0.5  # of a new text alone, after many that drafting slowed down
+MIN_CREDIT = 0.5  # of a new text alone, after many that drafting slowed down
 OPENS = 0.5  # plain steps that probes must gain to reopen the gate
 MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
 OPEN_MARGIN = 0.02  # likewise of a round while the gate is open: costs are higher than they look
@@ -27,9 +27,12 @@ class Gate:
 
         The credit halves with each text that closed the gate, and doubles with others.
         """
-        most, least = CREDIT * self._scale, LEAST_CREDIT * self._scale
-        self._granted = min(self._granted * 2, most) if self.open else max(self._granted / 2, least)
-        self.open, self._credit = True, self._granted
+        if self.open:
+            self._granted = min(self._granted * 2, CREDIT * self._scale)
+        else:
+            self._granted = max(self._granted / 2, MIN_CREDIT * self._scale)
+        self.open = True
+        self._credit = self._granted
 
     def add(self, gained: float, cost: float) -> None:
         """Add a round's gain over plain decoding, and its cost."""
@@ -37,8 +40,10 @@ class Gate:
             gained -= OPEN_MARGIN * cost
             self._credit = min(self._credit + gained, MAX_CREDIT * self._scale)
             if self._credit < 0:
-                self.open, self._credit = False, 0.0
+                self.open = False
+                self._credit = 0.0
         else:
             self._credit = max(self._credit + gained - MARGIN * cost, 0.0)
             if self._credit > OPENS * self._scale:
-                self.open, self._credit = True, CREDIT * self._scale
+                self.open = True
+                self._credit = CREDIT * self._scale

@@ -24,11 +24,16 @@ class NgramIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens; about 0.5 us each."""
-        text, (after_one, after_two, after_three) = self._text, self._after
+        text = self._text
+        after_one, after_two, after_three = self._after
         one, two, three = self._end
-        for place, token in enumerate(tokens, len(text)):
-            after_one[one] = after_two[two] = after_three[three] = place
-            one, two, three = token, one << 32 | token, two << 32 | token
+        for position, token in enumerate(tokens, len(text)):
+            after_one[one] = position
+            after_two[two] = position
+            after_three[three] = position
+            three = two << 32 | token
+            two = one << 32 | token
+            one = token
             text.append(token)
         self._end = one, two, three
 
@@ -40,15 +45,24 @@ class NgramIndex:
         as a loop does. Returns (0, []) if the last token is new.
         """
         text = self._text
-        places = [after.get(run) for after, run in zip(self._after, self._end, strict=True)]
-        length = next((n for n in (3, 2, 1) if places[n - 1] is not None), 0)
-        start = places[length - 1]
-        if not length or start is None:
+        length, start = self._latest()
+        if not length:
             return 0, []
         limit = min(start, MAX_MATCH)
         while length < limit and text[start - 1 - length] == text[-1 - length]:
             length += 1
-        found = text[start : start + count]
-        while len(found) < count:
-            found += found[: count - len(found)]
-        return length, found
+        tokens = text[start : start + count]
+        while len(tokens) < count:
+            tokens += tokens[: count - len(tokens)]
+        return length, tokens
+
+    def _latest(self) -> tuple[int, int]:
+        """Return the longest n-gram at the text's end that was there before, and where it ended.
+
+        The length is 0 if there is none.
+        """
+        for length in (3, 2, 1):
+            position = self._after[length - 1].get(self._end[length - 1])
+            if position is not None:
+                return length, position
+        return 0, 0

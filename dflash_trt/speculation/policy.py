@@ -6,8 +6,9 @@ be replayed. All costs are in plain steps, the time of a step that verifies one 
 
 from collections.abc import Sequence
 from math import exp, log1p
+from typing import NamedTuple
 
-from dflash_trt.speculation.costs import CostModel, StepCosts
+from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
 from dflash_trt.speculation.estimator import AcceptanceEstimator
 from dflash_trt.speculation.gate import OPEN_MARGIN, Gate
 from dflash_trt.speculation.proposal import Proposal, Row, StepPlan
@@ -17,7 +18,19 @@ REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
 
-Expected = tuple[Proposal, list[float]]  # with expected accepted tokens of its first 0, 1, ..
+
+class Expected(NamedTuple):
+    proposal: Proposal
+    tokens: list[float]  # expected to be accepted of its first 0, 1, ..
+
+    def at(self, width: int) -> float:
+        return self.tokens[min(width, len(self.tokens) - 1)]
+
+
+class LastRound(NamedTuple):
+    rows: int
+    width: int  # drafts
+    context: int
 
 
 class Policy:
@@ -72,9 +85,12 @@ class Fixed(Policy):
         waiting: bool = False,
         coming: int = 0,
     ) -> StepPlan:
-        most = self.draft_tokens
-        first = [row.proposals[0].cut(most) if row.proposals and most else None for row in rows]
-        return StepPlan(first, most)
+        chosen: list[Proposal | None] = [None] * len(rows)
+        if self.draft_tokens:
+            for index, row in enumerate(rows):
+                if row.proposals:
+                    chosen[index] = row.proposals[0].cut(self.draft_tokens)
+        return StepPlan(chosen, self.draft_tokens)
 
 
 class Adaptive(Policy):
@@ -89,7 +105,7 @@ class Adaptive(Policy):
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
         self._gates: dict[tuple[int, bool], Gate] = {}  # by batch-size bucket, sampled or not
-        self._last = (0, 0, 0)  # rows, width and context of the last round
+        self._last = LastRound(0, 0, 0)
         self._drafted = False  # whether the drafter ran after the last round
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
         self._probing = False  # whether the drafter ran only to test the gate
@@ -105,40 +121,43 @@ class Adaptive(Policy):
         coming: int = 0,
     ) -> StepPlan:
         n = len(rows)
-        drafted, self._drafted = self._drafted, False
+        sampled = any(row.sampled for row in rows)
+        drafted = self._drafted
         self._streak = self._streak + 1 if drafted else 0
-        gate = self._gate(n, any(row.sampled for row in rows))
-        steps, draft = self._costs.costs(n, context)
-        expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
-        width, tokens = _best_width(expected, steps, draft if drafted else 0.0, waiting)
-        for row in rows:
-            for proposal in row.proposals:
-                if proposal.source == "drafter":
-                    self._estimator.note(proposal)
+        gate = self._gate(n, sampled)
+        costs = self._costs.costs(n, context)
+        expected = [self._expect(row) for row in rows]
+        draft_cost = costs.draft if drafted else 0.0
+        width, tokens = _best_width(expected, costs.steps, draft_cost, waiting)
+        self._note_drafts(rows)
         if drafted and any(expected):
-            others = [[x for x in row if x[0].source != "drafter"] for row in expected]
-            alone, without = _best_width(others, steps, 0.0, waiting)
-            cost = steps[width] + draft
-            # the time that decoding without the drafter takes for these tokens, less the round's
-            gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
+            _credit_drafter(gate, expected, tokens[width], width, costs, waiting)
             if self._probing and not width:
                 width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
         chosen = [_best_proposal(row, 0 if needs_plain else width) for row in expected]
         # the drafter would hold up the prompts of those that come, and soon stop
-        together = self._gate(n + coming, any(row.sampled for row in rows))
-        runs = feed or (
-            (together.open or not coming) and self._should_draft(gate, rows, chosen, (steps, draft))
-        )
-        runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
+        drafts_for_more = not coming or self._gate(n + coming, sampled).open
+        runs = feed or (drafts_for_more and self._should_draft(gate, rows, chosen, costs))
         if needs_plain and drafted:
             runs = feed  # a plain step right after the drafter is slower
-        if runs:
-            self._drafted, self._idle = True, -1
-        width = max((len(each.tokens) for each in chosen if each), default=0)
-        self._last = n, width, context
-        self._idle += 1
-        return StepPlan(chosen, self.draft_tokens if runs else 0)
+        runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
+        self._drafted = runs
+        self._idle = 0 if runs else self._idle + 1
+        plan = StepPlan(chosen, self.draft_tokens if runs else 0)
+        self._last = LastRound(n, plan.width, context)
+        return plan
+
+    def _expect(self, row: Row) -> list[Expected]:
+        return [
+            Expected(proposal, self._estimator.expected(proposal)) for proposal in row.proposals
+        ]
+
+    def _note_drafts(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for proposal in row.proposals:
+                if proposal.source == "drafter":
+                    self._estimator.note(proposal)
 
     def begin(self, sampled: bool) -> None:
         self._gate(1, sampled).try_again()
@@ -148,14 +167,16 @@ class Adaptive(Policy):
 
     def prefilled(self, n: int, sampled: bool, draft: float) -> None:
         """Charge the gate: drafting has to bring that in again, too."""
-        self._gate(n, sampled).add(-draft / self._costs.plain_seconds(n, self._last[2]), 0.0)
+        plain = self._costs.plain_seconds(n, self._last.context)
+        self._gate(n, sampled).add(-draft / plain, 0.0)
 
     def _may_pay(self, n: int, sampled: bool) -> bool:
         """Return whether drafts of typical acceptance make n rows faster."""
-        steps, draft = self._costs.costs(n, self._last[2])
+        costs = self._costs.costs(n, self._last.context)
         accepted = self._estimator.typical(sampled)
         rates = [
-            (1 + tokens) / (cost + draft) for tokens, cost in zip(accepted, steps, strict=False)
+            (1 + tokens) / (step + costs.draft)
+            for tokens, step in zip(accepted, costs.steps, strict=False)
         ]
         return max(rates) > 1 + OPEN_MARGIN
 
@@ -163,10 +184,11 @@ class Adaptive(Policy):
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False
-        bucket = self._last[0].bit_length()
-        gates = [gate for (at, _), gate in self._gates.items() if at == bucket]
-        opens = not gates or any(gate.open for gate in gates)
-        return opens or self._idle + budget >= self._probe_cost / PROBING
+        bucket = self._last.rows.bit_length()
+        gates = [gate for (batch, _), gate in self._gates.items() if batch == bucket]
+        if not gates or any(gate.open for gate in gates):
+            return True
+        return self._idle + budget >= self._probe_cost / PROBING
 
     def _gate(self, n: int, sampled: bool) -> Gate:
         key = n.bit_length(), sampled
@@ -188,15 +210,14 @@ class Adaptive(Policy):
         gate: Gate,
         rows: Sequence[Row],
         chosen: Sequence[Proposal | None],
-        costs: tuple[Sequence[float], float],
+        costs: RoundCosts,
     ) -> bool:
         self._probing = False
         if any(row.out_of_sync for row in rows):
             return False
         if gate.open:
             return not all(map(self._repeats, chosen))
-        steps, draft = costs
-        usual = draft + steps[1] - 1
+        usual = costs.draft + costs.steps[1] - 1
         self._probe_cost = min(max(self._probe_cost, usual), WAKING * usual)
         self._probing = self._idle >= self._probe_cost / PROBING
         return self._probing
@@ -217,29 +238,53 @@ def _best_width(
     hurries some of them holds up the others, which then go on without company, at a step's whole
     cost.
     """
-    lines = [[line for _, line in row] for row in rows if row]
+    lines = [[expected.tokens for expected in row] for row in rows if row]
     if not lines:
         return 0, [float(len(rows))]
-    longest = max((len(line) for row in lines for line in row), default=1)
-    widths = min(longest, len(costs))
-    drafts = [0.0] * widths
-    logs = [0.0] * widths
-    for row in lines:
-        padded = [line + [line[-1]] * (longest - len(line)) for line in row]
-        for width, expected in zip(range(widths), zip(*padded, strict=False), strict=False):
-            drafts[width] += max(expected)
-            logs[width] += log1p(max(expected))
-    tokens = [len(rows) + total for total in drafts]
-    if not waiting:
+    longest = max(len(line) for row in lines for line in row)
+    widths = range(min(longest, len(costs)))
+    drafts = [0.0] * len(widths)
+    logs = [0.0] * len(widths)
+    for row_lines in lines:
+        padded = [line + [line[-1]] * (longest - len(line)) for line in row_lines]
+        for width, column in zip(widths, zip(*padded, strict=True), strict=False):
+            best = max(column)
+            drafts[width] += best
+            logs[width] += log1p(best)
+    if waiting:
+        tokens = [len(rows) + total for total in drafts]
+    else:
         tokens = [len(rows) * exp(total / len(rows)) for total in logs]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
-    return (width if rates[width] > CLEARLY * rates[0] else 0), tokens
+    if rates[width] <= CLEARLY * rates[0]:
+        width = 0
+    return width, tokens
 
 
 def _best_proposal(row: Sequence[Expected], width: int) -> Proposal | None:
     """Return the proposal with the most expected tokens at this width, cut to it."""
     if not width or not row:
         return None
-    proposal, line = max(row, key=lambda x: x[1][min(width, len(x[1]) - 1)])
-    return proposal.cut(width) if line[min(width, len(line) - 1)] > 0 else None
+    best = max(row, key=lambda expected: expected.at(width))
+    if best.at(width) <= 0:
+        return None
+    return best.proposal.cut(width)
+
+
+def _credit_drafter(
+    gate: Gate,
+    rows: Sequence[Sequence[Expected]],
+    tokens: float,
+    width: int,
+    costs: RoundCosts,
+    waiting: bool,
+) -> None:
+    """Add to the gate what the drafter gains in a round of this width, and its cost."""
+    others = [
+        [expected for expected in row if expected.proposal.source != "drafter"] for row in rows
+    ]
+    alone, without = _best_width(others, costs.steps, 0.0, waiting)
+    cost = costs.steps[width] + costs.draft
+    # the time that decoding without the drafter takes for these tokens, less the round's
+    gate.add(tokens * costs.steps[alone] / without[alone] - cost, cost)

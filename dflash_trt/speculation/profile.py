@@ -29,16 +29,23 @@ class CostProfile:
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
         """Interpolate linearly, extrapolate above the last point, clamp below the first."""
-        key = (n, width, context // BUCKET)
+        bucket = context // BUCKET
+        key = n, width, bucket
         if key not in self._values:
-            found = np.asarray(table, np.float64)
-            points = ((self.contexts, key[2] * BUCKET), (self.rows, n), (self.widths, width))
-            for axis, at in points if width else points[:2]:  # drafts have no width
-                if len(axis) == 1:
-                    found = found[0]
-                    continue
-                i = min(max(int(np.searchsorted(axis, at, "right")) - 1, 0), len(axis) - 2)
-                share = max((at - axis[i]) / (axis[i + 1] - axis[i]), 0.0)
-                found = found[i] + share * (found[i + 1] - found[i])
-            self._values[key] = float(found)
+            values = np.asarray(table, np.float64)
+            values = _interpolate(values, self.contexts, bucket * BUCKET)
+            values = _interpolate(values, self.rows, n)
+            if width:  # drafts have no width
+                values = _interpolate(values, self.widths, width)
+            self._values[key] = float(values)
         return self._values[key]
+
+
+def _interpolate(values: Any, axis: list[int], point: int) -> Any:
+    """Return the values at a point of the first axis."""
+    if len(axis) == 1:
+        return values[0]
+    index = int(np.searchsorted(axis, point, "right")) - 1
+    index = min(max(index, 0), len(axis) - 2)
+    share = max((point - axis[index]) / (axis[index + 1] - axis[index]), 0.0)
+    return values[index] + share * (values[index + 1] - values[index])

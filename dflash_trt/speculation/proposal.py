@@ -25,12 +25,16 @@ class Proposal(NamedTuple):
     @property
     def sources(self) -> list[int]:
         """The source of each draft, as an index in `SOURCES`."""
-        own, grammar = SOURCES.index(self.source), SOURCES.index("grammar")
-        return [grammar if forced else own for forced in self.forced or [False] * len(self.tokens)]
+        source = SOURCES.index(self.source)
+        if not any(self.forced):
+            return [source] * len(self.tokens)
+        grammar = SOURCES.index("grammar")
+        return [grammar if forced else source for forced in self.forced]
 
     @property
     def kind(self) -> str:
-        return "drafts" if self.source == "drafter" else self.source  # one of `VERIFIED`
+        """What a round verifies with it, one of `VERIFIED`."""
+        return "drafts" if self.source == "drafter" else self.source
 
 
 class Row(NamedTuple):
@@ -46,4 +50,4 @@ class StepPlan(NamedTuple):
     @property
     def width(self) -> int:
         """The largest number of drafts in a row."""
-        return max((len(each.tokens) for each in self.chosen if each), default=0)
+        return max((len(proposal.tokens) for proposal in self.chosen if proposal), default=0)

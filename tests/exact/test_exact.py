@@ -10,10 +10,10 @@ import pytest
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Request,
-    RoundOutput,
+    Round,
+    RoundResult,
     RunRound,
     SamplingParams,
-    VerifyInput,
     check_lossless,
     in_process,
     lossless,
@@ -132,11 +132,11 @@ def test_verify_notices_what_neighbors_change(
     def broken(target: AnyEngine, drafter: AnyEngine | None) -> RunRound:
         rounds = in_process(target, drafter)
 
-        def run(x: VerifyInput) -> RoundOutput:
-            output = rounds(x)
-            if len(x.rows) == SLOTS:
-                output.results[-1, 1] ^= 1
-            return output
+        def run(round: Round) -> RoundResult:
+            result = rounds(round)
+            if len(round.rows) == SLOTS:
+                result.rows[-1].token ^= 1
+            return result
 
         return run
 

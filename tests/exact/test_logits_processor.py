@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from dflash_trt.decoding import SamplingParams
+from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor
-from dflash_trt.decoding.messages import verify_input
-from dflash_trt.decoding.rounds import committed_logprobs
+from dflash_trt.decoding.logprobs import draft_logprobs, token_logprobs
+from dflash_trt.decoding.messages import Row
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
 STOP = (5, 6)
@@ -83,37 +84,32 @@ def test_a_processor_survives_its_tensor() -> None:
         SamplingParams(include_drafting=True),
     ):
         processor = LogitsProcessor(sampling, 12, (5, 6))
-        assert processor.encode()
-        assert decode_processor(processor.encode()) == processor
-    assert LogitsProcessor(SamplingParams(), 12, (5, 6)).encode() == b""
+        assert processor.encoded
+        assert decode_processor(processor.encoded) == processor
+    assert LogitsProcessor(SamplingParams(), 12, (5, 6)).encoded == b""
     assert decode_processor(b"").greedy
 
 
-def encoded(*rows: SamplingParams) -> np.ndarray[Any, Any]:
-    return np.array([LogitsProcessor(each, 1, ()).encode() for each in rows], object)
+def row_of(tokens: list[int], sampling: SamplingParams) -> Row:
+    return Row(tokens, 1, 20, 9, processor=LogitsProcessor(sampling, 1, ()))
 
 
 def test_of_drafts_those_that_follow_what_was_kept() -> None:
     logits = np.random.default_rng(1).normal(0, 3, (2, 6, VOCAB)).astype(np.float32)
-    tokens = [[9, 4, 5, 6, 7, 8], [9, 4, 5]]
-    rows = [[6, 1, 20, 9, 0], [3, 1, 20, 9, 0]]
-    asks = encoded(SamplingParams(include_drafting=True), SamplingParams(logprobs=2))
-    x = verify_input([0, 0, 1], rows, tokens, asks)
-    values, ids = committed_logprobs(x, [(2, 11), (1, 12)], logits)
-    assert (values.shape, ids.shape) == ((2, 6, 4), (2, 6, 3))
+    drafting = row_of([9, 4, 5, 6, 7, 8], SamplingParams(include_drafting=True))
+    values = np.array(draft_logprobs(drafting, Accepted(2, 11), logits[0]))
+    assert values.shape == (5,)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    found = np.exp(values[0, :, -1])
     expected = [probabilities[0, node, token] for node, token in ((0, 4), (1, 5), (2, 6))]
-    np.testing.assert_allclose(found[1:4], expected, rtol=1e-4)
-    assert np.isnan(found[[0, 4, 5]]).all()  # these follow one that was refused
-    # the other row has what it has alone
-    alone = verify_input([0, 0, 1], rows[1:], tokens[1:], asks[1:])
-    own, own_ids = committed_logprobs(alone, [(1, 12)], logits[1:, :3])
-    np.testing.assert_array_equal(values[1, :3, :3], own[0])
-    np.testing.assert_array_equal(ids[1, :3], own_ids[0])
-
-
-def test_nothing_is_made_where_nobody_asks() -> None:
-    x = verify_input([0, 0, 1], [[3, 1, 20, 9, 0]], [[9, 4, 5]])
-    values, ids = committed_logprobs(x, [(1, 12)], np.zeros((1, 3, VOCAB), np.float32))
-    assert values.shape == ids.shape == (1, 1, 1)
+    np.testing.assert_allclose(np.exp(values[:3]), expected, rtol=1e-4)
+    assert np.isnan(values[3:]).all()  # these follow one that was refused
+    # the other row has what it has alone: nothing of the logits behind its own drafts
+    scoring = row_of([9, 4, 5], SamplingParams(logprobs=2))
+    scored = token_logprobs(scoring, Accepted(1, 12), logits[1])
+    alone = token_logprobs(scoring, Accepted(1, 12), logits[1, :3])
+    assert (scored.values.shape, scored.ids.shape) == ((2, 3), (2, 3))
+    np.testing.assert_array_equal(scored.values, alone.values)
+    np.testing.assert_array_equal(scored.ids, alone.ids)
+    np.testing.assert_allclose(
+        np.exp(scored.values[:, 0]), [probabilities[1, 0, 4], probabilities[1, 1, 12]], rtol=1e-4
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, scheduler
+from dflash_trt.decoding import Request, Round, RoundResult, RunRound, Scheduler, scheduler
 from dflash_trt.speculation import Fixed
 from tests.support.built_pairs import MAX_SEQ_LEN, BuildPair
 from tests.support.equality import one_by_one, rounds_of
@@ -15,10 +15,10 @@ class Watched:
         self._rounds = rounds
         self.chunks: list[int] = []
 
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        tokens, forced = x.rows[0, :2].tolist()
-        self.chunks += [tokens] if forced > 1 else []
-        return self._rounds(x)
+    def __call__(self, round: Round) -> RoundResult:
+        row = round.rows[0]
+        self.chunks += [len(row.tokens)] if row.known > 1 else []
+        return self._rounds(round)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.messages import verify_input
+from dflash_trt.decoding.messages import Copy, Features, Round, Row
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import FIRST_BLOCK
 from dflash_trt.speculation import Fixed, Policy
@@ -102,12 +102,12 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
     """Caching blocks of a sequence that goes on leaves its features alone."""
     buffer, features = FeatureBuffer(), np.ones((1, BLOCK, 4), np.float32)
 
-    def pass_on(place: int, wanted: int, *copies: int) -> list[int]:
-        batch, row = [0, wanted, 1, *copies], [BLOCK, BLOCK, place, 9, 0]
-        return buffer.pass_on(verify_input(batch, [row], [[1] * BLOCK]), [0], features)[1]
+    def pass_on(place: int, fate: Features, *copies: Copy) -> list[int]:
+        round = Round(0, [Row([1] * BLOCK, BLOCK, place, 9)], fate, 3, copies=copies)
+        return buffer.pass_on(round, [0], features).waited
 
-    pass_on(0, 0)
-    pass_on(BLOCK, 0, 0, FIRST_BLOCK, BLOCK, 0)
-    assert pass_on(2 * BLOCK, 3) == [2 * BLOCK]
-    pass_on(0, 0)
-    assert pass_on(BLOCK, 3, FIRST_BLOCK, 0, BLOCK, 0) == [0]
+    pass_on(0, Features.KEEP)
+    pass_on(BLOCK, Features.KEEP, Copy(0, FIRST_BLOCK, BLOCK, 0))
+    assert pass_on(2 * BLOCK, Features.DRAFT) == [2 * BLOCK]
+    pass_on(0, Features.KEEP)
+    assert pass_on(BLOCK, Features.DRAFT, Copy(FIRST_BLOCK, 0, BLOCK, 0)) == [0]

@@ -17,17 +17,18 @@ from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
+    Features,
     Grammar,
     Grammars,
     PrefixCache,
     Proposer,
     Request,
-    RoundOutput,
+    Round,
+    RoundResult,
     RunRound,
     SamplingParams,
     Scheduler,
     SequenceState,
-    VerifyInput,
     in_process,
     strategy,
 )
@@ -440,14 +441,14 @@ class Bill:
         self.cost = self.rounds = self.drafter = 0
 
     def around(self, run: RunRound) -> RunRound:
-        def counted(x: VerifyInput) -> RoundOutput:
-            if x.rows[0, 1] == 1:  # not a prompt
-                n, drafts = len(x.rows), int(x.batch[1]) > 0
+        def counted(round: Round) -> RoundResult:
+            if round.rows[0].known == 1:  # not a prompt
+                n, drafts = len(round.rows), round.features is Features.DRAFT
                 self.rounds += 1
                 self.drafter += drafts
-                self.cost += self._costs.verify(n, x.tokens.shape[1], 0)
+                self.cost += self._costs.verify(n, round.width, 0)
                 self.cost += drafts * self._costs.draft(n, 0)
-            return run(x)
+            return run(round)
 
         return counted
 

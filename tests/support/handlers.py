@@ -13,7 +13,16 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import RoundOutput, VerifyInput
+from dflash_trt.decoding import (
+    Candidates,
+    DraftResult,
+    Features,
+    Logprobs,
+    Round,
+    RoundResult,
+    Row,
+    RowResult,
+)
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.model.engine_loop import EngineLoop
@@ -57,30 +66,44 @@ class CountingModel:
         self.seconds = 0.0  # of a round
         self.prompts: list[int] = []  # first token of each prompt, in the order they were run
 
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        if x.rows[0, 2] == 0:
-            self.prompts.append(int(x.tokens[0, 0]))
+    def __call__(self, round: Round) -> RoundResult:
+        first = round.rows[0]
+        if first.position == 0:
+            self.prompts.append(first.tokens[0])
         assert self.pause.wait(WAIT)
         self.rounds += 1
         time.sleep(self.seconds)
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        lengths, forced, *_ = x.rows.T
-        last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
-        drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
-        # a token's log-probability is less by its number, as are those of the next ones
-        ids = (last[:, None] - (lengths - forced)[:, None] + np.arange(x.tokens.shape[1])) % VOCAB
-        ids = (ids[..., None] + np.arange(BEST)) % VOCAB
-        return RoundOutput(
-            results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
-            logprobs=-ids.astype(np.float32),
-            logprob_ids=ids,
-            verify_seconds=0.0,
-            candidate_ids=drafts[..., None],
-            candidate_probs=np.ones((*drafts.shape, 1), np.float32),
-            draft_seconds=0.0,
-        )
+        results = [_count_up(row) for row in round.rows]
+        has_room = round.leaves_room([result.accepted for result in results])
+        if round.features is not Features.DRAFT or not has_room:
+            return RoundResult(results, 0.0)
+        candidates = [_next_numbers(row, round.draft_tokens) for row in round.rows]
+        return RoundResult(results, 0.0, DraftResult(candidates, 0.0))
+
+
+def _count_up(row: Row) -> RowResult:
+    """Accept all drafts; a token's log-probability is less by its number, as the next ones' are."""
+    drafts = row.drafts
+    token = (row.tokens[-1] + 1) % VOCAB
+    ids = (token - len(drafts) + np.arange(1 + len(drafts))) % VOCAB
+    ids = (ids[:, None] + np.arange(BEST)) % VOCAB
+    count = 1 + (row.processor.sampling.logprobs or 0)
+    logprobs = Logprobs(-ids[:, :count].astype(np.float32), ids[:, :count])
+    requested = row.processor.sampling.logprobs is not None
+    return RowResult(
+        len(drafts),
+        token,
+        logprobs=logprobs if requested else None,
+        draft_logprobs=[-float(draft) for draft in drafts],
+    )
+
+
+def _next_numbers(row: Row, count: int) -> Candidates:
+    ids = (row.tokens[-1] + 2 + np.arange(count)) % VOCAB
+    return Candidates(ids[:, None], np.ones((count, 1), np.float32))
 
 
 @contextmanager

@@ -97,8 +97,8 @@ class Guesses(Proposer):
             assert not (sequence.out_of_sync and sequence.candidates)
             self.lost += sequence.out_of_sync
             if sequence.candidates is not None:
-                ids, probs = sequence.candidates
-                self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
+                ids, probs = sequence.candidates.ids.tolist(), sequence.candidates.probs.copy()
+                self.said[id(sequence.request), sequence.position] = ids, probs
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
             free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
             proposals = [x for x in (*row.proposals, self._guess(text, free)) if x.tokens]

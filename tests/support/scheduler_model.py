@@ -14,18 +14,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dflash_trt.decoding import (
+    Candidates,
+    Copy,
+    DraftResult,
+    Features,
     PrefixCache,
     Proposer,
     Request,
-    RoundOutput,
+    Round,
+    RoundResult,
+    Row,
+    RowResult,
     Scheduler,
     SequenceState,
     StateCache,
-    VerifyInput,
     WaitingQueue,
 )
 from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.messages import FREED, no_drafts, parse_copies
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
 from tests.support.random_proposals import AtRandom
@@ -87,30 +92,39 @@ class MadeUpEngine:
         self.fails_after: int | None = None  # so many of the next step's copies
         self.spoils: int | None = None  # which row of the next step has no finite logits
 
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        first, wanted, _, *copies = x.batch.tolist()
+    def __call__(self, round: Round) -> RoundResult:
+        first = round.first_slot
         fails, self.fails_after = self.fails_after, None
-        for each in list(parse_copies(copies))[:fails]:
-            self._copy(*each)
+        for copy in round.copies[:fails]:
+            self.perform(copy)
         if fails is not None:
             raise StepFailedError
         holders = dict(enumerate(self.scheduler.sequences))
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
-        lines = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
-        n = len(lines)
+        results = [
+            self._verify(row, slot, holders.get(slot)) for slot, row in enumerate(round.rows, first)
+        ]
+        drafts = None
+        if round.features is Features.DRAFT:
+            has_room = round.leaves_room([result.accepted for result in results])
+            drafts = self._drafts(first, len(results), round.draft_tokens) if has_room else None
+        for slot, (row, result) in enumerate(zip(round.rows, results, strict=True), first):
+            waits = 0
+            if drafts is None and slot in holders:
+                waits = holders[slot].buffered + row.known + result.accepted
+            result.buffered = None if round.features is Features.DROP else waits
         if self.spoils is not None:
-            spoilt, self.spoils = self.spoils % n, None
-            row = self.memory[first + spoilt]
-            row[:] = [CLEARED] * len(row)
+            spoilt, self.spoils = self.spoils % len(results), None
+            written = self.memory[first + spoilt]
+            written[:] = [CLEARED] * len(written)
             self.states[first + spoilt] = MadeUpState([CLEARED])
-            lines[spoilt] = [-1, 0, 0]
-        drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
-        logprobs = np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
-        return RoundOutput(np.array(lines), *logprobs, 0.0, *drafts)
+            results[spoilt] = RowResult(0, 0, failed=True)
+        return RoundResult(results, 0.0, drafts)
 
-    def _copy(self, source: int, to: int, tokens: int, start: int) -> None:
-        if to == FREED:
+    def perform(self, copy: Copy) -> None:
+        source, to = copy.source, copy.destination
+        if to is None:
             self.memory.pop(source, None)
             if source >= FIRST_STATE:
                 self.states.pop(source, None)
@@ -118,56 +132,53 @@ class MadeUpEngine:
         if self._hybrid and not FIRST_BLOCK <= max(source, to) < FIRST_STATE:
             between_slots = max(source, to) < FIRST_BLOCK
             self.states[to] = self.states[source].copy(drafts=between_slots)
-        held = self.memory[source]
-        values = held[:tokens] if source >= FIRST_BLOCK else held[start : start + tokens]
-        assert len(values) == tokens, "what is copied is not there"
+        held, end = self.memory[source], copy.start + copy.tokens
+        values = held[: copy.tokens] if source >= FIRST_BLOCK else held[copy.start : end]
+        assert len(values) == copy.tokens, "what is copied is not there"
         if to >= FIRST_BLOCK:
             self.memory[to] = values
             return
         row = self.memory.setdefault(to, [])
-        assert len(row) >= start, "a hole in a row"
-        row[start : start + tokens] = values
+        assert len(row) >= copy.start, "a hole in a row"
+        row[copy.start : end] = values
 
     def _holds(self, slot: int, sequence: SequenceState) -> None:
         request, row = sequence.request, self.memory.get(slot, [])
         text = [*request.prompt, *sequence.tokens][: sequence.position]
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
-    def _verify(self, x: VerifyInput, i: int, sequence: SequenceState | None) -> list[int]:
-        length, known, place, _, replayed = x.rows[i].tolist()
-        tokens, salt = (
-            x.tokens[i, :length].tolist(),
-            sequence.request.cache_salt if sequence else "",
-        )
-        row = self.memory.setdefault(int(x.batch[0]) + i, [])
-        assert len(row) >= place, "a hole in a row"
-        row[place:] = written = [(salt, token) for token in tokens[:known]]
+    def _verify(self, given: Row, slot: int, sequence: SequenceState | None) -> RowResult:
+        tokens, known = list(given.tokens), given.known
+        salt = sequence.request.cache_salt if sequence else ""
+        row = self.memory.setdefault(slot, [])
+        assert len(row) >= given.position, "a hole in a row"
+        row[given.position :] = written = [(salt, token) for token in tokens[:known]]
         text, drafts = [token for _, token in row], tokens[known:]
         if self._hybrid:
-            slot = int(x.batch[0]) + i
-            state = MadeUpState() if place == 0 else self.states[slot]
+            state = MadeUpState() if given.position == 0 else self.states[slot]
             self.states[slot] = state
-            state.fold(replayed, written)
+            state.fold(given.replayed, written)
             state.drafts = [(salt, token) for token in drafts]
             assert state.folded == row, "a state of another text"
             text = [token for _, token in state.folded]
-        own = [next_token(text + drafts[:j]) for j in range(len(drafts) + 1)]
-        accepted = accept_greedy(drafts, own)
+        right = [next_token(text + drafts[:j]) for j in range(len(drafts) + 1)]
+        accepted = accept_greedy(drafts, right)
         assert accepted is not None
-        row += [(salt, token) for token in drafts[: accepted[0]]]
-        return [*accepted, 0]
+        row += [(salt, token) for token in drafts[: accepted.drafts]]
+        return RowResult(accepted.drafts, accepted.token)
 
-    def _drafts(self, first: int, n: int, wanted: int) -> tuple[Any, Any, float]:
-        ids = self._dice.permuted(np.tile(np.arange(VOCAB), (n, wanted, 1)), axis=-1)[..., :3]
+    def _drafts(self, first: int, n: int, count: int) -> DraftResult:
+        ids = self._dice.permuted(np.tile(np.arange(VOCAB), (n, count, 1)), axis=-1)[..., :3]
         for i in range(n):
             text = [token for _, token in self.memory[first + i]]
-            for place in range(wanted):  # the anchor is not in the row yet
+            for place in range(count):  # the anchor is not in the row yet
                 text.append(next_token(text))
                 right = next_token(text)
                 if self._dice.random() < 0.7:  # the first one is proposed
                     ids[i, place] = self._dice.permuted(ids[i, place])
                     ids[i, place, self._dice.choice([0, 0, 1, 2])] = right
-        return ids, np.broadcast_to(np.float32([0.5, 0.3, 0.2]), ids.shape), 0.0
+        probs = np.broadcast_to(np.float32([0.5, 0.3, 0.2]), ids.shape)
+        return DraftResult([Candidates(*of_row) for of_row in zip(ids, probs, strict=True)], 0.0)
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -316,8 +327,8 @@ class SchedulerModel(RuleBasedStateMachine):
         assert not self.scheduler.kv_rows
         if self.cache is not None:
             # what the next step would do
-            for each in parse_copies(self.scheduler._slots.take_copies()):
-                self.engine._copy(*each)
+            for copy in self.scheduler._slots.take_copies():
+                self.engine.perform(copy)
             dropped, _ = self.cache.insert("", [], 0)
             kept = {number for number in self.engine.memory if number >= FIRST_BLOCK}
             assert len(kept - {*dropped}) == len(self.cache), "a block that nobody knows of"

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from dflash_trt.decoding import in_process, measure
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
+from dflash_trt.decoding.messages import (
+    DraftResult,
+    Features,
+    Round,
+    RoundResult,
+    RowResult,
+)
 from dflash_trt.decoding.profiling import BUDGET, MAX_BUDGET
 from dflash_trt.engines.step import load_engine
 from dflash_trt.speculation import CostProfile
@@ -29,26 +35,20 @@ class Machine:
     def draft(self, n: int, context: int) -> float:
         return self.scale * (5e-4 + 1e-4 * n + 1e-7 * n * context)
 
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        n, width = x.tokens.shape
-        lengths, forced, places, budgets, _ = x.rows.T
-        assert (lengths == width).all()
-        assert (forced == 1).all()
-        assert (budgets > 0).all()
-        verify = self.verify(n, width, int(places[0]))
-        draft = self.draft(n, int(places[0])) if x.batch[1] > 0 else 0.0
+    def __call__(self, round: Round) -> RoundResult:
+        n, width, context = len(round.rows), round.width, round.rows[0].position
+        assert all(len(row.tokens) == width for row in round.rows)
+        assert all(row.known == 1 for row in round.rows)
+        assert all(row.budget > 0 for row in round.rows)
+        drafts = round.features is Features.DRAFT
+        verify = self.verify(n, width, context)
+        draft = self.draft(n, context) if drafts else 0.0
         self.rounds += 1
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
         self.now += HOP * self.scale + slow * (verify + draft)
-        none = np.zeros((n, 1, 1))
-        return RoundOutput(
-            np.zeros((n, 3), np.int64),
-            none.astype(np.float32),
-            none.astype(np.int64),
-            slow * verify,
-            *no_drafts(n)[:2],
-            slow * draft,
-        )
+        results = [RowResult(0, 0) for _ in round.rows]
+        drafted = DraftResult([], slow * draft) if drafts else None
+        return RoundResult(results, slow * verify, drafted)
 
     def measure(self) -> CostProfile:
         info: Any = SimpleNamespace(block_size=8, slots=8, max_seq_len=1024, most_verified=16)

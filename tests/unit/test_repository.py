@@ -10,8 +10,13 @@ from dflash_trt.builder.repository import MODELS, read_config, templates, write_
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
-from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
+from dflash_trt.decoding.packing import (
+    DraftInputTensors,
+    DraftTensors,
+    RoundResultTensors,
+    RoundTensors,
+    VerifyTensors,
+)
 from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.wire import Settings
 from tests.unit.test_chat import _tokenizer
@@ -125,12 +130,12 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     def config(model: str):
         return read_config(templates() / model / "config.pbtxt")
 
-    assert set(_names(config("verify").input)) == {"key"} | _fields(VerifyInput)
-    assert set(_names(config("verify").output)) == _fields(VerifyOutput)
-    assert set(_names(config("draft").input)) == {"key"} | _fields(DraftInput)
-    assert set(_names(config("draft").output)) == _fields(DraftOutput)
-    assert set(_names(config("draft_verify").input)) == {"key"} | _fields(VerifyInput)
-    assert set(_names(config("draft_verify").output)) == _fields(RoundOutput)
+    assert set(_names(config("verify").input)) == {"key"} | _fields(RoundTensors)
+    assert set(_names(config("verify").output)) == _fields(VerifyTensors)
+    assert set(_names(config("draft").input)) == {"key"} | _fields(DraftInputTensors)
+    assert set(_names(config("draft").output)) == _fields(DraftTensors)
+    assert set(_names(config("draft_verify").input)) == {"key"} | _fields(RoundTensors)
+    assert set(_names(config("draft_verify").output)) == _fields(RoundResultTensors)
     names = [field.name for field in dataclasses.fields(RequestOutput)]
     assert _names(config("dflash").output) == names
     assert config("dflash").model_transaction_policy.decoupled

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.messages import DISCARD, FREED, verify_input
+from dflash_trt.decoding.messages import Copy, Features, Round, Row
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.state_cache import OPENING, State, StateCache
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
@@ -118,35 +118,47 @@ def test_features_are_kept_and_loaded_with_a_state() -> None:
     """Those after the state, of drafts that its last round accepted, are not."""
     buffer, n = FeatureBuffer(), 0
 
-    def pass_on(place: int, accepted: int, wanted: int, *copies: int) -> tuple[list[float], int]:
+    def pass_on(
+        place: int, accepted: int, fate: Features, *copies: Copy
+    ) -> tuple[list[float], int]:
         nonlocal n
         tokens = 1 + accepted
         features = np.arange(n, n + tokens, dtype=np.float32)[None, :, None]
         n += tokens
-        x = verify_input([0, wanted, 1, *copies], [[tokens, 1, place, 99, 0]], [[1] * tokens])
-        passed, (count,) = buffer.pass_on(x, [accepted], features)
-        return passed[0, : count + tokens, 0].tolist(), count
+        round = Round(0, [Row([1] * tokens, 1, place, 99)], fate, 3, copies=copies)
+        passed = buffer.pass_on(round, [accepted], features)
+        (count,) = passed.waited
+        if passed.features is None:
+            return [], count
+        return passed.features[0, : count + tokens, 0].tolist(), count
 
-    pass_on(0, 0, 0)  # 0
-    pass_on(1, 3, 0)  # 1, then 2 .. 4 of drafts, which the state does not hold
-    keep = (0, FIRST_STATE, 2, 0)
-    pass_on(5, 0, 3, *keep)
-    load = (FIRST_STATE, 0, 2, 0)
-    assert pass_on(2, 1, 3, *load) == ([0.0, 1.0, 6.0, 7.0], 2)
-    assert pass_on(2, 0, 3, *load) == ([0.0, 1.0, 8.0], 2)  # it can be loaded again
-    pass_on(3, 0, DISCARD)
-    pass_on(4, 0, 0, FIRST_STATE, FREED, 0, 0)
-    assert pass_on(2, 0, 3, *load) == ([11.0], 0)
+    pass_on(0, 0, Features.KEEP)  # 0
+    # 1, then 2 .. 4 of drafts, which the state does not hold
+    pass_on(1, 3, Features.KEEP)
+    pass_on(5, 0, Features.DRAFT, Copy(0, FIRST_STATE, 2, 0))
+    load = Copy(FIRST_STATE, 0, 2, 0)
+    assert pass_on(2, 1, Features.DRAFT, load) == ([0.0, 1.0, 6.0, 7.0], 2)
+    assert pass_on(2, 0, Features.DRAFT, load) == ([0.0, 1.0, 8.0], 2)  # it can be loaded again
+    pass_on(3, 0, Features.DROP)
+    pass_on(4, 0, Features.KEEP, Copy(FIRST_STATE, None, 0, 0))
+    assert pass_on(2, 0, Features.DRAFT, load) == ([11.0], 0)
 
 
 def test_features_of_a_round_in_which_all_texts_end_wait() -> None:
     """The drafter does not run then; who goes on from the text's end needs them."""
     buffer = FeatureBuffer()
     features = np.arange(3, dtype=np.float32)[None, :, None]
-    x = verify_input([0, 7, 1], [[3, 1, 4, 3, 0]], [[1, 2, 3]])  # three tokens are still wanted
-    assert buffer.pass_on(x, [2], features)[1] == [0]
-    more = verify_input([0, 7, 1, 0, FIRST_STATE, 5, 0], [[1, 1, 0, 9, 0]], [[1]])
+
+    def round_of(row: Row, *copies: Copy) -> Round:
+        return Round(0, [row], Features.DRAFT, 7, copies=copies)
+
+    ends = round_of(Row([1, 2, 3], 1, 4, budget=3))
+    passed = buffer.pass_on(ends, [2], features)
+    assert (passed.features, passed.waited, passed.buffered) == (None, [0], [3])
+    more = round_of(Row([1], 1, 0, budget=9), Copy(0, FIRST_STATE, 5, 0))
     buffer.pass_on(more, [0], features[:, :1])
-    load = verify_input([0, 7, 1, FIRST_STATE, 0, 5, 0], [[1, 1, 5, 9, 0]], [[1]])
-    passed, counts = buffer.pass_on(load, [0], features[:, :1] + 9)
-    assert (counts, passed[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
+    load = round_of(Row([1], 1, 5, budget=9), Copy(FIRST_STATE, 0, 5, 0))
+    passed = buffer.pass_on(load, [0], features[:, :1] + 9)
+    assert passed.features is not None
+    assert (passed.waited, passed.features[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
+    assert passed.buffered == [0]

@@ -5,7 +5,6 @@ refused. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +18,13 @@ from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 
 
 class EngineModel:
-    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays."""
+    """A `TritonPythonModel` over `step`."""
 
-    step: ClassVar[Callable[[Any, Any], Any]]
-    input_type: ClassVar[type[Any]]
+    input_type: ClassVar[type[Any]]  # a named tuple of arrays, of `decoding.packing`
+
+    def step(self, tensors: Any) -> Any:
+        """Return the output for an `input_type`: a named tuple, too."""
+        raise NotImplementedError
 
     def initialize(self, args: dict[str, str]) -> None:
         env_value(INTERNAL_KEY)  # fails now if there is none
@@ -37,11 +39,12 @@ class EngineModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        if not is_key(pb.get_input_tensor_by_name(request, "key").as_numpy().tobytes()):
+        shown = pb.get_input_tensor_by_name(request, "key").as_numpy().tobytes()
+        if not is_key(shown):
             message = "This model is internal. Send requests to the model dflash."
             return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))
         try:
-            output = type(self).step(self.engine, from_request(self.input_type, request))
+            output = self.step(from_request(self.input_type, request))
         except Exception as error:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()

@@ -7,7 +7,13 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
+from dflash_trt.decoding import in_process
+from dflash_trt.decoding.packing import (
+    CheckedTensors,
+    RoundResultTensors,
+    pack_round,
+    unpack_result,
+)
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.keys import client_of, key_tensor
 from dflash_trt.serving.log import configure
@@ -29,6 +35,9 @@ from dflash_trt.serving.model.unary import start_listener
 from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 from dflash_trt.wire import CODED_ERRORS, Settings
+
+# in Triton's errors while `verify` or `draft` is not running
+GONE = "not healthy", "not ready", "unknown model"
 
 
 class TritonPythonModel:
@@ -84,14 +93,15 @@ def decoder(settings, engines, metrics, tokenizer):
     return EngineLoop(settings, engines, in_process(*load_engines(engines)), metrics, tokenizer)
 
 
-def call_ensemble(verify_input):
+def call_ensemble(round):
     """One round of all active sequences: the ensemble verify -> draft, or verify alone."""
-    drafting = needs_drafter(verify_input)
-    output = RoundOutput if drafting else Checked
+    model, output = "verify", CheckedTensors
+    if round.needs_drafter:
+        model, output = "draft_verify", RoundResultTensors
     request = pb.InferenceRequest(
-        model_name="draft_verify" if drafting else "verify",
+        model_name=model,
         requested_output_names=list(output._fields),
-        inputs=to_tensors({"key": key_tensor(), **verify_input._asdict()}),
+        inputs=to_tensors({"key": key_tensor(), **pack_round(round)._asdict()}),
     )
     try:
         response = request.exec()
@@ -99,10 +109,10 @@ def call_ensemble(verify_input):
         raise EngineGoneError(str(error)) from error
     if response.has_error():
         message = response.error().message()
-        gone = "not healthy" in message or "not ready" in message or "unknown model" in message
-        raise (EngineGoneError if gone else RuntimeError)(message)
-    found = from_response(output, response)
-    return found if drafting else RoundOutput(*found, *no_drafts(len(verify_input.rows)))
+        if any(words in message for words in GONE):
+            raise EngineGoneError(message)
+        raise RuntimeError(message)
+    return unpack_result(from_response(output, response), round)
 
 
 class Reply:

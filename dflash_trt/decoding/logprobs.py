@@ -1,0 +1,44 @@
+"""Log-probabilities under the target's unprocessed logits."""
+
+import numpy as np
+
+from dflash_trt.decoding.acceptance import Accepted
+from dflash_trt.decoding.arrays import Float32
+from dflash_trt.decoding.messages import Logprobs, Row
+
+
+def token_logprobs(row: Row, accepted: Accepted, logits: Float32) -> Logprobs:
+    """Return log-probabilities of a row's committed tokens and of the K best in their places.
+
+    logits `[D + 1, vocab]`; of a scored prompt chunk, of all its tokens: then the log-probabilities
+    are those of the token after each.
+    """
+    tokens = [*row.drafts[: accepted.drafts], accepted.token]
+    if row.scores_prompt:
+        following = accepted.token if row.next_token is None else row.next_token
+        tokens = [*row.tokens[1:], following]
+    count = row.processor.sampling.logprobs or 0
+    values = np.empty((len(tokens), 1 + count), np.float32)
+    ids = np.empty((len(tokens), 1 + count), np.int64)
+    for index, token in enumerate(tokens):
+        scores = logits[index] - logits[index].max()
+        scores -= np.log(np.exp(scores).sum())
+        best = np.sort(np.argpartition(-scores, max(count - 1, 0))[:count])
+        best = best[np.argsort(-scores[best], kind="stable")]
+        ids[index] = [token, *best.tolist()]
+        values[index] = scores[ids[index]]
+    return Logprobs(values, ids)
+
+
+def draft_logprobs(row: Row, accepted: Accepted, logits: Float32) -> list[float]:
+    """Return the log-probability of each draft, NaN after the first rejected one.
+
+    logits `[D + 1, vocab]`, of the anchor and each draft.
+    """
+    values = [float("nan")] * len(row.drafts)
+    for index, token in enumerate(row.drafts[: accepted.drafts + 1]):
+        highest = logits[index].max()
+        values[index] = float(
+            logits[index, token] - highest - np.log(np.exp(logits[index] - highest).sum())
+        )
+    return values

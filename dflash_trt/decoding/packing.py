@@ -1,0 +1,305 @@
+"""Rounds as tensors of the Triton ensemble, and back. A field's name is its tensor's.
+
+There are few tensors, because each costs time that matters with a small model. None is empty: the
+ensemble passes no empty ones on. n rows are in a round, S tokens of each at most, D drafts, K
+log-probabilities and C features. A float has shape `[1]`.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_trt.decoding.arrays import Bytes, Float32, Int32, Int64
+from dflash_trt.decoding.logits_processor import decode_processor
+from dflash_trt.decoding.messages import (
+    Anchor,
+    Candidates,
+    Copy,
+    DrafterInput,
+    DraftResult,
+    Features,
+    Logprobs,
+    Round,
+    RoundResult,
+    Row,
+    RowResult,
+    VerifyResult,
+)
+
+NONE = -1  # in any tensor, where a value is None, a row shorter than others, or all bits are set
+COPY_NUMBERS = 4  # in `RoundTensors.batch`
+
+
+class RoundTensors(NamedTuple):
+    """A `Round`: the input of the ensemble."""
+
+    batch: Int64  # [4 + 4m]: first slot, `Features`, draft tokens, candidates, then m copies
+    # [n, 6]: number of tokens and of known ones, position, budget, replayed drafts, next token
+    rows: Int64
+    tokens: Int64  # [n, S]
+    sampling: Bytes  # [n]: `LogitsProcessor.encoded`
+    history: Int64  # [n, L]
+    masks: Int32  # [n, 1 + D, vocab / 32]; [n, 1, 1] if all tokens are allowed
+
+
+class CheckedTensors(NamedTuple):
+    """The output of `verify` for the scheduler."""
+
+    results: Int64  # [n, 4]: accepted drafts, the target's token, 1 if the row failed, buffered
+    # [n, D + 1, 1 + K], and with `include_drafting` one more column, of the drafts, one line below
+    # the tokens they follow; [n, 1, 1] if not requested
+    logprobs: Float32
+    logprob_ids: Int64  # [n, D + 1, 1 + K]; [n, 1, 1] if not requested
+    verify_seconds: float
+
+
+class VerifyTensors(NamedTuple):
+    """All outputs of `verify`; a `DrafterInput` stays in the ensemble."""
+
+    results: Int64
+    logprobs: Float32
+    logprob_ids: Int64
+    verify_seconds: float
+    features: Float32  # [n, C, taps * hidden_size]
+    # [n, 5]: the anchor's token and position, of the first feature, room, 1 if the row failed; all
+    # NONE if the drafter does not run
+    anchors: Int64
+
+
+class DraftInputTensors(NamedTuple):
+    """The input of `draft`."""
+
+    batch: Int64
+    features: Float32
+    anchors: Int64
+
+
+class DraftTensors(NamedTuple):
+    """A `DraftResult`: the output of `draft`."""
+
+    candidate_ids: Int64  # [n, D, k]; [n, 1, 1] of NONE if the drafter did not run
+    candidate_probs: Float32  # [n, D, k] or [n, D, k * k]
+    draft_seconds: float
+
+
+class RoundResultTensors(NamedTuple):
+    """A `RoundResult`: the output of the ensemble."""
+
+    results: Int64
+    logprobs: Float32
+    logprob_ids: Int64
+    verify_seconds: float
+    candidate_ids: Int64
+    candidate_probs: Float32
+    draft_seconds: float
+
+
+def pack_round(round: Round) -> RoundTensors:
+    rows = round.rows
+    batch = [round.first_slot, round.features.value, round.draft_tokens, round.candidates]
+    for copy in round.copies:
+        batch += [copy.source, _number(copy.destination), copy.tokens, copy.start]
+    numbers = [
+        (
+            len(row.tokens),
+            row.known,
+            row.position,
+            row.budget,
+            row.replayed,
+            _number(row.next_token),
+        )
+        for row in rows
+    ]
+    sampling = np.empty(len(rows), object)
+    sampling[:] = [row.processor.encoded for row in rows]
+    return RoundTensors(
+        batch=np.array(batch),
+        rows=np.array(numbers),
+        tokens=_padded([row.tokens for row in rows]),
+        sampling=sampling,
+        history=_padded([row.history for row in rows]),
+        masks=_pack_masks(rows),
+    )
+
+
+def unpack_round(tensors: RoundTensors) -> Round:
+    lines = zip(
+        tensors.rows.tolist(),
+        tensors.tokens.tolist(),
+        tensors.sampling.tolist(),
+        tensors.history.tolist(),
+        strict=True,
+    )
+    rows = []
+    for index, (numbers, tokens, encoded, history) in enumerate(lines):
+        length, known, position, budget, replayed, next_token = numbers
+        row = Row(
+            tokens[:length],
+            known,
+            position,
+            budget,
+            replayed,
+            decode_processor(encoded),
+            [token for token in history if token != NONE],
+            next_token=_optional(next_token),
+        )
+        row.masks = _unpack_masks(tensors.masks[index], len(row.drafts))
+        rows.append(row)
+    round = unpack_batch(tensors.batch)
+    round.rows = rows
+    return round
+
+
+def unpack_batch(batch: Int64) -> Round:
+    """Return a round without rows: all that `draft` needs of it."""
+    first_slot, features, draft_tokens, candidates, *numbers = batch.tolist()
+    copies = []
+    for index in range(0, len(numbers), COPY_NUMBERS):
+        source, destination, tokens, start = numbers[index : index + COPY_NUMBERS]
+        copies.append(Copy(source, _optional(destination), tokens, start))
+    return Round(first_slot, (), Features(features), draft_tokens, candidates, copies)
+
+
+def pack_verified(verified: VerifyResult) -> VerifyTensors:
+    numbers = [
+        (result.accepted, result.token, int(result.failed), _number(result.buffered))
+        for result in verified.rows
+    ]
+    logprobs, logprob_ids = _pack_logprobs(verified.rows)
+    features, anchors = _pack_drafter_input(verified.drafter_input, len(numbers))
+    return VerifyTensors(
+        np.array(numbers), logprobs, logprob_ids, verified.seconds, features, anchors
+    )
+
+
+def unpack_drafter_input(tensors: DraftInputTensors) -> DrafterInput | None:
+    numbers = tensors.anchors.tolist()
+    if numbers[0][0] == NONE:
+        return None
+    anchors = [
+        Anchor(token, position, start, room, bool(failed))
+        for token, position, start, room, failed in numbers
+    ]
+    return DrafterInput(tensors.features, anchors)
+
+
+def pack_drafts(drafts: DraftResult | None, n: int) -> DraftTensors:
+    """Return the tensors of n rows."""
+    if drafts is None:
+        return DraftTensors(np.full((n, 1, 1), NONE), np.zeros((n, 1, 1), np.float32), 0.0)
+    return DraftTensors(
+        np.array([row.ids for row in drafts.rows]),
+        np.array([row.probs for row in drafts.rows]),
+        drafts.seconds,
+    )
+
+
+def unpack_result(tensors: CheckedTensors | RoundResultTensors, round: Round) -> RoundResult:
+    """Return the result of `round`, of the ensemble or of `verify` alone."""
+    rows = []
+    for index, (accepted, token, failed, buffered) in enumerate(tensors.results.tolist()):
+        result = RowResult(accepted, token, bool(failed), _optional(buffered))
+        if not failed:
+            _unpack_logprobs(result, round.rows[index], tensors, index)
+        rows.append(result)
+    drafts = _unpack_drafts(tensors) if isinstance(tensors, RoundResultTensors) else None
+    return RoundResult(rows, tensors.verify_seconds, drafts)
+
+
+def _unpack_drafts(tensors: RoundResultTensors) -> DraftResult | None:
+    if tensors.candidate_ids[0, 0, 0] == NONE:
+        return None
+    pairs = zip(tensors.candidate_ids, tensors.candidate_probs, strict=True)
+    return DraftResult([Candidates(ids, probs) for ids, probs in pairs], tensors.draft_seconds)
+
+
+def _pack_masks(rows: Sequence[Row]) -> Int32:
+    n = len(rows)
+    words = max((len(mask) for row in rows for mask in row.masks if mask is not None), default=0)
+    if not words:
+        return _no_masks(n)
+    longest = max(len(row.masks) for row in rows)
+    tensor = np.full((n, longest, words), NONE, np.int32)
+    for row, masks in zip(rows, tensor, strict=True):
+        for mask, bits in zip(row.masks, masks, strict=False):
+            if mask is not None:
+                bits[:] = mask
+    return tensor
+
+
+def _unpack_masks(tensor: Int32, drafts: int) -> Sequence[Int32 | None]:
+    masks = [None if (mask == NONE).all() else mask for mask in tensor[: 1 + drafts]]
+    if all(mask is None for mask in masks):
+        return ()
+    return masks
+
+
+def _pack_logprobs(rows: Sequence[RowResult]) -> tuple[Float32, Int64]:
+    n = len(rows)
+    tokens = [0 if row.logprobs is None else len(row.logprobs.ids) for row in rows]
+    drafts = [len(row.draft_logprobs) for row in rows]
+    if not any(tokens) and not any(drafts):
+        return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
+    width = max((row.logprobs.ids.shape[1] for row in rows if row.logprobs is not None), default=1)
+    shape = n, max(*tokens, *(1 + count for count in drafts)), width
+    values = np.zeros((*shape[:2], width + any(drafts)), np.float32)
+    ids = np.zeros(shape, np.int64)
+    for index, row in enumerate(rows):
+        if row.logprobs is not None:
+            count, columns = row.logprobs.ids.shape
+            values[index, :count, :columns] = row.logprobs.values
+            ids[index, :count, :columns] = row.logprobs.ids
+        values[index, 1 : 1 + len(row.draft_logprobs), -1] = row.draft_logprobs
+    return values, ids
+
+
+def _unpack_logprobs(
+    result: RowResult, row: Row, tensors: CheckedTensors | RoundResultTensors, index: int
+) -> None:
+    sampling = row.processor.sampling
+    if sampling.logprobs is not None:
+        count = row.known if row.scores_prompt else 1 + result.accepted
+        columns = 1 + sampling.logprobs
+        values = tensors.logprobs[index, :count, :columns]
+        result.logprobs = Logprobs(values, tensors.logprob_ids[index, :count, :columns])
+    if sampling.include_drafting:
+        scores = tensors.logprobs[index, 1 : 1 + len(row.drafts), -1]
+        result.draft_logprobs = scores.tolist()
+
+
+def _pack_drafter_input(drafter_input: DrafterInput | None, n: int) -> tuple[Float32, Int64]:
+    if drafter_input is None:
+        return np.zeros((n, 1, 1), np.float32), np.full((n, 5), NONE)
+    anchors = [
+        (anchor.token, anchor.position, anchor.start, anchor.room, int(anchor.failed))
+        for anchor in drafter_input.anchors
+    ]
+    return drafter_input.features, np.array(anchors)
+
+
+def _padded(lines: Sequence[Sequence[int]]) -> Int64:
+    """Return `[n, longest]`, at least one column."""
+    longest = max(1, *map(len, lines))
+    if longest == 1 and not any(lines):
+        return _no_tokens(len(lines))
+    return np.array([[*line, *[NONE] * (longest - len(line))] for line in lines])
+
+
+@lru_cache(maxsize=256)
+def _no_tokens(n: int) -> Int64:
+    return np.full((n, 1), NONE)
+
+
+@lru_cache(maxsize=256)
+def _no_masks(n: int) -> Int32:
+    return np.full((n, 1, 1), NONE, np.int32)
+
+
+def _number(value: int | None) -> int:
+    return NONE if value is None else value
+
+
+def _optional(number: int) -> int | None:
+    return None if number == NONE else number
