@@ -129,7 +129,7 @@ DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.Da
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
-Kind = Literal["onnxruntime", "tensorrt"]
+Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
 
 

@@ -141,12 +141,15 @@ def _multiply_each(
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
-    """Return all experts' matrices, float32 `[E, in, out]`."""
+    """Return all experts' matrices, `[E, in, out]`: of kind pytorch in the checkpoint's dtype."""
     hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
+    first = _tensor_names(layer, experts, half, 0)[0]
+    stored = first if experts.clamped is not None else f"{first}.weight"
+    dtype = DTYPES[g.weights.dtype(stored)] if g.kind == "pytorch" else ir.DataType.FLOAT
 
     def read() -> Array:
-        stack = np.empty(shape, np.float32)
+        stack = np.empty(shape, dtype.numpy())
         for index, matrix in enumerate(stack):
             names = _tensor_names(layer, experts, half, index)
             if experts.clamped is None:
@@ -155,7 +158,7 @@ def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Va
                 matrix[:] = _read_separated(g.weights, names[0], index)
         return stack
 
-    return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
+    return g.float32(g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read, dtype), dtype)
 
 
 def _tensor_names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
@@ -193,8 +196,8 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
     x = rms_norm(g, hidden, f"{layer.prefix}{norm}_layernorm")
     x, kernel = convolve_before(g, layer, "mlp_conv", x, at)
     if (experts := layer.spec.experts) is not None:
-        # TensorRT allows no data-dependent shapes: there all experts compute all tokens
-        mixture = _all_experts if g.kind == "tensorrt" else _chosen_experts
+        # on a GPU no shape depends on data: there all experts compute all tokens
+        mixture = _chosen_experts if g.kind == "onnxruntime" else _all_experts
         routed = _route(g, layer, experts, x)
         out = mixture(g, layer, experts, routed)
         if experts.shared is not None:
