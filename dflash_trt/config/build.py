@@ -381,7 +381,7 @@ class BuildConfig(Section):
     )
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
-    serving: Serving = Serving()
+    serving: Serving = Field(default=Serving(), validate_default=True)
 
     @property
     def llm(self) -> TensorRTLLM:

@@ -199,18 +199,17 @@ def tensor_scatter(
 
 
 def top_k(
-    x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1
+    x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return the largest numbers and their places; of equal ones the first, except of logits."""
-    assert largest and sorted
     count = k[0]
-    if count == 1:
+    if count == 1 and largest:
         best = x.max(axis, keepdim=True)
         return best.values, best.indices
     if x.shape[axis] > MOST_SORTED:
-        values, places = torch.topk(x, count, axis)
+        values, places = torch.topk(x, count, axis, bool(largest))
         return values, places
-    values, places = torch.sort(x, dim=axis, descending=True, stable=True)
+    values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
