@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import interpreted  # noqa: F401  (before Triton, which others import)
 import pytest
 import torch
 import transformers

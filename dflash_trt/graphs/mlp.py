@@ -79,13 +79,14 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
             return out
         return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
 
-    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
-    out = multiply(_apply_gate(g, layer, experts, wide), "down")
+    # shares first: kernels leave out experts that nobody chose
     chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
     chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
     share = g.op("Unsqueeze", routed.share, g.ints(2))
     share = g.op("ReduceSum", g.op("Where", chosen, share, g.number(0.0)), g.ints(1), keepdims=0)
     share = g.op("Unsqueeze", g.op("Transpose", share, perm=(1, 0)), g.ints(2))  # [E, T, 1]
+    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
+    out = multiply(_apply_gate(g, layer, experts, wide), "down")
     return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
 
 

@@ -3,7 +3,6 @@
 Without a GPU it runs on the CPU, node by node: for tests, not for serving.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs
+from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs, Result
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Calls, Program
@@ -20,13 +19,15 @@ from dflash_trt.engines.step import Step
 
 BOUND_STEPS = 512  # each may be recorded
 VISIBLE_STEP = 1024  # masked keys cost little, and a new size is recorded anew
-INTERPRETED = "TRITON_INTERPRET"  # by Triton, on a CPU
 
 
-class Cpu:
-    """The host in place of a GPU: nothing is copied between two memories, nothing recorded."""
+class Cpu(Gpu):
+    """The host in place of a GPU: all is done at once, and nothing recorded."""
 
     device = "cpu"
+
+    def __init__(self) -> None:
+        pass
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
@@ -35,6 +36,9 @@ class Cpu:
 
     def copy(self, source: Tensor, to: Tensor) -> None:
         to.copy_(source)
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        return work()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
@@ -51,8 +55,9 @@ class Engine(GpuEngine):
         super().__init__(info, BOUND_STEPS)
         self._gpu = Gpu(0) if torch.cuda.is_available() else Cpu()
         self._dtype = getattr(torch, info.dtype)
-        self._program = Program(directory / GRAPH_FILE, self._dtype, self._gpu.device)
-        self._fuses = self._gpu.device == "cuda" or os.environ.get(INTERPRETED) == "1"
+        path, device = directory / GRAPH_FILE, self._gpu.device
+        self._program = self._gpu.run(lambda: Program(path, self._dtype, device))
+        self._fuses = self._gpu.device == "cuda"
         self._make_caches()
         self._gpu.wait()
 
@@ -93,7 +98,7 @@ class Engine(GpuEngine):
 class _Bound:
     """A step's memory, and what it does by the counts of a hybrid's tokens."""
 
-    gpu: Gpu | Cpu
+    gpu: Gpu
     lower: Callable[[dict[str, Tensor], tuple[int, int]], Calls]
     weights: dict[str, Tensor]
     caches: dict[str, Tensor]
@@ -106,15 +111,18 @@ class _Bound:
     def run(self) -> None:
         counts = self._counts()
         if counts not in self._works:
-            memory = {name: memory for name, (_, memory) in self.inputs.items()} | self.caches
-            calls = self.lower(memory, counts)
-            self._works[counts] = partial(self._work, calls, memory)
+            self._works[counts] = self._lowered(counts)
         elif self.is_recorded and counts not in self._recorded:
             # not the first time, when kernels are compiled, which cannot be recorded
             self._works[counts] = self.gpu.record(self._works[counts])
             self._recorded.add(counts)
-        self._works[counts]()
+        self.gpu.run(self._works[counts])
         self.gpu.wait()
+
+    def _lowered(self, counts: tuple[int, int]) -> Callable[[], None]:
+        memory = {name: memory for name, (_, memory) in self.inputs.items()} | self.caches
+        calls = self.gpu.run(lambda: self.lower(memory, counts))
+        return partial(self._work, calls, memory)
 
     def _counts(self) -> tuple[int, int]:
         """Return known tokens and accepted drafts, on which sizes in a hybrid depend."""

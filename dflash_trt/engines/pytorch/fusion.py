@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dflash_trt.engines.pytorch import kernels
-from dflash_trt.engines.pytorch.kernels import Heads
+from dflash_trt.engines.pytorch import launch
+from dflash_trt.engines.pytorch.launch import Heads
 from dflash_trt.engines.pytorch.program import Call, Calls, Program, with_last_uses
 
 WRITES = ("Store", "TensorScatter", "WriteHeads")  # calls that matter even if nobody reads them
@@ -57,6 +57,9 @@ class View:
 
     def place(self, call: Call) -> int:
         return self._places[call.output]
+
+    def is_made_before(self, name: str, call: Call) -> bool:
+        return name in self._makers and self.place(self._makers[name]) < self.place(call)
 
     def is_read(self, call: Call) -> bool:
         return any(self.readers(name) or name in self._results for name in call.outputs)
@@ -134,8 +137,8 @@ def product(view: View, call: Call) -> Match | None:
     if not call.attributes.get("transB"):
         weight = view.program.transposed(weight)
     parts = f"{call.output}:parts"
-    linear = Call("Linear", kernels.linear, (x, weight), (parts,))
-    add_up = Call("AddUp", kernels.add_up, (parts, bias[0] if bias else None), call.outputs)
+    linear = Call("Linear", launch.linear, (x, weight), (parts,))
+    add_up = Call("AddUp", launch.add_up, (parts, bias[0] if bias else None), call.outputs)
     return Match([call], [linear, add_up])
 
 
@@ -151,7 +154,7 @@ def add_norm(view: View, call: Call) -> Match | None:
     residual = next(name for name in add.inputs if name != call.output)
     fused = Call(
         "AddNorm",
-        kernels.add_norm,
+        launch.add_norm,
         (*call.arguments, residual, norm.arguments[1]),
         (add.output, norm.output),
         {"epsilon": norm.attributes["epsilon"], "dtype": view.narrow(norm.output)},
@@ -173,7 +176,7 @@ def gated(view: View, call: Call) -> Match | None:
         return None
     fused = Call(
         "Gated",
-        kernels.gated,
+        launch.gated,
         call.arguments,
         multiply.outputs,
         {"gelu": activation[0].op == "Gelu", "dtype": view.narrow(multiply.output)},
@@ -231,7 +234,7 @@ class _Attention:
 def _attend(view: View, found: _Attention, output: str) -> Call:
     return Call(
         "Attend",
-        kernels.attend,
+        launch.attend,
         (found.q, found.keys, found.values, found.mask, found.sinks),
         (output,),
         {
@@ -353,12 +356,39 @@ def _of_heads(view: View, product: Call, some: Heads, steps: list[Call], name: s
     if write is not None:
         cache, _, write_index = write.arguments
         arguments = (*arguments, write_index, cache)
-        return Call(
-            "WriteHeads", kernels.write_heads, arguments, write.outputs, {"heads": some}
-        )
+        return Call("WriteHeads", launch.write_heads, arguments, write.outputs, {"heads": some})
     output = steps[-1].output if steps else name
     attributes = {"heads": some, "dtype": view.narrow(output)}
-    return Call("SplitHeads", kernels.split_heads, arguments, (output,), attributes)
+    return Call("SplitHeads", launch.split_heads, arguments, (output,), attributes)
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+def expert_sum(view: View, call: Call) -> Match | None:
+    """Match the sum of what all experts make of a token, times its share of each."""
+    if call.op != "ReduceSum" or call.arguments[1] != (0,):
+        return None
+    weighted = view.maker(call.arguments[0], "Mul")
+    if weighted is None or len(view.shape(weighted.output)) != 3:
+        return None
+    fused = Call("AddExperts", launch.add_experts, weighted.arguments, call.outputs)
+    return Match([weighted, call], [fused])
+
+
+def expert_product(view: View, call: Call) -> Match | None:
+    """Match a product with all experts; those that no token chose are left out."""
+    if call.op != "MatMul" or not view.is_weight(call.arguments[1]):
+        return None
+    x, stack = call.inputs
+    sums = [other for other in view.calls if other.op == "AddExperts"]
+    after = [other for other in sums if view.place(other) > view.place(call)]
+    if len(view.shape(stack)) != 3 or not after:
+        return None
+    _, shares = after[0].inputs  # of the same layer
+    if not view.is_made_before(shares, call):
+        return None
+    return Match([call], [Call("Experts", launch.experts, (x, stack, shares), call.outputs)])
 
 
 # --- one call for one -----------------------------------------------------------------------------
@@ -369,7 +399,7 @@ def norm(view: View, call: Call) -> Match | None:
     if call.op != "RMSNormalization":
         return None
     attributes = {"epsilon": call.attributes["epsilon"], "dtype": view.narrow(call.output)}
-    return Match([call], [Call("Norm", kernels.norm, call.arguments, call.outputs, attributes)])
+    return Match([call], [Call("Norm", launch.norm, call.arguments, call.outputs, attributes)])
 
 
 def recurrence(view: View, call: Call) -> Match | None:
@@ -377,7 +407,9 @@ def recurrence(view: View, call: Call) -> Match | None:
     if call.op != "LinearAttention":
         return None
     attributes = {"scale": call.attributes["scale"]}
-    return Match([call], [Call("Recur", kernels.recur, call.arguments, call.outputs, attributes)])
+    return Match([call], [Call("Recur", launch.recur, call.arguments, call.outputs, attributes)])
 
 
-PATTERNS: tuple[Pattern, ...] = (product, attention, heads, add_norm, gated, norm, recurrence)
+PATTERNS: tuple[Pattern, ...] = (
+    product, attention, heads, add_norm, gated, expert_sum, expert_product, norm, recurrence
+)  # fmt: skip

@@ -4,52 +4,18 @@ A row's numbers are added up in one order. The tile may follow the number of row
 dimension is cut follows the shape of the weight alone, and how keys are cut is the same for all.
 So a token has the same bits whether it is verified alone, with drafts, or among other sequences.
 
-Products come in parts `[parts, rows, columns]` that the next kernel adds up. Triton's interpreter
-(`TRITON_INTERPRET=1`) runs all kernels on a CPU.
+Triton's interpreter (`TRITON_INTERPRET=1`) runs all of them on a CPU. `launch.py` says what each
+takes and returns.
 """
 
 import os
-from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-CHUNK = 256  # keys that are attended to on their own, before chunks are combined in order
 NOTHING = tl.constexpr(-1.0e30)  # largest score of no keys
-LEAST_DEPTH = 1024  # of a product in two parts
-MOST_PARTED = 8192  # columns of a product that alone does not fill a GPU
 # the interpreter multiplies 16 bits wrongly
 WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-SEPARATE = {"enable_fp_fusion": False}  # otherwise the compiler chooses which sums are rounded once
-
-
-@dataclass(frozen=True)
-class Tile:
-    rows: int
-    columns: int
-    depth: int  # numbers of the inner dimension at a time
-    warps: int
-    stages: int
-
-
-def tile_of(rows: int, columns: int) -> Tile:
-    """Return the tile of a product; measured on an H200 for the layers of Qwen3-8B."""
-    if columns < 4096:  # smaller tiles, so that there are enough of them
-        return Tile(16 if rows <= 16 else 32, 32, 128, 4, 4)
-    if rows <= 16:
-        return Tile(16, 64, 128, 4, 4)
-    if rows <= 32:
-        return Tile(32, 64, 128, 4, 4)
-    if rows <= 64:
-        return Tile(64, 128, 64, 4, 4)
-    return Tile(128, 128, 64, 8, 4)
-
-
-def parts_of(columns: int, depth: int) -> int:
-    """Return into how many parts the inner dimension of a weight `[columns, depth]` is cut."""
-    return 2 if columns <= MOST_PARTED and depth >= LEAST_DEPTH else 1
 
 
 @triton.jit
@@ -60,7 +26,7 @@ def _dot(x, y, total):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _linear(
+def linear_kernel(
     x,
     weight,
     out,
@@ -88,37 +54,18 @@ def _linear(
     tl.store(out_at, total, mask=(r[:, None] < rows) & (c[None, :] < columns))
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`."""
-    (rows, depth), columns = x.shape, len(weight)
-    x = x.to(weight.dtype).contiguous()
-    tile, parts = tile_of(rows, columns), parts_of(columns, depth)
-    part = triton.cdiv(triton.cdiv(depth, parts), tile.depth) * tile.depth
-    out = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts)
-    _linear[grid](
-        x,
-        weight,
-        out,
-        rows,
-        columns,
-        depth,
-        part,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    return out
-
-
 @triton.jit(do_not_specialize=["rows"])
-def _add_up(parts, bias, out, rows, size, PARTS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def add_up_kernel(
+    parts, bias, out, rows, size, PARTS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    tl.store(out + row * size + at, _sum(parts, bias, row, rows, at, inside, size, PARTS, BIAS), mask=inside)
+    tl.store(
+        out + row * size + at,
+        _sum(parts, bias, row, rows, at, inside, size, PARTS, BIAS),
+        mask=inside,
+    )
 
 
 @triton.jit
@@ -132,23 +79,8 @@ def _sum(parts, bias, row, rows, at, inside, size, PARTS: tl.constexpr, BIAS: tl
     return total
 
 
-def add_up(parts: Tensor, bias: Tensor | None) -> Tensor:
-    """Add up a product's parts, and a bias: `[rows, columns]`."""
-    count, rows, size = parts.shape
-    if count == 1 and bias is None:
-        return parts[0]
-    out = torch.empty((rows, size), dtype=torch.float32, device=parts.device)
-    block = 1024
-    grid = (rows, triton.cdiv(size, block))
-    has_bias = bias is not None
-    _add_up[grid](
-        parts, bias, out, rows, size, PARTS=count, BIAS=has_bias, BLOCK=block, **SEPARATE
-    )
-    return out
-
-
 @triton.jit(do_not_specialize=["rows"])
-def _norm(
+def norm_kernel(
     parts,
     bias,
     residual,
@@ -175,62 +107,8 @@ def _norm(
     tl.store(out + row * size + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """Norm the last axis (RMSNorm)."""
-    rows = x.contiguous().reshape(1, -1, x.shape[-1])
-    out = _launch_norm(rows, None, None, None, weight, epsilon, dtype)
-    return out.reshape(x.shape)
-
-
-def add_norm(
-    parts: Tensor,
-    bias: Tensor | None,
-    residual: Tensor,
-    weight: Tensor,
-    *,
-    epsilon: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Add a product to the residual stream `[rows, size]`; return the sum, and its norm."""
-    total = torch.empty_like(residual)
-    out = _launch_norm(parts, bias, residual, total, weight, epsilon, dtype)
-    return total, out
-
-
-def _launch_norm(
-    parts: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    total: Tensor | None,
-    weight: Tensor,
-    epsilon: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    count, rows, size = parts.shape
-    out = torch.empty((rows, size), dtype=dtype, device=parts.device)
-    block = triton.next_power_of_2(size)
-    _norm[(rows,)](
-        parts,
-        bias,
-        residual,
-        weight,
-        total,
-        out,
-        rows,
-        size,
-        epsilon,
-        PARTS=count,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
-        BLOCK=block,
-        num_warps=4 if block > 512 else 1,
-        **SEPARATE,
-    )
-    return out
-
-
-@triton.jit
-def _gated(
+@triton.jit(do_not_specialize=["rows"])
+def gated_kernel(
     parts,
     bias,
     out,
@@ -255,29 +133,8 @@ def _gated(
     tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype) -> Tensor:
-    """Multiply up by what the activation makes of gate; both are side by side in a product."""
-    count, rows, both = parts.shape
-    size = both // 2
-    out = torch.empty((rows, size), dtype=dtype, device=parts.device)
-    block = 512
-    _gated[(triton.cdiv(size, block), rows)](
-        parts,
-        bias,
-        out,
-        rows,
-        size,
-        PARTS=count,
-        BIAS=bias is not None,
-        GELU=gelu,
-        BLOCK=block,
-        **SEPARATE,
-    )
-    return out
-
-
 @triton.jit(do_not_specialize=["rows", "width"])
-def _head(
+def head_kernel(
     parts,
     bias,
     weight,
@@ -329,96 +186,8 @@ def _head(
     tl.store(out + to, x.to(out.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Heads side by side in a product, and what becomes of them."""
-
-    first: int  # column
-    count: int
-    size: int  # numbers of a head
-    width: int  # tokens of a sequence
-    rotated: int = 0  # numbers of a head that are rotated
-    epsilon: float | None = None  # of their norm
-
-
-def split_heads(
-    parts: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    positions: Tensor | None,
-    *,
-    heads: Heads,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Norm and rotate heads of a product: `[n, heads, width, size]`."""
-    rows = parts.shape[1]
-    shape = (rows // heads.width, heads.count, heads.width, heads.size)
-    out = torch.empty(shape, dtype=dtype, device=parts.device)
-    _launch_head(parts, bias, weight, (cos, sin, positions), None, out, heads)
-    return out
-
-
-def write_heads(
-    parts: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    positions: Tensor | None,
-    write_index: Tensor,
-    cache: Tensor,
-    *,
-    heads: Heads,
-) -> Tensor:
-    """Norm and rotate heads of a product, and write them into a cache `[n, heads, rows, size]`."""
-    _launch_head(parts, bias, weight, (cos, sin, positions), write_index, cache, heads)
-    return cache
-
-
-def _launch_head(
-    parts: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    rotation: tuple[Tensor | None, Tensor | None, Tensor | None],
-    write_index: Tensor | None,
-    out: Tensor,
-    heads: Heads,
-) -> None:
-    count, rows, columns = parts.shape
-    cos, sin, positions = rotation
-    block = triton.next_power_of_2(heads.size)
-    _head[(rows, heads.count)](
-        parts,
-        bias,
-        weight,
-        cos,
-        sin,
-        positions,
-        write_index,
-        out,
-        rows,
-        heads.width,
-        columns,
-        heads.first,
-        out.shape[2],
-        heads.epsilon or 0.0,
-        HEADS=heads.count,
-        SIZE=heads.size,
-        ROTATED=heads.rotated,
-        PARTS=count,
-        BIAS=bias is not None,
-        NORM=weight is not None,
-        CACHED=write_index is not None,
-        BLOCK=block,
-        num_warps=1,
-        **SEPARATE,
-    )
-
-
 @triton.jit(do_not_specialize=["width", "visible", "chunks"])
-def _attend(
+def attend_kernel(
     q,
     keys,
     values,
@@ -484,7 +253,7 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=["width", "chunks"])
-def _combine(
+def combine_kernel(
     mixed,
     largest,
     weights,
@@ -527,80 +296,8 @@ def _combine(
     tl.store(out + to, result.to(out.dtype.element_ty), mask=inside)
 
 
-def attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    sinks: Tensor | None,
-    *,
-    visible: int,
-    scale: float,
-    cap: float | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Attend with `[n, heads, width, size]` to caches `[n, kv_heads, rows, size]`.
-
-    mask: bool `[n, 1, width, visible]`. sinks: float32 `[heads]`. Returns `[n * width, heads *
-    size]`.
-    """
-    n, heads, width, size = q.shape
-    kv_heads, cache_rows = keys.shape[1:3]
-    shared, chunks = heads // kv_heads, triton.cdiv(visible, CHUNK)
-    rows, block = shared * width, triton.next_power_of_2(size)
-    q = q.to(keys.dtype).contiguous()
-    mask = mask.contiguous().view(torch.uint8)
-    mixed = torch.empty((n * kv_heads, chunks, rows, size), dtype=torch.float32, device=q.device)
-    largest = torch.empty((n * kv_heads, chunks, rows), dtype=torch.float32, device=q.device)
-    weights = torch.empty_like(largest)
-    out = torch.empty((n * width, heads * size), dtype=dtype, device=q.device)
-    tile = 16 if rows <= 16 else 32
-    _attend[(triton.cdiv(rows, tile), n * kv_heads, chunks)](
-        q,
-        keys,
-        values,
-        mask,
-        mixed,
-        largest,
-        weights,
-        width,
-        visible,
-        cache_rows,
-        chunks,
-        scale,
-        cap or 1.0,
-        KV_HEADS=kv_heads,
-        SHARED=shared,
-        SIZE=size,
-        CAPPED=cap is not None,
-        ROWS=tile,
-        KEYS=64 if block <= 128 else 32,
-        CHUNK=CHUNK,
-        BLOCK=max(block, 16),
-        num_warps=4,
-        **SEPARATE,
-    )
-    _combine[(rows, n * kv_heads)](
-        mixed,
-        largest,
-        weights,
-        sinks,
-        out,
-        width,
-        chunks,
-        KV_HEADS=kv_heads,
-        SHARED=shared,
-        SIZE=size,
-        SINKS=sinks is not None,
-        BLOCK=block,
-        num_warps=1,
-        **SEPARATE,
-    )
-    return out
-
-
 @triton.jit(do_not_specialize=["width"])
-def _recur(
+def recur_kernel(
     q,
     keys,
     values,
@@ -639,34 +336,50 @@ def _recur(
     tl.store(new_state + at, memory, mask=in_state)
 
 
-def recur(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    state: Tensor,
-    decays: Tensor,
-    betas: Tensor,
-    *,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Run the gated delta rule token by token, as `operators.linear_attention`."""
-    n, heads, key, value = state.shape
-    width = q.shape[1]
-    out, new_state = (torch.empty(x.shape, device=x.device) for x in (values, state))
-    given = [x.contiguous() for x in (q, keys, values, state, decays, betas)]
-    columns = 32
-    _recur[(triton.cdiv(value, columns), n * heads)](
-        *given,
-        out,
-        new_state,
-        width,
-        scale,
-        HEADS=heads,
-        KEY=key,
-        VALUE=value,
-        BLOCK=triton.next_power_of_2(key),
-        COLUMNS=columns,
-        num_warps=4,
-        **SEPARATE,
-    )
-    return out, new_state
+@triton.jit(do_not_specialize=["rows", "expert_rows"])
+def experts_kernel(
+    x,
+    stack,
+    shares,
+    out,
+    rows,
+    columns,
+    depth,
+    expert_rows,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    expert = tl.program_id(2).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    d = tl.arange(0, DEPTH)
+    share = tl.load(shares + expert * rows + r, mask=r < rows, other=0.0)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if tl.max(tl.abs(share), 0) > 0.0:  # otherwise nobody chose the expert
+        x_at = x + (expert * expert_rows + r[:, None]) * depth + d[None, :]
+        stack_at = stack + (expert * depth + d[:, None]) * columns + c[None, :]
+        for start in range(0, depth, DEPTH):
+            in_depth = d + start < depth
+            a = tl.load(x_at + start, mask=(r[:, None] < rows) & in_depth[None, :], other=0.0)
+            b = tl.load(
+                stack_at + start * columns,
+                mask=in_depth[:, None] & (c[None, :] < columns),
+                other=0.0,
+            )
+            total = _dot(a, b, total)
+    out_at = out + (expert * rows + r[:, None]) * columns + c[None, :]
+    tl.store(out_at, total, mask=(r[:, None] < rows) & (c[None, :] < columns))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_experts_kernel(x, shares, out, rows, size, count, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for expert in range(0, count):
+        share = tl.load(shares + expert * rows + row)
+        if share != 0.0:
+            part = tl.load(x + (expert * rows + row) * size + at, mask=at < size, other=0.0)
+            total += part * share
+    tl.store(out + row * size + at, total, mask=at < size)

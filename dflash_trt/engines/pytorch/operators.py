@@ -62,13 +62,13 @@ def divide(x: Tensor, y: Tensor) -> Tensor:
 
 
 def expand(x: Tensor, sizes: Sizes) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(sizes)))
+    return x.expand([max(axis) for axis in zip(x.shape, sizes, strict=True)])
 
 
 def gather(x: Tensor, places: Tensor, *, axis: int = 0) -> Tensor:
     """Index one axis; numbers come out as float32, whatever a table holds."""
-    before = (slice(None),) * (axis % x.dim())
-    taken = x[(*before, places)]
+    index: list[Any] = [slice(None)] * (axis % x.dim())
+    taken = x[(*index, places)]
     return taken.float() if taken.is_floating_point() else taken
 
 
@@ -198,9 +198,7 @@ def tensor_scatter(
     return cache
 
 
-def top_k(
-    x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1
-) -> tuple[Tensor, Tensor]:
+def top_k(x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1) -> tuple[Tensor, Tensor]:
     """Return the largest numbers and their places; of equal ones the first, except of logits."""
     count = k[0]
     if count == 1 and largest:
@@ -245,7 +243,9 @@ def _of_all(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
 
 # inputs that are numbers of the host, by place
 SIZES: dict[str, Sequence[int]] = {
-    **dict.fromkeys(("Expand", "Pad", "ReduceMax", "ReduceSum", "Reshape", "Split", "Squeeze"), [1]),
+    **dict.fromkeys(
+        ("Expand", "Pad", "ReduceMax", "ReduceSum", "Reshape", "Split", "Squeeze"), [1]
+    ),
     **dict.fromkeys(("TopK", "Unsqueeze"), [1]),
     "Range": [0, 1, 2],
     "Slice": [1, 2, 3, 4],
