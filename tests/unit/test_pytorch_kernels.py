@@ -10,19 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted import DEVICE
+from interpreted import DEVICE, in_order
 from torch import Tensor
 
 from dflash_trt.engines.pytorch import launch, operators
 from dflash_trt.engines.pytorch.launch import Heads, Tile
 
 FLOAT = torch.float32
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=10, deadline=None, derandomize=True)
 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
-    with torch.device(DEVICE):
+    with torch.device(DEVICE), in_order():
         yield
 
 
@@ -50,9 +50,9 @@ def chunk(parts: Tensor, row: int) -> Tensor:
 
 @few
 @given(
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 90),
-    depth=st.sampled_from([1, 31, 64, 257, 576, 1024, 1536]),
+    rows=st.sampled_from([1, 2, 5, 17, 33]),
+    columns=st.integers(1, 70),
+    depth=st.sampled_from([1, 31, 64, 257, 1024]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_products(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
@@ -60,27 +60,30 @@ def test_products(rows: int, columns: int, depth: int, dtype: torch.dtype) -> No
     parts = launch.linear(x, weight)
     assert parts.shape == (launch.parts_of(columns, depth), rows, columns)
     close(parts.sum(0), operators.matmul(x, weight.T), 1e-3)
-    for row in range(rows):
+    for row in {0, rows // 2, rows - 1}:
         alone = launch.linear(x[row : row + 1], weight)
         assert torch.equal(parts[:, row], alone[:, 0])
 
 
-@pytest.mark.parametrize("rows", [16, 17, 33, 64, 65])
-@pytest.mark.parametrize("depth", [1100, 1536])
-@pytest.mark.parametrize("columns", [96, 4096])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("depth", [300, 1100, 1536])
 def test_the_tile_changes_no_bit(
-    rows: int, columns: int, depth: int, monkeypatch: pytest.MonkeyPatch
+    itemsize: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inner dimension is cut by the weight's shape alone, whatever tile the rows have."""
-    x, weight = random(rows, depth), random(columns, depth, seed=1).bfloat16()
-    narrow = launch.linear(x[:16], weight)
-    wide = launch.linear(x, weight)
-    assert launch.tile_of(16, columns, 2) != launch.tile_of(65, columns, 2)
-    # the interpreter's products of other tiles are other calls of BLAS: sums may be rounded apart
-    close(wide[:, :16], narrow, 1e-3)
-    # what belongs to a part does not follow the tile, or parts would differ by more than rounding
-    cut = launch.STEP * -(-depth // 2 // launch.STEP)
-    close(wide[0], operators.matmul(x[:, :cut], weight[:, :cut].T), 1e-3)
+    dtype = torch.bfloat16 if itemsize == 2 else torch.float32
+    x, weight = random(20, depth), random(70, depth, seed=1).to(dtype)
+    tiles = {
+        launch.tile_of(rows, columns, itemsize)
+        for rows in (1, 16, 17, 32, 33, 64, 65, 512)
+        for columns in (70, 4096)
+    }
+    results = []
+    for tile in tiles:
+        monkeypatch.setattr(launch, "tile_of", lambda *_, tile=tile: tile)
+        results.append(launch.linear(x, weight))
+    assert len(results) >= 2
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_stages_fit_into_shared_memory() -> None:
@@ -217,7 +220,7 @@ def test_attention(
     theirs = written_out(q, keys, values, mask, sinks, scale, cap)
     close(ours, theirs.transpose(1, 2), 1e-5)
     for sequence in range(n):
-        for token in range(width):
+        for token in {0, width - 1}:
             # alone, and with more keys that it does not see
             its = mask[sequence : sequence + 1, :, token : token + 1]
             wider = torch.cat((its, torch.zeros(1, 1, 1, 640 - visible, dtype=torch.bool)), -1)
