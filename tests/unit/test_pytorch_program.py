@@ -163,7 +163,7 @@ def test_a_size_that_depends_on_numbers_is_named(tmp_path: Path) -> None:
     build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
     directory = tmp_path / "engines" / "target"
     write_info(directory, replace(read_info(directory), kind="pytorch"))
-    with pytest.raises(EngineError, match="Split has the size .*, which depends on numbers"):
+    with pytest.raises(EngineError, match=r"Split has the size .*, which depends on numbers"):
         target_step(load_engine(directory), [1, 2, 3], 0)
 
 

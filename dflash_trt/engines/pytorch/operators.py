@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (its usual name)
+import torch.nn.functional as F
 from torch import Tensor
 
 MASKED = -6e4  # score of a masked key; finite, so that a row without keys is too
@@ -82,7 +82,7 @@ def gelu(x: Tensor, *, approximate: str) -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:  # noqa: N803
+def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
     product = matmul(x, weight.T if transB else weight)
     return product if bias is None else product + bias
 
@@ -243,12 +243,17 @@ def _of_all(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
 
 # inputs that are numbers of the host, by place
 SIZES: dict[str, Sequence[int]] = {
-    **dict.fromkeys(
-        ("Expand", "Pad", "ReduceMax", "ReduceSum", "Reshape", "Split", "Squeeze"), [1]
-    ),
-    **dict.fromkeys(("TopK", "Unsqueeze"), [1]),
+    "Expand": [1],
+    "Pad": [1],
     "Range": [0, 1, 2],
+    "ReduceMax": [1],
+    "ReduceSum": [1],
+    "Reshape": [1],
     "Slice": [1, 2, 3, 4],
+    "Split": [1],
+    "Squeeze": [1],
+    "TopK": [1],
+    "Unsqueeze": [1],
 }
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,
