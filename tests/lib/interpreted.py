@@ -2,8 +2,8 @@
 
 To be imported before Triton, which decides when a kernel is defined. Two things of it are not as on
 a GPU: it multiplies 16 bits wrongly, so kernels widen them; and it adds up products as NumPy's BLAS
-likes, by the size of a tile. A GPU adds them in order, whatever the tile (bit for bit, measured on
-an H200), and `in_order` does so.
+likes, by the size of a tile. A GPU adds them in order, whatever the tile: an H200 did, bit for bit,
+in a prototype of these kernels (Triton 3.6, 2026-11-27). `in_order` does so.
 """
 
 import os
