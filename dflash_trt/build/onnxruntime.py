@@ -124,7 +124,8 @@ def _write(
         storage = Storage(BITS.get(engine.quantize or "none"))
         options = replace(options, threads=engine.threads, storage=storage)
     if isinstance(engine, PyTorch):
-        options = replace(options, dtype=engine.dtype)
+        storage = Storage(fp8=engine.quantize == "fp8")
+        options = replace(options, dtype=engine.dtype, storage=storage)
     if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 

@@ -142,6 +142,11 @@ class PyTorch(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="sets the type of weights, matrix products and KV caches"
     )
+    quantize: Literal["fp8"] | None = Field(
+        default=None,
+        description="fp8: store the linear layers of both models, but heads, gates and experts, in "
+        "e4m3 with a scale for each output, for GPUs of 8.9 and newer. Unset: in dtype",
+    )
 
 
 class TensorRT(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 from dflash_trt.checkpoints.findings import Check, Found, NotKnown, check
 from dflash_trt.doctor.checks import GIB, NO_GPU, Patient
 from dflash_trt.engines import read_info, role_directories
-from dflash_trt.engines.pytorch.machine import INSTALL, LEAST_CAPABILITY, memory_bytes
+from dflash_trt.engines.pytorch.machine import INSTALL, as_text, least_capability, memory_bytes
 
 BESIDE = 2 * GIB  # of CUDA, kernels, recorded graphs and activations
 
@@ -18,9 +18,10 @@ def one_gpu(patient: Patient) -> Found:
     if not patient.all_gpus:
         return Found(False, NO_GPU, fix)
     gpu = patient.all_gpus[0]
-    major, minor = divmod(gpu.sm, 10)
-    what = f"{gpu.name}, compute capability {major}.{minor}, driver {gpu.driver}"
-    return Found((major, minor) >= LEAST_CAPABILITY, what, "Use one of 8.0 or newer")
+    capability = divmod(gpu.sm, 10)
+    least = least_capability(read_info(patient.directory / "engines" / "target"))
+    what = f"{gpu.name}, compute capability {as_text(capability)}, driver {gpu.driver}"
+    return Found(capability >= least, what, f"Use one of {as_text(least)} or newer")
 
 
 @check("error")

@@ -21,6 +21,7 @@ from dflash_trt.engines import load_engine
 from dflash_trt.engines.pytorch import fusion
 from dflash_trt.engines.pytorch.engine import Engine
 from dflash_trt.engines.pytorch.program import Calls
+from dflash_trt.graphs import Storage
 
 SLOTS, LENGTH = 3, 64
 # what depends on other rows, if PyTorch does it
@@ -59,8 +60,8 @@ def loaded(directory: Path, *, fuses: bool) -> Engine:
     return engine
 
 
-def built(pair: Pair, directory: Path, dtype: str = "float32") -> Path:
-    sizes: dict[str, Any] = {"slots": SLOTS, "max_seq_len": LENGTH, "kind": "pytorch"}
+def built(pair: Pair, directory: Path, dtype: str = "float32", **options: Any) -> Path:
+    sizes: dict[str, Any] = {"slots": SLOTS, "max_seq_len": LENGTH, "kind": "pytorch"} | options
     build_engines(pair.target_dir, pair.drafter_dir, directory / dtype, dtype=dtype, **sizes)
     return directory / dtype
 
@@ -101,6 +102,14 @@ def test_kernels_of_every_kind(
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "scales, all at top level"])
 def test_kernels_of_hybrids_and_forms(name: str, tmp_path: Path, lowered: list[Calls]) -> None:
     assert_numbers_stay(built(make(name, tmp_path), tmp_path), lowered)
+
+
+def test_kernels_read_fp8(tmp_path: Path, lowered: list[Calls]) -> None:
+    pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
+    engines = built(pair, tmp_path, storage=Storage(fp8=True))
+    assert_numbers_stay(engines, lowered)
+    assert "DequantizeLinear" not in {call.op for call in lowered[-1].calls}
+    assert_rows_stay(built(pair, tmp_path, "bfloat16", storage=Storage(fp8=True)))
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -57,11 +57,24 @@ def chunk(parts: Tensor, row: int) -> Tensor:
 )
 def test_products(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     x, weight = random(rows, depth), random(columns, depth, seed=1).to(dtype)
-    parts = launch.linear(x, weight)
+    parts = launch.linear(x, weight, None, dtype=dtype)
     assert parts.shape == (launch.parts_of(columns, depth), rows, columns)
     close(parts.sum(0), operators.matmul(x, weight.T), 1e-3)
     for row in {0, rows // 2, rows - 1}:
-        alone = launch.linear(x[row : row + 1], weight)
+        alone = launch.linear(x[row : row + 1], weight, None, dtype=dtype)
+        assert torch.equal(parts[:, row], alone[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_fp8(dtype: torch.dtype) -> None:
+    """Rows of weights have scales, which multiply whole sums."""
+    x, weight, scales = random(18, 70), random(40, 70, seed=1), random(40, seed=2).abs()
+    codes = weight.to(torch.float8_e4m3fn)
+    parts = launch.linear(x, codes, scales, dtype=dtype)
+    widened = operators.dequantize_linear(codes, scales, axis=0)
+    close(parts[0], x.to(dtype).float() @ widened.T, 1e-3)
+    for row in (0, 17):
+        alone = launch.linear(x[row : row + 1], codes, scales, dtype=dtype)
         assert torch.equal(parts[:, row], alone[:, 0])
 
 
@@ -81,7 +94,7 @@ def test_the_tile_changes_no_bit(
     results = []
     for tile in tiles:
         monkeypatch.setattr(launch, "tile_of", lambda *_, tile=tile: tile)
-        results.append(launch.linear(x, weight))
+        results.append(launch.linear(x, weight, None, dtype=dtype))
     assert len(results) >= 2
     assert all(torch.equal(result, results[0]) for result in results)
 

@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("capabilities", "lacks", "says"),
     [
         ([], None, "runs on an NVIDIA GPU, and here is none"),
-        (["7.5"], None, r"compute capability 7\.5, and engine kind pytorch needs 8\.0"),
+        (["7.5"], None, r"compute capability 7\.5, and this build needs 8\.0"),
         (["9.0"], "torch", "PyTorch, which is not here"),
     ],
 )

@@ -99,7 +99,9 @@ def test_a_hybrid_is_rolled_back(tmp_path: Path) -> None:
     assert_same_texts(built)
 
 
-@pytest.mark.parametrize("storage", [Storage(8), Storage(4), Storage(8, int8_inputs=True)], ids=str)
+@pytest.mark.parametrize(
+    "storage", [Storage(8), Storage(4), Storage(8, int8_inputs=True), Storage(fp8=True)], ids=str
+)
 def test_quantized_blocks_are_read(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +190,7 @@ def test_a_build_decodes_in_process(tmp_path: Path) -> None:
     make_endless(pair)
     build_pair(tmp_path, tmp_path / "built", kind="pytorch")
     manifest = read_manifest(tmp_path / "built")["config"]
-    assert manifest["engine"] == {"kind": "pytorch", "dtype": "bfloat16"}
+    assert manifest["engine"] == {"kind": "pytorch", "dtype": "bfloat16", "quantize": None}
     assert manifest["serving"]["mode"] == "in_process"
     engines = tmp_path / "built" / "engines"
     assert [read_info(engines / role).kind for role in ("target", "drafter")] == ["pytorch"] * 2

@@ -128,16 +128,22 @@ def _without_unread(calls: Calls, program: Program, dtype: torch.dtype) -> Calls
 
 def product(view: View, call: Call) -> Match | None:
     """Match a product with a weight; its parts are added up by a call of their own."""
-    if call.op not in ("Gemm", "MatMul") or not view.is_weight(call.arguments[1]):
+    if call.op not in ("Gemm", "MatMul"):
         return None
     x, weight, *bias = call.arguments
     assert isinstance(weight, str)
     if len(view.shape(weight)) != 2 or len(view.shape(str(x))) != 2:
         return None
-    if not call.attributes.get("transB"):
-        weight = view.program.transposed(weight)
+    scaled = view.maker(weight, "DequantizeLinear")
+    if scaled is not None:
+        matrix = scaled.arguments
+    elif view.is_weight(weight):
+        turned = weight if call.attributes.get("transB") else view.program.transposed(weight)
+        matrix = (turned, None)
+    else:
+        return None
     parts = f"{call.output}:parts"
-    linear = Call("Linear", launch.linear, (x, weight), (parts,))
+    linear = Call("Linear", launch.linear, (x, *matrix), (parts,), {"dtype": view.dtype})
     add_up = Call("AddUp", launch.add_up, (parts, bias[0] if bias else None), call.outputs)
     return Match([call], [linear, add_up])
 

@@ -29,11 +29,13 @@ def _dot(x, y, total):
 def linear_kernel(
     x,
     weight,
+    scales,
     out,
     rows,
     columns,
     depth,
     part,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -49,7 +51,9 @@ def linear_kernel(
         inside = d[None, :] + start < depth
         a = tl.load(x_at + start, mask=(r[:, None] < rows) & inside, other=0.0)
         b = tl.load(weight_at + start, mask=(c[:, None] < columns) & inside, other=0.0)
-        total = _dot(a, tl.trans(b), total)
+        total = _dot(a, tl.trans(b.to(a.dtype)), total)
+    if SCALED:
+        total *= tl.load(scales + c, mask=c < columns, other=0.0)[None, :]
     out_at = out + (index.to(tl.int64) * rows + r[:, None]) * columns + c[None, :]
     tl.store(out_at, total, mask=(r[:, None] < rows) & (c[None, :] < columns))
 

@@ -4,7 +4,7 @@ Products come in parts `[parts, rows, columns]`, which the next kernel adds up i
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -76,27 +76,32 @@ def shared_memory(device: torch.device) -> int:
     return limit
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`."""
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+    """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`.
+
+    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`.
+    """
     (rows, depth), columns = x.shape, len(weight)
-    x = x.to(weight.dtype).contiguous()
-    tile, parts = tile_of(rows, columns, weight.itemsize), parts_of(columns, depth)
+    x = x.to(dtype).contiguous()
+    tile, parts = tile_of(rows, columns, x.itemsize), parts_of(columns, depth)
     part = triton.cdiv(triton.cdiv(depth, parts), STEP) * STEP
     out = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts)
     linear_kernel[grid](
         x,
         weight,
+        scales,
         out,
         rows,
         columns,
         depth,
         part,
+        SCALED=scales is not None,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
-        num_stages=tile.stages_in(shared_memory(x.device), weight.itemsize),
+        num_stages=tile.stages_in(shared_memory(x.device), x.itemsize),
     )
     return out
 
@@ -304,28 +309,70 @@ def attend(
     size]`.
     """
     n, heads, width, size = q.shape
-    kv_heads, cache_rows = keys.shape[1:3]
-    shared, chunks = heads // kv_heads, triton.cdiv(visible, CHUNK)
-    rows, block = shared * width, triton.next_power_of_2(size)
-    q = q.to(keys.dtype).contiguous()
-    mask = mask.contiguous().view(torch.uint8)
-    mixed = torch.empty((n * kv_heads, chunks, rows, size), dtype=torch.float32, device=q.device)
-    largest = torch.empty((n * kv_heads, chunks, rows), dtype=torch.float32, device=q.device)
-    weights = torch.empty_like(largest)
+    kv_heads = keys.shape[1]
+    chunks = _attend_chunks(q, keys, values, mask, visible=visible, scale=scale, cap=cap)
     out = torch.empty((n * width, heads * size), dtype=dtype, device=q.device)
+    combine_kernel[(chunks.largest.shape[-1], n * kv_heads)](
+        chunks.mixed,
+        chunks.largest,
+        chunks.weights,
+        sinks,
+        out,
+        width,
+        chunks.largest.shape[1],
+        KV_HEADS=kv_heads,
+        SHARED=heads // kv_heads,
+        SIZE=size,
+        SINKS=sinks is not None,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=1,
+        **SEPARATE,
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What queries get of each chunk of keys, float32; rows are all heads of one kv head."""
+
+    mixed: Tensor  # [n * kv_heads, chunks, rows, size], values times exponentials of scores
+    largest: Tensor  # [n * kv_heads, chunks, rows], the score that exponentials are taken from
+    weights: Tensor  # [n * kv_heads, chunks, rows], sums of exponentials
+
+
+def _attend_chunks(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    visible: int,
+    scale: float,
+    cap: float | None,
+) -> Chunks:
+    n, heads, width, size = q.shape
+    kv_heads, cache_rows = keys.shape[1:3]
+    shared, count = heads // kv_heads, triton.cdiv(visible, CHUNK)
+    rows, block = shared * width, triton.next_power_of_2(size)
+    empty = partial(torch.empty, dtype=torch.float32, device=q.device)
+    chunks = Chunks(
+        mixed=empty((n * kv_heads, count, rows, size)),
+        largest=empty((n * kv_heads, count, rows)),
+        weights=empty((n * kv_heads, count, rows)),
+    )
     tile = 16 if rows <= 16 else 32
-    attend_kernel[(triton.cdiv(rows, tile), n * kv_heads, chunks)](
-        q,
+    attend_kernel[(triton.cdiv(rows, tile), n * kv_heads, count)](
+        q.to(keys.dtype).contiguous(),
         keys,
         values,
-        mask,
-        mixed,
-        largest,
-        weights,
+        mask.contiguous().view(torch.uint8),
+        chunks.mixed,
+        chunks.largest,
+        chunks.weights,
         width,
         visible,
         cache_rows,
-        chunks,
+        count,
         scale,
         cap or 1.0,
         KV_HEADS=kv_heads,
@@ -340,23 +387,7 @@ def attend(
         num_stages=2,
         **SEPARATE,
     )
-    combine_kernel[(rows, n * kv_heads)](
-        mixed,
-        largest,
-        weights,
-        sinks,
-        out,
-        width,
-        chunks,
-        KV_HEADS=kv_heads,
-        SHARED=shared,
-        SIZE=size,
-        SINKS=sinks is not None,
-        BLOCK=block,
-        num_warps=1,
-        **SEPARATE,
-    )
-    return out
+    return chunks
 
 
 def recur(

@@ -8,11 +8,13 @@ from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
 
-LEAST_CAPABILITY = (8, 0)  # older GPUs do not multiply bfloat16
+Capability = tuple[int, int]
+LEAST: Capability = (8, 0)  # older GPUs do not multiply bfloat16
+LEAST_FP8: Capability = (8, 9)  # older ones do not convert e4m3
 INSTALL = "Run: pip install 'dflash-trt[cuda]'"
 
 
-def check_machine() -> None:
+def check_machine(info: EngineInfo) -> None:
     """Raise EngineError for what serving needs and this machine lacks."""
     capabilities = compute_capabilities()
     if not capabilities:
@@ -20,18 +22,23 @@ def check_machine() -> None:
             "this build runs on an NVIDIA GPU, and here is none with its driver",
             "Run it on a machine with one, or build with engine.kind: onnxruntime",
         )
-    if not is_capable(capabilities[0]):
+    major, minor = capabilities[0].split(".")
+    if (int(major), int(minor)) < least_capability(info):
         raise EngineError(
-            f"GPU 0 has compute capability {capabilities[0]}, and engine kind pytorch needs "
-            f"{'.'.join(map(str, LEAST_CAPABILITY))} or newer",
-            "Use a newer GPU",
+            f"GPU 0 has compute capability {capabilities[0]}, and this build needs "
+            f"{as_text(least_capability(info))} or newer",
+            "Use a newer GPU, or build without engine.quantize" if info.fp8 else "Use a newer GPU",
         )
     if find_spec("torch") is None:
         raise EngineError("the engine runs on PyTorch, which is not here", INSTALL)
 
 
-def is_capable(capability: str) -> bool:
-    return tuple(map(int, capability.split("."))) >= LEAST_CAPABILITY
+def least_capability(info: EngineInfo) -> Capability:
+    return LEAST_FP8 if info.fp8 else LEAST
+
+
+def as_text(capability: Capability) -> str:
+    return ".".join(map(str, capability))
 
 
 def memory_bytes(info: EngineInfo, directory: Path) -> int:

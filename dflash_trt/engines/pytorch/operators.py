@@ -46,10 +46,15 @@ def concat(*parts: Tensor, axis: int) -> Tensor:
 
 
 def dequantize_linear(
-    codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int, block_size: int
+    codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int, block_size: int = 0
 ) -> Tensor:
+    """Widen a matrix with a scale for each block, or without blocks for each row."""
+
     def widened(blocks: Tensor) -> Tensor:
-        return blocks.repeat_interleave(block_size, axis)
+        if block_size:
+            return blocks.repeat_interleave(block_size, axis)
+        assert axis == 0
+        return blocks[:, None]
 
     numbers = codes.float()
     if zero is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from dflash_trt.engines.pytorch.operators import OPERATORS, SIZES
 from dflash_trt.errors import EngineError
 
+FP8 = torch.float8_e4m3fn  # stays as it is: kernels widen it
 HOST = (torch.int64, torch.bool)  # types of sizes; weights have others
 Argument = str | tuple[int, ...] | None  # a value's name, numbers of the host, or an input left out
 
@@ -272,7 +273,8 @@ def _fold(
     for node in graph:
         names = _names(node.inputs)
         of_weights = any(name in weights for name in names)
-        if not (of_weights and all(name in weights or name in numbers for name in names)):
+        given = all(name in weights or name in numbers for name in names)
+        if not (of_weights and given) or weights[names[0]].dtype == FP8:
             left.append(node)
             continue
         if node.op_type == "Cast":
@@ -328,7 +330,7 @@ def _reader(directory: Path) -> Callable[[Any], Tensor]:
 
 
 def _torch_type(dtype: ir.DataType) -> torch.dtype:
-    names = {"float": "float32", "double": "float64"}
+    names = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn"}
     name = dtype.name.lower()
     found: torch.dtype = getattr(torch, names.get(name, name))
     return found

@@ -416,7 +416,7 @@ def find_repository(directory: Path) -> Path:
             if info.plan is not None:
                 check_machine(info)
             elif info.kind == "pytorch":
-                machine.check_machine()
+                machine.check_machine(info)
         return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
