@@ -23,7 +23,7 @@ test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA'
 
 test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; writes build/gpu.xml, to send back
 	@nvidia-smi -L || { echo 'make test-gpu needs an NVIDIA GPU with its driver, and here is none' >&2; exit 1; }
-	$(MAKE) .venv/.gpu
+	$(MAKE) .venv/.rtx
 	$(BIN)/python -m pytest -m gpu tests/gpu --junitxml build/gpu.xml
 
 soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, clients of others, the pages
@@ -66,8 +66,3 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx]'
 	touch $@
 
-# both packages write the same files, so that only one of them may be there
-.venv/.gpu: .venv/.rtx
-	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'onnxruntime-gpu[cuda,cudnn]>=1.31,<1.32'
-	touch $@

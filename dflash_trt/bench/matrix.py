@@ -176,8 +176,7 @@ def _measure_method(
         check_host(info)
         gpu_count = info.gpus * info.nodes
     else:
-        on_cpu = isinstance(config.engine, OnnxRuntime) and config.engine.device == "cpu"
-        gpu_count = 0 if on_cpu else 1
+        gpu_count = 0 if isinstance(config.engine, OnnxRuntime) else 1
     with _serving(built, directory / f"serve-{method}.log") as url:
         for done, load in enumerate(loads):
             report(f"loads of {method}", done, len(loads))

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from dflash_trt.builder.manifest import NO_DIGEST, SHORT
 from dflash_trt.builder.program import program
-from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
 from dflash_trt.files import size_of
 
@@ -41,7 +41,6 @@ TENSORRT_LLM_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release"
 FRONTEND_IMAGE = "docker/dockerfile:1"  # that reads the Dockerfile
 # Triton's Python backend of 2024 reads arrays of NumPy 2 wrong, a newer one was not tried
 NUMPY = "1.26.4"
-CUDA_RUNTIME = "onnxruntime-gpu[cuda,cudnn]>=1.31,<1.32"
 REQUIREMENTS = "requirements.txt"
 KEY_FOLDER = "/run/secrets/dflash"
 CACHE = "/home/dflash/.cache"
@@ -114,7 +113,9 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
     }
 
 
-def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) -> dict[str, Any]:
+def _graphs(
+    engines: Path, config: BuildConfig, engine: OnnxRuntime | PyTorch | TensorRT
+) -> dict[str, Any]:
     infos = read_infos(engines)
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
@@ -126,17 +127,14 @@ def _graphs(engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT) 
     return {
         "llm": False,
         "hub": False,
-        "gpus": 1 if plan is not None or _by_cuda(engine) else 0,
+        "gpus": 0 if isinstance(engine, OnnxRuntime) else 1,
+        "compiles": isinstance(engine, PyTorch),  # kernels, when they are first used
         "cpus": (infos[0].threads or THREADS) + 1,
         "limited": infos[0].threads is None,  # otherwise engines would use all cores of the node
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
     }
-
-
-def _by_cuda(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> bool:
-    return isinstance(engine, OnnxRuntime) and engine.device == "cuda"
 
 
 def server_requirements(config: BuildConfig) -> list[str]:
@@ -149,10 +147,10 @@ def server_requirements(config: BuildConfig) -> list[str]:
         left_out |= {"llguidance", "onnxruntime"}  # its own engine needs neither
     if isinstance(engine, TensorRT):
         extras.append({"tensorrt_rtx": "rtx"}.get(engine.library, engine.library))
-    if _by_cuda(engine):
-        left_out.remove("onnx")  # reads graphs for a GPU
+    if isinstance(engine, PyTorch):
+        extras.append("cuda")
+        left_out.remove("onnx-ir")  # reads graphs
         left_out.add("onnxruntime")
-        more.append(CUDA_RUNTIME)
     markers = "", *(f"extra == '{extra}'" for extra in extras)
     for text in metadata.requires("dflash-trt") or ():
         requirement, _, marker = text.partition("; ")
@@ -183,7 +181,8 @@ def pinned_requirements(config: BuildConfig) -> dict[str, str]:
 
 def _installed_version(name: str) -> str | None:
     try:
-        return metadata.version(name)
+        # a build for a CPU is a local version, "+cpu", which no index has
+        return metadata.version(name).partition("+")[0]
     except metadata.PackageNotFoundError:
         return None
 

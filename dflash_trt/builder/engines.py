@@ -29,7 +29,7 @@ class EngineOptions:
     threads: int | None = None
     storage: Storage = COPIED
     kind: Kind = "onnxruntime"  # of the graph (`GraphBuilder`)
-    device: str = "cpu"  # or "cuda", where each node must have a kernel
+    dtype: str = "float32"  # of kind pytorch
     progress: Callable[[str], None] = lambda _: None  # called with each tensor's name
 
 
@@ -85,11 +85,11 @@ def _build(
     directory: Path,
     options: EngineOptions,
 ) -> dict[Path, Entry]:
-    if options.kind == "onnxruntime" and options.device == "cpu":
+    if options.kind == "onnxruntime":
         use_cpu_kernels(graph.graph)
     spec, block_size = model.spec, drafter.block_size if drafter else 1
     info = EngineInfo(
-        kind="onnxruntime",
+        kind="pytorch" if options.kind == "pytorch" else "onnxruntime",
         role=role,
         slots=options.slots,
         max_seq_len=options.max_seq_len,
@@ -105,14 +105,10 @@ def _build(
         states=_states(spec.delta_nets, most_verified(block_size) - 1),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         quantized=graph.storage.bits is not None,
-        device=options.device,
+        dtype=options.dtype,
+        fp8=options.storage.fp8,
     )
     directory.mkdir(parents=True, exist_ok=True)
     written = graph.save(directory, options.progress)
-    if options.device == "cuda":
-        # imported here: it takes a while to load
-        from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
-
-        check_graph(directory / "model.onnx")
     write_info(directory, info)
     return written

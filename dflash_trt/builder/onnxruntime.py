@@ -1,4 +1,4 @@
-"""Builds of kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
+"""Builds of kinds `onnxruntime`, `pytorch` and `tensorrt`: graphs of both models, or plans."""
 
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +26,7 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
 )
 from dflash_trt.checks import NO_PLAN, check_pair
-from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
+from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT
 from dflash_trt.errors import ConfigError
 
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -63,20 +63,16 @@ def prepare(
 
 def _check_kind_of_hybrid(config: BuildConfig) -> None:
     """Raise ConfigError for a kind that has no kernel for recurrent layers."""
-    fix = "Use engine kind onnxruntime on a CPU, or tensorrt_llm"
     if isinstance(config.engine, TensorRT):
-        raise ConfigError(f"the target has Gated DeltaNet layers, and {NO_PLAN}", fix)
-    if isinstance(config.engine, OnnxRuntime) and config.engine.device != "cpu":
         raise ConfigError(
-            "the target has Gated DeltaNet layers, and ONNX Runtime is not known to have a kernel "
-            "for LinearAttention (opset 27) on a GPU",
-            fix,
+            f"the target has Gated DeltaNet layers, and {NO_PLAN}",
+            "Use engine kind pytorch or tensorrt_llm on a GPU, or onnxruntime on a CPU",
         )
 
 
 def _quantization(engine: OnnxRuntime, target: Target) -> str | None:
     """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
-    if engine.quantize is None and engine.device == "cpu":
+    if engine.quantize is None:
         stored = target.weights.stored_bits
         return next((name for name, bits in BITS.items() if bits == stored), None)
     return engine.quantize
@@ -120,12 +116,15 @@ def _write(
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     engine, serving, engines = config.engine, config.serving, directory / "engines"
-    assert isinstance(engine, OnnxRuntime | TensorRT)
+    assert isinstance(engine, OnnxRuntime | PyTorch | TensorRT)
     plans = engine if isinstance(engine, TensorRT) else None
     options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
     if isinstance(engine, OnnxRuntime):
         storage = Storage(BITS.get(engine.quantize or "none"))
-        options = replace(options, threads=engine.threads, device=engine.device, storage=storage)
+        options = replace(options, threads=engine.threads, storage=storage)
+    if isinstance(engine, PyTorch):
+        storage = Storage(fp8=engine.quantize == "fp8")
+        options = replace(options, dtype=engine.dtype, storage=storage)
     if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
@@ -139,7 +138,7 @@ def _write(
         count = _Counter("building the drafter engine", tensors, report)
         bits: Literal[8] | None = None if options.storage.bits is None else 8
         storage = replace(options.storage, bits=bits, int8_inputs=True)
-        of_drafter = replace(options, progress=count, storage=storage)
+        of_drafter = replace(options, progress=count, kind=engine.kind, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:
         build_plans(engines, plans, serving.prefill_chunk, report)

@@ -27,6 +27,7 @@ from dflash_trt.files import publish, sole_writer
 
 PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
     "onnxruntime": onnxruntime.prepare,
+    "pytorch": onnxruntime.prepare,
     "tensorrt": onnxruntime.prepare,
     "tensorrt_llm": tensorrt_llm.prepare,
 }

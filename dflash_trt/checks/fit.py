@@ -14,7 +14,10 @@ from dflash_trt.weights.weights import open_files
 
 # checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
-NOTES = {"tensorrt": ["its plans were built and checked, never run"]}
+NOTES = {
+    "pytorch": ["it was run on a CPU alone, its kernels in Triton's interpreter"],
+    "tensorrt": ["its plans were built and checked, never run"],
+}
 NO_PLAN = "TensorRT has no LinearAttention (opset 27): a plugin for it is wanted"
 RECURRENT = (
     "its recurrent layers verify chains of drafts: a tree would need a state for each branch"
@@ -63,8 +66,14 @@ def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, 
     upstream += [each.found for each in found if each.result == "error"]
     hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
     plans = [*graphs, f"target: {NO_PLAN}"] if hybrid else graphs
-    notes = NOTES | {"onnxruntime": [RECURRENT]} if hybrid else NOTES
-    reasons = {"onnxruntime": graphs, "tensorrt": plans, "tensorrt_llm": upstream}
+    recurrent = {kind: [*NOTES.get(kind, []), RECURRENT] for kind in ("onnxruntime", "pytorch")}
+    notes = NOTES | recurrent if hybrid else NOTES
+    reasons = {
+        "onnxruntime": graphs,
+        "pytorch": graphs,
+        "tensorrt": plans,
+        "tensorrt_llm": upstream,
+    }
     return [
         {"kind": kind, "fits": not why, "reasons": why, "notes": notes.get(kind, [])}
         for kind, why in reasons.items()

@@ -8,6 +8,7 @@ from dflash_trt.config.build import (
     Method,
     OnnxRuntime,
     Precision,
+    PyTorch,
     Source,
     Speculation,
     TargetSource,

@@ -113,17 +113,12 @@ Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
 class OnnxRuntime(Section):
-    """Graphs on any CPU, or by the CUDA provider."""
+    """Graphs on any CPU."""
 
     methods: ClassVar[tuple[Method, ...]] = ("dflash", *DRAFTERLESS)
 
     kind: Literal["onnxruntime"] = Field(
         default="onnxruntime", description="onnxruntime: run on any CPU"
-    )
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu",
-        description="cpu: run on the CPU; cuda: run the same file on one NVIDIA GPU, by ONNX "
-        "Runtime's CUDA provider",
     )
     threads: Count | None = Field(
         default=None,
@@ -137,14 +132,21 @@ class OnnxRuntime(Section):
         "a quantized GGUF file keeps its blocks, with a drafter in int8",
     )
 
-    @model_validator(mode="after")
-    def _cuda_is_exact(self) -> "OnnxRuntime":
-        if self.device == "cuda" and self.quantize not in (None, "none"):
-            raise PydanticCustomError(
-                "one_gpu",
-                "device: cuda computes in float32; leave out quantize",
-            )
-        return self
+
+class PyTorch(Section):
+    """Graphs on one NVIDIA GPU, by PyTorch and kernels of our own."""
+
+    methods: ClassVar[tuple[Method, ...]] = ("dflash", *DRAFTERLESS)
+
+    kind: Literal["pytorch"] = Field(description="pytorch: run on one NVIDIA GPU")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="sets the type of weights, matrix products and KV caches"
+    )
+    quantize: Literal["fp8"] | None = Field(
+        default=None,
+        description="fp8: store the linear layers of both models, but heads, gates and experts, in "
+        "e4m3 with a scale for each output, for GPUs of 8.9 and newer. Unset: in dtype",
+    )
 
 
 class TensorRT(Section):
@@ -264,7 +266,7 @@ class TensorRTLLM(Section):
         return self
 
 
-Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
+Engine = Annotated[OnnxRuntime | PyTorch | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
@@ -321,7 +323,8 @@ class Serving(Section):
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
         description="ensemble: run verify and draft as Triton models; in_process: run both engines "
-        "inside the public model, faster for a small target",
+        "inside the public model, faster for a small target. Default of engine kind pytorch: "
+        "in_process",
     )
     slots: Count = Field(default=4, description="sets how many sequences are decoded together")
     max_seq_len: Count | None = Field(
@@ -383,7 +386,7 @@ class BuildConfig(Section):
     )
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
-    serving: Serving = Serving()
+    serving: Serving = Field(default=Serving(), validate_default=True)
 
     @property
     def llm(self) -> TensorRTLLM:
@@ -429,6 +432,8 @@ class BuildConfig(Section):
         if "engine" not in info.data:  # it is invalid itself
             return serving
         by_llm = isinstance(info.data["engine"], TensorRTLLM)
+        if isinstance(info.data["engine"], PyTorch) and "mode" not in serving.model_fields_set:
+            serving = serving.model_copy(update={"mode": "in_process"})
         if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:
             raise PydanticCustomError(
                 "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_trt.builder import check_build, read_manifest
 from dflash_trt.checks import Finding, run
-from dflash_trt.doctor import checks
+from dflash_trt.doctor import checks, one_gpu
 from dflash_trt.tensorrt_llm import KIND
 
 
@@ -19,8 +19,10 @@ def examine(directory: Path, *, generate: bool) -> Iterator[Finding]:
     """
     check_build(directory)
     patient, wrong = checks.Patient(directory.resolve()), False
-    bundle = read_manifest(directory)["config"]["engine"]["kind"] == KIND
-    for finding in run((*checks.ANY_KIND, *(checks.OF_BUNDLE if bundle else ())), patient):
+    kind = read_manifest(directory)["config"]["engine"]["kind"]
+    bundle = kind == KIND
+    of_kind = {KIND: checks.OF_BUNDLE, "pytorch": one_gpu.OF_PYTORCH}.get(kind, ())
+    for finding in run((*checks.ANY_KIND, *of_kind), patient):
         wrong |= finding.result == "error"
         yield finding
     if bundle and generate and wrong:

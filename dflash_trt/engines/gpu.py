@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dflash_trt.engines.step import LoadedEngine, step_tensors
 
 LARGE = ("features", "logits")  # tensors whose memory all steps share
+Result = TypeVar("Result")
 Both = tuple[torch.Tensor, torch.Tensor]  # memory on the host and on the GPU
 
 
@@ -21,10 +22,11 @@ class Gpu:
         torch.cuda.set_device(index)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream = int(self._stream.cuda_stream)  # CUDA's handle
+        self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time: they share memory
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
-            return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+            return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     def pinned_zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=True)
@@ -34,11 +36,19 @@ class Gpu:
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
 
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, whose calls are in this stream; does not wait for them."""
+        with torch.cuda.stream(self._stream):
+            return work()
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record `work` as a CUDA graph; return a function that launches it."""
+        """Record `work` as a CUDA graph, which does not run it; return a function that launches it.
+
+        What it allocates is overwritten by other graphs: results are to be copied elsewhere.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:

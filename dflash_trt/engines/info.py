@@ -70,7 +70,7 @@ class EngineInfo:
 
     __pydantic_config__: ClassVar = EXACT
 
-    kind: Literal["onnxruntime", "tensorrt"]
+    kind: Literal["onnxruntime", "pytorch", "tensorrt"]
     role: str  # "target" or "drafter"
     slots: Size
     max_seq_len: Size
@@ -87,7 +87,8 @@ class EngineInfo:
     states: StateInfo | None = None  # of a hybrid
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     plan: PlanInfo | None = None  # for kind tensorrt
-    device: str = "cpu"  # for kind onnxruntime: "cpu" or "cuda"
+    dtype: str = "float32"  # for kind pytorch: of weights, products and KV caches
+    fp8: bool = False  # for kind pytorch: linear layers are in e4m3
 
     @property
     def cpu_threads(self) -> int:
@@ -101,7 +102,8 @@ class EngineInfo:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values."""
-        wide = 2 if self.plan else 4  # 16 bits in plans, float32 in graphs
+        has_16_bits = self.plan is not None or self.dtype != "float32"
+        wide = 2 if has_16_bits else 4
         return 2 * wide * sum(heads * size for heads, size in self.caches)
 
     @property

@@ -15,6 +15,11 @@ from dflash_trt.engines.info import EngineInfo, read_info
 NOTHING = -1  # instead of a slot: see `Engine.copy_kv`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 FIRST_STATE = 2**33  # and from here on those of a hybrid that hold a whole state too
+MODULES = {
+    "onnxruntime": "onnxruntime",
+    "pytorch": "pytorch.engine",
+    "tensorrt": "tensorrt.engine",
+}  # by kind
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
 
@@ -123,6 +128,10 @@ class LoadedEngine(ABC):
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> Any: ...
 
+    def _state_zeros(self, shape: tuple[int, ...]) -> Any:
+        """Return zeros for a hybrid's states, which are float32 whatever KV caches are."""
+        return self._zeros(shape)
+
     @abstractmethod
     def _copy(self, source: Any, destination: Any) -> None: ...
 
@@ -160,7 +169,7 @@ class LoadedEngine(ABC):
         if destination >= FIRST_STATE:
             self._kept_states[destination] = {}
             for name, state in self._without_drafts(source).items():
-                copy = self._zeros(tuple(state.shape))
+                copy = self._state_zeros(tuple(state.shape))
                 self._copy(state, copy)
                 self._kept_states[destination][name] = copy
         elif source >= FIRST_STATE:
@@ -168,7 +177,7 @@ class LoadedEngine(ABC):
                 self._copy(self._kept_states[source][name], state)
         elif source < FIRST_BLOCK and destination < FIRST_BLOCK:
             for states in self._states.values():
-                state = self._zeros((1,)) if source == NOTHING else states[:, source]
+                state = self._state_zeros((1,)) if source == NOTHING else states[:, source]
                 self._copy(state, states[:, destination])
 
     def _without_drafts(self, slot: int) -> dict[str, Any]:
@@ -188,7 +197,7 @@ class LoadedEngine(ABC):
             self._caches.update(zip(names, self._alike[-1], strict=True))
         if (states := self.info.states) is not None:
             for name, of_slot in states.caches.items():
-                whole = self._zeros((states.layers, self.info.slots, *of_slot))
+                whole = self._state_zeros((states.layers, self.info.slots, *of_slot))
                 self._states[name] = whole
                 self._caches |= {f"{name}_{layer}": part for layer, part in enumerate(whole)}
 
@@ -211,10 +220,9 @@ def load_engine(directory: Path, alone: bool = False) -> Engine:
     alone: in this process; another process with an engine takes turns on the same cores.
     """
     info = read_info(directory)
-    on_cpu = info.kind == "onnxruntime" and info.device == "cpu"
-    module = "onnxruntime" if on_cpu else "tensorrt.engine" if info.plan else "cuda.engine"
-    loader = importlib.import_module(f"dflash_trt.engines.{module}")
-    engine: Engine = loader.Engine(directory, **({"alone": alone} if on_cpu else {}))
+    loader = importlib.import_module(f"dflash_trt.engines.{MODULES[info.kind]}")
+    options = {"alone": alone} if info.kind == "onnxruntime" else {}
+    engine: Engine = loader.Engine(directory, **options)
     return engine
 
 

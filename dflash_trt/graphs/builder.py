@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
@@ -25,6 +26,7 @@ from dflash_trt.graphs.quantized import (
     pack_int4,
     quantize_rows,
     quantize_to_7_bits,
+    quantize_to_fp8,
     widen_to_8_bits,
 )
 from dflash_trt.weights import BITS, Blocks, Span, Weights
@@ -127,10 +129,11 @@ HYBRID_OPSET = 27  # and LinearAttention
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
+FP8 = ir.DataType.FLOAT8E4M3FN
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
-Kind = Literal["onnxruntime", "tensorrt"]
+Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
 
 
@@ -140,6 +143,8 @@ class Storage:
     bits: Bits | None = None
     # layers of 8 bits multiply integers: less accurate, but 8 tokens take little longer than one
     int8_inputs: bool = False
+    # of linear layers: e4m3, a scale for each output
+    fp8: bool = False
 
 
 COPIED = Storage()
@@ -269,6 +274,21 @@ class GraphBuilder:
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
         inputs, outputs = _joined_shape(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
+
+    def fp8_rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
+        """Concatenate matrices `[out, in]` to `[sum of outs, in]`, stored in e4m3 and scaled."""
+        inputs, outputs = _joined_shape(weights, names)
+        name = f"{'|'.join(names)}.fp8"
+
+        def quantized(part: int) -> npt.NDArray[np.generic]:
+            pieces = (rows for name in names for rows in weights.pieces(name, ROWS))
+            return np.concatenate(
+                [quantize_to_fp8(rows.astype(np.float32))[part] for rows in pieces]
+            )
+
+        codes = self.lazy(name, (outputs, inputs), partial(quantized, 0), FP8)
+        scales = self.lazy(f"{name}_scale", (outputs,), partial(quantized, 1))
+        return self.op("DequantizeLinear", codes, scales, axis=0)
 
     def multiply_quantized(
         self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits

@@ -104,6 +104,8 @@ def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = 
     """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized."""
     biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
     matrices = [f"{name}.weight" for name in names]
+    if g.storage.fp8 and not exact:
+        return g.op("Gemm", x, g.fp8_rows(g.weights, matrices), *biases, transB=1)
     bits = None if exact else g.storage.bits
     return _product(g, g.weights, x, matrices, bits, biases)
 

@@ -80,13 +80,14 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
             return out
         return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
 
-    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
-    out = multiply(_apply_gate(g, layer, experts, wide), "down")
+    # shares first: kernels leave out experts that nobody chose
     chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
     chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
     share = g.op("Unsqueeze", routed.share, g.ints(2))
     share = g.op("ReduceSum", g.op("Where", chosen, share, g.number(0.0)), g.ints(1), keepdims=0)
     share = g.op("Unsqueeze", g.op("Transpose", share, perm=(1, 0)), g.ints(2))  # [E, T, 1]
+    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
+    out = multiply(_apply_gate(g, layer, experts, wide), "down")
     return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
 
 
@@ -142,12 +143,15 @@ def _multiply_each(
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
-    """Return all experts' matrices, float32 `[E, in, out]`."""
+    """Return all experts' matrices, `[E, in, out]`: of kind pytorch in the checkpoint's dtype."""
     hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
+    first = _tensor_names(layer, experts, half, 0)[0]
+    stored = first if experts.clamped is not None else f"{first}.weight"
+    dtype = DTYPES[g.weights.dtype(stored)] if g.kind == "pytorch" else ir.DataType.FLOAT
 
     def read() -> Array:
-        stack = np.empty(shape, np.float32)
+        stack = np.empty(shape, dtype.numpy())
         for index, matrix in enumerate(stack):
             names = _tensor_names(layer, experts, half, index)
             if experts.clamped is None:
@@ -156,7 +160,7 @@ def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Va
                 matrix[:] = _read_separated(g.weights, names[0], index)
         return stack
 
-    return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
+    return g.float32(g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read, dtype), dtype)
 
 
 def _tensor_names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
@@ -194,8 +198,8 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
     x = rms_norm(g, hidden, f"{layer.prefix}{norm}_layernorm")
     x, kernel = convolve_before(g, layer, "mlp_conv", x, at)
     if (experts := layer.spec.experts) is not None:
-        # TensorRT allows no data-dependent shapes: there all experts compute all tokens
-        mixture = _all_experts if g.kind == "tensorrt" else _chosen_experts
+        # on a GPU no shape depends on data: there all experts compute all tokens
+        mixture = _chosen_experts if g.kind == "onnxruntime" else _all_experts
         routed = _route(g, layer, experts, x)
         out = mixture(g, layer, experts, routed)
         if experts.shared is not None:

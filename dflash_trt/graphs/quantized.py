@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.weights import Blocks
 
 BLOCK = 32
+LARGEST_FP8 = np.float32(448)  # of e4m3
 SHRUNK = (1, 0.95, 0.9, 0.85, 0.8)  # clipping the largest weights may fit the others better
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -48,6 +50,13 @@ def quantize_rows(rows: Floats, bits: int) -> Blocks:
     """Quantize rows `[r, in]` to blocks; with 4 bits they have zero points."""
     blocks = rows.reshape(len(rows), -1, BLOCK)
     return _quantize_to_8_bits(blocks) if bits == 8 else _quantize_to_4_bits(blocks)
+
+
+def quantize_to_fp8(rows: Floats) -> tuple[Array, Floats]:
+    """Quantize rows `[r, in]` to e4m3; return them and a scale for each row."""
+    scales = np.abs(rows).max(-1) / LARGEST_FP8
+    scales = np.where(scales > 0, scales, np.float32(1))
+    return (rows / scales[:, None]).astype(ml_dtypes.float8_e4m3fn), scales
 
 
 def quantize_to_7_bits(rows: Floats) -> Blocks:

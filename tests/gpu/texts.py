@@ -1,14 +1,18 @@
-"""Greedy texts of a build's engine, and how another's differ from them.
+"""Texts of SmolLM2 on a GPU: a CPU's in float32, and in 16 bits drafted as plain ones.
 
-    python -m tests.gpu.texts BUILD PROMPTS TEXTS
+    python -m tests.gpu.texts keep BUILD PROMPTS... TEXTS
+    python -m tests.gpu.texts compare BUILD PROMPTS... TEXTS RESULTS
+    python -m tests.gpu.texts drafted BUILD PROMPTS... RESULTS
 
-writes TEXTS, if it is not there. Otherwise it counts the texts of BUILD that differ from those in
-it, and says how far apart the log-probabilities of the two tokens are where they part, by BUILD: in
-a near-tie rounding chooses.
+`keep` writes the greedy texts of BUILD, of kind onnxruntime with `quantize: none`. `compare` counts
+the texts of another BUILD that differ from those, and says how far apart the log-probabilities of
+the two tokens are where they part: in a near-tie rounding chooses. `drafted` counts texts that
+drafts change, at several numbers of streams, greedy and sampled.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.bench.prompts import load_task
@@ -17,17 +21,32 @@ from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.engines import Engine, load_engine
 from dflash_trt.speculation import Fixed
 
-COUNT, TOKENS, BEST = 64, 128, 8
-NEAR = 0.01
+COUNT, TOKENS, BEST = 256, 128, 8  # prompts of a file at most; tokens of a text; alternatives
+NEAR = 0.01  # of log-probabilities
+STREAMS = (1, 8, 32)
+TEMPERATURE = 0.8
+
+Prompts = list[list[int]]
 
 
-def decode(engine: Engine, requests: list[Request]) -> list[SequenceState]:
+def load_prompts(build: Path, files: Sequence[str], tokens: int = TOKENS) -> Prompts:
+    info = load_engine(build / "engines" / "target").info
+    tokenizer, longest = build / "tokenizer", info.max_seq_len - tokens
+    sizes = {"vocab_size": info.vocab_size, "longest": longest, "count": COUNT}
+    return [prompt for file in files for prompt in load_task(file, tokenizer, **sizes)]
+
+
+def decode(
+    target: Engine, drafter: Engine | None, requests: Sequence[Request], streams: int = 1
+) -> list[SequenceState]:
+    """Decode requests, `streams` at a time, with whole blocks of drafts if there is a drafter."""
+    info = target.info
     scheduler = Scheduler(
-        in_process(engine, None),
-        slots=engine.info.slots,
-        max_seq_len=engine.info.max_seq_len,
-        prefill_chunk=engine.info.max_seq_len,
-        policy=Fixed(0),
+        in_process(target, drafter),
+        slots=min(streams, info.slots),
+        max_seq_len=info.max_seq_len,
+        prefill_chunk=256,
+        policy=Fixed(info.block_size - 1 if drafter else 0),
         proposer=Proposer(),
     )
     sequences = [scheduler.submit(request) for request in requests]
@@ -36,33 +55,69 @@ def decode(engine: Engine, requests: list[Request]) -> list[SequenceState]:
     return sequences
 
 
-def main(build: Path, prompts: str, kept: Path) -> None:
+def greedy(build: Path, prompts: Prompts, tokens: int = TOKENS) -> list[list[int]]:
     engine = load_engine(build / "engines" / "target")
-    info = engine.info
-    asked = load_task(
-        prompts,
-        build / "tokenizer",
-        vocab_size=info.vocab_size,
-        longest=info.max_seq_len - TOKENS,
-        count=COUNT,
-    )
-    texts = [each.tokens for each in decode(engine, [Request(ids, TOKENS) for ids in asked])]
-    if not kept.exists():
-        kept.write_text(json.dumps(texts), encoding="utf-8")
-        return
-    differing, gaps = 0, []
-    for prompt, own, other in zip(asked, texts, json.loads(kept.read_text()), strict=True):
+    return [each.tokens for each in decode(engine, None, [Request(p, tokens) for p in prompts])]
+
+
+def compare(build: Path, prompts: Prompts, theirs: list[list[int]]) -> dict[str, object]:
+    """Return how many texts differ, and the gaps of log-probabilities where they part."""
+    engine, gaps = load_engine(build / "engines" / "target"), []
+    ours = greedy(build, prompts, len(theirs[0]))
+    for prompt, own, other in zip(prompts, ours, theirs, strict=True):
         if own == other:
             continue
-        differing += 1
-        at = next(i for i, pair in enumerate(zip(own, other, strict=True)) if len(set(pair)) > 1)
+        at = next(i for i, pair in enumerate(zip(own, other, strict=False)) if len({*pair}) > 1)
         request = Request(prompt + own[:at], 1, SamplingParams(logprobs=BEST))
-        [sequence] = decode(engine, [request])
+        (sequence,) = decode(engine, None, [request])
         known = dict(zip(sequence.logprob_ids[0], sequence.logprobs[0], strict=True))
         gaps.append(known[own[at]] - known.get(other[at], float("-inf")))
     near = sum(gap < NEAR for gap in gaps)
-    print(f"{len(texts)} texts, {differing} differ, {near} of them by less than {NEAR}: {gaps}")
+    return {"texts": len(ours), "differ": len(gaps), "near ties": near, "gaps": gaps}
+
+
+def drafted(
+    build: Path, prompts: Prompts, streams: Sequence[int] = STREAMS, tokens: int = TOKENS
+) -> list[dict[str, object]]:
+    """Return how many texts drafts change, by streams and temperature."""
+    target, drafter = (load_engine(build / "engines" / role) for role in ("target", "drafter"))
+    found: list[dict[str, object]] = []
+    for temperature in (0.0, TEMPERATURE):
+        requests = [
+            Request(prompt, tokens, SamplingParams(temperature, seed=seed))
+            for seed, prompt in enumerate(prompts)
+        ]
+        plain = [each.tokens for each in decode(target, None, requests)]
+        for count in streams:
+            texts = decode(target, drafter, requests, count)
+            rounds = [n for each in texts for n in each.committed_per_round]
+            differ = sum(each.tokens != its for each, its in zip(texts, plain, strict=True))
+            found.append(
+                {
+                    "temperature": temperature,
+                    "streams": count,
+                    "texts": len(texts),
+                    "differ": differ,
+                    "tau": sum(rounds) / len(rounds),
+                }
+            )
+    return found
+
+
+def main(task: str, build: Path, *files: str) -> None:
+    if task == "keep":
+        *prompts, texts = files
+        Path(texts).write_text(json.dumps(greedy(build, load_prompts(build, prompts))))
+        return
+    if task == "compare":
+        *prompts, texts, results = files
+        theirs = json.loads(Path(texts).read_text())
+        found: object = compare(build, load_prompts(build, prompts), theirs)
+    else:
+        *prompts, results = files
+        found = drafted(build, load_prompts(build, prompts))
+    Path(results).write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -1,5 +1,4 @@
-"""The step of engines on a GPU: TensorRT's over a stand-in of its runtime (stand_in_tensorrt.py),
-ONNX Runtime's over its CPU provider, both in this process's memory.
+"""TensorRT's step, over a stand-in of its runtime in this process's memory (stand_in_tensorrt.py).
 
 What it binds, when and where, is what a GPU would get; what comes out shows whether it was right.
 """
@@ -7,7 +6,6 @@ What it binds, when and where, is what a GPU would get; what comes out shows whe
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +14,6 @@ import pytest
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import PrefixCache, Request, check_lossless, in_process
-from dflash_trt.engines.cuda import engine as cuda
-from dflash_trt.engines.cuda import kernels
-from dflash_trt.engines.info import read_info, write_info
-from dflash_trt.engines.onnxruntime import CPU
 from dflash_trt.engines.step import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import library as library_module
@@ -44,22 +38,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "recorded", 0)
 
 
-@pytest.fixture(params=["tensorrt", "cuda"])
-def engines(request: pytest.FixtureRequest, built: BuiltPair, tmp_path: Path) -> Path:
-    if request.param == "tensorrt":
-        return Path(request.getfixturevalue("plans"))
-    monkeypatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(cuda, "check_machine", lambda: None)
-    monkeypatch.setattr(cuda, "Gpu", Memory)
-    monkeypatch.setattr(cuda, "_provider", lambda gpu: CPU)
-    monkeypatch.setattr(kernels, "PROVIDER", CPU[0])
-    shutil.copytree(built.target_engine.parent, tmp_path / "engines")
-    for role in ("target", "drafter"):
-        directory = tmp_path / "engines" / role
-        write_info(directory, replace(read_info(directory), device="cuda"))
-    return tmp_path / "engines"
-
-
 @pytest.fixture
 def built(built_pair: BuildPair) -> BuiltPair:
     return built_pair()
@@ -73,10 +51,10 @@ def plans(built: BuiltPair, gpu: None, tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
-def test_greedy_text_is_the_targets_own(built: BuiltPair, engines: Path) -> None:
+def test_greedy_text_is_the_targets_own(built: BuiltPair, plans: Path) -> None:
     prompts = [text[:40] for text in built.texts[:3]]
     whole = Speculation(draft_tokens=7)
-    report = check_lossless(engines, prompts, 24, whole, lambda done: None)
+    report = check_lossless(plans, prompts, 24, whole, lambda done: None)
     assert report.identical == report.total == 3
     assert report.tau > 2  # the drafter knows these texts
     # float16 may part from float32 where two tokens are as good; these texts have no such place
@@ -84,8 +62,8 @@ def test_greedy_text_is_the_targets_own(built: BuiltPair, engines: Path) -> None
     assert report.outputs == alone.outputs
 
 
-def test_rows_share_a_round_and_move(built: BuiltPair, engines: Path) -> None:
-    rounds = in_process(load_engine(engines / "target"), load_engine(engines / "drafter"))
+def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
+    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
     scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK)
     # of several lengths, so that rows end in turn and others move into them
     asked = [Request(text[: 12 + 7 * i], 40 - 8 * i) for i, text in enumerate(built.texts[:5])]
@@ -94,8 +72,8 @@ def test_rows_share_a_round_and_move(built: BuiltPair, engines: Path) -> None:
         assert sequence.tokens == text[start : start + request.max_tokens]
 
 
-def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, engines: Path) -> None:
-    rounds = in_process(load_engine(engines / "target"), load_engine(engines / "drafter"))
+def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, plans: Path) -> None:
+    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
     text, found = built.texts[0], []
     for cache in (None, PrefixCache(20)):
         scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK, prefix_cache=cache)
@@ -122,8 +100,8 @@ def test_rounds_are_recorded_when_they_come_again_and_chunks_are_not(
     assert round_.runs == chunk.runs == 3
 
 
-def test_logits_come_when_they_are_asked_for(built: BuiltPair, engines: Path) -> None:
-    ours, whole = load_engine(engines / "target"), load_engine(built.target_engine)
+def test_logits_come_when_they_are_asked_for(built: BuiltPair, plans: Path) -> None:
+    ours, whole = load_engine(plans / "target"), load_engine(built.target_engine)
     found = [fill(engine.step(2, 1, 8, 32, 8)) for engine in (ours, whole)]
     assert "logits" not in found[0]
     for name in ("logits", "features", "top_logits"):

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import onnx
 
-from dflash_trt.engines.cuda.kernels import check_graph
-
 PROFILE = {
     *("Add", "Attention", "Concat", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization"),
     *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
@@ -19,7 +17,6 @@ PROFILE = {
 
 def assert_in_profile(path: Path) -> None:
     """Assert that a graph file keeps to the measured profile of ops and their forms."""
-    check_graph(path)
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
     assert {(o.domain, o.version) for o in model.opset_import} == {("", 24)}

@@ -153,7 +153,7 @@ def test_the_demo_pair_passes() -> None:
     assert drafter["taps"] == [1, 3, 5, 6]
     kinds = {kind["kind"]: kind for kind in report["engine_kinds"]}
     assert kinds["onnxruntime"]["fits"]
-    assert [*kinds] == ["onnxruntime", "tensorrt", "tensorrt_llm"]
+    assert [*kinds] == ["onnxruntime", "pytorch", "tensorrt", "tensorrt_llm"]
 
 
 def test_the_text_names_every_check_and_kind() -> None:
@@ -213,7 +213,7 @@ def test_the_kinds_say_why_not(pair: Path) -> None:
 def test_what_build_refuses_of_a_chat_template_fits_no_kind(pair: Path, template: str) -> None:
     (pair / "target" / "chat_template.jinja").write_text(template)
     code, out, _ = run("inspect", pair / "target", pair / "drafter", "--json")
-    assert (code, [kind["fits"] for kind in json.loads(out)["engine_kinds"]]) == (1, [False] * 3)
+    assert (code, [kind["fits"] for kind in json.loads(out)["engine_kinds"]]) == (1, [False] * 4)
     with pytest.raises(CheckpointError, match="chat template"):
         build(config_of(pair), pair / "built", lambda *_: None)
 

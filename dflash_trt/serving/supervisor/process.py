@@ -21,6 +21,7 @@ from dflash_trt import tensorrt_llm
 from dflash_trt.builder.manifest import SHORT
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
+from dflash_trt.engines.pytorch import machine
 from dflash_trt.engines.tensorrt.library import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
@@ -420,6 +421,8 @@ def find_repository(directory: Path) -> Path:
             info = read_info(engine)  # report problems before Triton runs
             if info.plan is not None:
                 check_machine(info)
+            elif info.kind == "pytorch":
+                machine.check_machine(info)
         return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",

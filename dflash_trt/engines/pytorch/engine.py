@@ -1,0 +1,141 @@
+"""The `pytorch` engine: loads a graph and steps it on one NVIDIA GPU.
+
+Without a GPU it runs on the CPU, node by node: for tests, not for serving.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs, Result
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.pytorch import GRAPH_FILE
+from dflash_trt.engines.pytorch.program import Calls, Program
+from dflash_trt.engines.step import Step
+
+BOUND_STEPS = 512  # each may be recorded
+VISIBLE_STEP = 1024  # masked keys cost little, and a new size is recorded anew
+
+
+class Cpu(Gpu):
+    """The host in place of a GPU: all is done at once, and nothing recorded."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        pass
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    pinned_zeros = zeros
+
+    def copy(self, source: Tensor, to: Tensor) -> None:
+        to.copy_(source)
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        return work()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def wait(self) -> None:
+        pass
+
+
+class Engine(GpuEngine):
+    visible_step = VISIBLE_STEP
+
+    def __init__(self, directory: Path) -> None:
+        info = read_info(directory)
+        super().__init__(info, BOUND_STEPS)
+        self._gpu = Gpu(0) if torch.cuda.is_available() else Cpu()
+        self._dtype = getattr(torch, info.dtype)
+        path, device = directory / GRAPH_FILE, self._gpu.device
+        self._program = self._gpu.run(lambda: Program(path, self._dtype, device))
+        self._fuses = self._gpu.device == "cuda"
+        self._make_caches()
+        self._gpu.wait()
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return self._gpu.zeros(shape, self.info.dtype)
+
+    def _state_zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return self._gpu.zeros(shape, "float32")
+
+    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
+        arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
+        large = outputs["logits"]
+        bound = _Bound(
+            gpu=self._gpu,
+            lower=self._lower,
+            weights=self._program.weights,
+            caches={name: cache[row : row + n] for name, cache in self._caches.items()},
+            inputs=inputs,
+            outputs=outputs,
+            is_recorded=max(width, context) <= self.info.most_verified,
+        )
+        few = {name: both for name, both in outputs.items() if name != "logits"}
+        return Step(arrays, Outputs(self._gpu, few, large), bound.run)
+
+    def _lower(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
+        known, replayed = counts
+        calls = self._program.calls(inputs, known, replayed)
+        if not self._fuses:
+            return calls
+        # imported here: it needs Triton
+        from dflash_trt.engines.pytorch.fusion import fuse  # noqa: PLC0415
+
+        return fuse(self._program, calls, self._dtype)
+
+
+@dataclass
+class _Bound:
+    """A step's memory, and what it does by the counts of a hybrid's tokens."""
+
+    gpu: Gpu
+    lower: Callable[[dict[str, Tensor], tuple[int, int]], Calls]
+    weights: dict[str, Tensor]
+    caches: dict[str, Tensor]
+    inputs: dict[str, Both]
+    outputs: dict[str, Both]
+    is_recorded: bool  # from the second time on
+    _works: dict[tuple[int, int], Callable[[], None]] = field(default_factory=dict)
+    _recorded: set[tuple[int, int]] = field(default_factory=set)
+
+    def run(self) -> None:
+        counts = self._counts()
+        if counts not in self._works:
+            self._works[counts] = self._lowered(counts)
+        elif self.is_recorded and counts not in self._recorded:
+            # not the first time, when kernels are compiled, which cannot be recorded
+            self._works[counts] = self.gpu.record(self._works[counts])
+            self._recorded.add(counts)
+        self.gpu.run(self._works[counts])
+        self.gpu.wait()
+
+    def _lowered(self, counts: tuple[int, int]) -> Callable[[], None]:
+        memory = {name: memory for name, (_, memory) in self.inputs.items()} | self.caches
+        calls = self.gpu.run(lambda: self.lower(memory, counts))
+        return partial(self._work, calls, memory)
+
+    def _counts(self) -> tuple[int, int]:
+        """Return known tokens and accepted drafts, on which sizes in a hybrid depend."""
+        if "known" not in self.inputs:
+            return 0, 0
+        known, accepted = (self.inputs[name][0] for name in ("known", "accepted"))
+        return int(known[0]), int(accepted.max())
+
+    def _work(self, calls: Calls, memory: dict[str, Tensor]) -> None:
+        for host, own in self.inputs.values():
+            self.gpu.copy(host, own)
+        results = calls.run(self.weights | memory)
+        for name, (host, own) in self.outputs.items():
+            self.gpu.copy(results[name], own)
+            if name != "logits":
+                self.gpu.copy(own, host)

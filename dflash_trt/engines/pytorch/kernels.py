@@ -1,0 +1,389 @@
+"""Kernels in Triton's language, of which each row is computed alike, whatever rows are beside it.
+
+A row's numbers are added up in one order. The tile may follow the number of rows; how the inner
+dimension is cut follows the shape of the weight alone, and how keys are cut is the same for all.
+So a token has the same bits whether it is verified alone, with drafts, or among other sequences.
+
+Triton's interpreter (`TRITON_INTERPRET=1`) runs all of them on a CPU. `launch.py` says what each
+takes and returns.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+NOTHING = tl.constexpr(-1.0e30)  # largest score of no keys
+# the interpreter multiplies 16 bits wrongly
+WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def _dot(x, y, total):
+    if WIDEN:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, total, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_kernel(
+    x,
+    weight,
+    scales,
+    out,
+    rows,
+    columns,
+    depth,
+    part,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.program_id(2)
+    d = index * part + tl.arange(0, DEPTH)
+    x_at = x + r[:, None].to(tl.int64) * depth + d[None, :]
+    weight_at = weight + c[:, None].to(tl.int64) * depth + d[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, part, DEPTH):
+        inside = d[None, :] + start < depth
+        a = tl.load(x_at + start, mask=(r[:, None] < rows) & inside, other=0.0)
+        b = tl.load(weight_at + start, mask=(c[:, None] < columns) & inside, other=0.0)
+        total = _dot(a, tl.trans(b.to(a.dtype)), total)
+    if SCALED:
+        total *= tl.load(scales + c, mask=c < columns, other=0.0)[None, :]
+    out_at = out + (index.to(tl.int64) * rows + r[:, None]) * columns + c[None, :]
+    tl.store(out_at, total, mask=(r[:, None] < rows) & (c[None, :] < columns))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_up_kernel(
+    parts, bias, out, rows, size, PARTS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    tl.store(
+        out + row * size + at,
+        _sum(parts, bias, row, rows, at, inside, size, PARTS, BIAS),
+        mask=inside,
+    )
+
+
+@triton.jit
+def _sum(parts, bias, row, rows, at, inside, size, PARTS: tl.constexpr, BIAS: tl.constexpr):
+    """Add up the parts of a row in order, and a bias."""
+    total = tl.load(parts + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    for index in tl.static_range(1, PARTS):
+        total += tl.load(parts + (index * rows + row) * size + at, mask=inside, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_kernel(
+    parts,
+    bias,
+    residual,
+    weight,
+    total,
+    out,
+    rows,
+    size,
+    epsilon,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    x = _sum(parts, bias, row, rows, at, inside, size, PARTS, BIAS)
+    if RESIDUAL:
+        x += tl.load(residual + row * size + at, mask=inside, other=0.0)
+        tl.store(total + row * size + at, x, mask=inside)
+    factor = tl.rsqrt(tl.sum(x * x) / size + epsilon)
+    y = x * factor * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_kernel(
+    parts,
+    bias,
+    out,
+    rows,
+    size,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = _sum(parts, bias, row, rows, at, inside, 2 * size, PARTS, BIAS)
+    up = _sum(parts, bias, row, rows, size + at, inside, 2 * size, PARTS, BIAS)
+    if GELU:
+        # by its approximation with a hyperbolic tangent
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        gate = gate * tl.sigmoid(2.0 * inner)
+    else:
+        gate = gate * tl.sigmoid(gate)
+    tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def head_kernel(
+    parts,
+    bias,
+    weight,
+    cos,
+    sin,
+    positions,
+    write_index,
+    out,
+    rows,
+    width,
+    columns,
+    first,
+    out_rows,
+    epsilon,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROTATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    CACHED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    sequence, token = row // width, row % width
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    half: tl.constexpr = ROTATED // 2
+    # what a number is turned with
+    other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
+    begin = first + head * SIZE
+    x = _sum(parts, bias, row, rows, begin + at, inside, columns, PARTS, BIAS)
+    y = _sum(parts, bias, row, rows, begin + other, inside, columns, PARTS, BIAS)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(x * x) / SIZE + epsilon)
+        x = x * factor * tl.load(weight + at, mask=inside, other=0.0)
+        y = y * factor * tl.load(weight + other, mask=inside, other=0.0)
+    if ROTATED > 0:
+        turns = at < ROTATED
+        angle = tl.load(positions + row) * half + at % half
+        a = tl.load(cos + angle, mask=turns, other=1.0)
+        b = tl.load(sin + angle, mask=turns, other=0.0)
+        x = x * a + y * tl.where(at < half, -b, b)
+    place = token
+    if CACHED:
+        place = token + tl.load(write_index + sequence)
+    to = ((sequence * HEADS + head) * out_rows + place) * SIZE + at
+    tl.store(out + to, x.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["width", "visible", "chunks"])
+def attend_kernel(
+    q,
+    keys,
+    values,
+    mask,
+    mixed,
+    largest,
+    weights,
+    width,
+    visible,
+    cache_rows,
+    chunks,
+    scale,
+    cap,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SIZE: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Attend to one chunk of keys with the queries of all heads that share them."""
+    kv_head = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(2)
+    sequence = kv_head // KV_HEADS
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)
+    rows = SHARED * width
+    in_row, in_size = r[:, None] < rows, at[None, :] < SIZE
+    token = r % width
+    query = tl.load(
+        q + (kv_head * rows + r[:, None]) * SIZE + at[None, :], mask=in_row & in_size, other=0.0
+    )
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    weight = tl.zeros((ROWS,), tl.float32)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, CHUNK, KEYS):
+        k = chunk * CHUNK + start + tl.arange(0, KEYS)
+        in_key = k[:, None] < visible
+        from_cache = (kv_head * cache_rows + k[:, None]) * SIZE + at[None, :]
+        key = tl.load(keys + from_cache, mask=in_key & in_size, other=0.0)
+        seen = tl.load(
+            mask + (sequence * width + token[:, None]) * visible + k[None, :],
+            mask=in_row & (k[None, :] < visible),
+            other=0,
+        )
+        scores = _dot(query, tl.trans(key), tl.zeros((ROWS, KEYS), tl.float32)) * scale
+        if CAPPED:
+            scores = cap * (2.0 * tl.sigmoid(2.0 * (scores / cap)) - 1.0)  # tanh
+        scores = tl.where(seen != 0, scores, NOTHING)
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        share = tl.where(seen != 0, tl.exp(scores - new_best[:, None]), 0.0)
+        factor = tl.exp(best - new_best)
+        value = tl.load(values + from_cache, mask=in_key & in_size, other=0.0)
+        weight = weight * factor + tl.sum(share, 1)
+        total = _dot(share.to(value.dtype), value, total * factor[:, None])
+        best = new_best
+    to = (kv_head * chunks + chunk) * rows + r
+    tl.store(mixed + to[:, None] * SIZE + at[None, :], total, mask=in_row & in_size)
+    tl.store(largest + to, best, mask=r < rows)
+    tl.store(weights + to, weight, mask=r < rows)
+
+
+@triton.jit(do_not_specialize=["width", "chunks"])
+def combine_kernel(
+    mixed,
+    largest,
+    weights,
+    sinks,
+    out,
+    width,
+    chunks,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SIZE: tl.constexpr,
+    SINKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Combine a query's chunks in order; those that it does not see change no bit."""
+    r = tl.program_id(0)
+    kv_head = tl.program_id(1).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    rows = SHARED * width
+    sequence, head = kv_head // KV_HEADS, (kv_head % KV_HEADS) * SHARED + r // width
+    best = tl.full((1,), NOTHING, tl.float32)
+    weight = tl.zeros((1,), tl.float32)
+    if SINKS:
+        best = tl.load(sinks + head + tl.zeros((1,), tl.int32))
+        weight = weight + 1.0
+    total = tl.zeros((BLOCK,), tl.float32)
+    for chunk in range(0, chunks):
+        part = (kv_head * chunks + chunk) * rows + r
+        its_best = tl.load(largest + part + tl.zeros((1,), tl.int32))
+        new_best = tl.maximum(best, its_best)
+        factor, its_factor = tl.exp(best - new_best), tl.exp(its_best - new_best)
+        its_weight = tl.load(weights + part + tl.zeros((1,), tl.int32))
+        weight = weight * factor + its_weight * its_factor
+        its_total = tl.load(mixed + part * SIZE + at, mask=inside, other=0.0)
+        total = total * factor + its_total * its_factor
+        best = new_best
+    # a row that sees nothing is 0
+    result = total / tl.maximum(weight, 1e-30)
+    to = ((sequence * width + r % width) * KV_HEADS * SHARED + head) * SIZE + at
+    tl.store(out + to, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["width"])
+def recur_kernel(
+    q,
+    keys,
+    values,
+    state,
+    decays,
+    betas,
+    out,
+    new_state,
+    width,
+    scale,
+    HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    sequence = head // HEADS
+    k = tl.arange(0, BLOCK)
+    v = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    in_key, in_value = k < KEY, v < VALUE
+    in_state = in_key[:, None] & in_value[None, :]
+    at = (head * KEY + k[:, None]) * VALUE + v[None, :]
+    memory = tl.load(state + at, mask=in_state, other=0.0)
+    for token in range(0, width):
+        row = (sequence * width + token) * HEADS + head % HEADS
+        key = tl.load(keys + row * KEY + k, mask=in_key, other=0.0)
+        query = tl.load(q + row * KEY + k, mask=in_key, other=0.0)
+        value = tl.load(values + row * VALUE + v, mask=in_value, other=0.0)
+        memory = memory * tl.exp(tl.load(decays + row))
+        known = tl.sum(key[:, None] * memory, 0)
+        change = (value - known) * tl.load(betas + row)
+        memory = memory + key[:, None] * change[None, :]
+        read = tl.sum(query[:, None] * memory, 0) * scale
+        tl.store(out + row * VALUE + v, read, mask=in_value)
+    tl.store(new_state + at, memory, mask=in_state)
+
+
+@triton.jit(do_not_specialize=["rows", "expert_rows"])
+def experts_kernel(
+    x,
+    stack,
+    shares,
+    out,
+    rows,
+    columns,
+    depth,
+    expert_rows,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    expert = tl.program_id(2).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    d = tl.arange(0, DEPTH)
+    share = tl.load(shares + expert * rows + r, mask=r < rows, other=0.0)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if tl.max(tl.abs(share), 0) > 0.0:  # otherwise nobody chose the expert
+        x_at = x + (expert * expert_rows + r[:, None]) * depth + d[None, :]
+        stack_at = stack + (expert * depth + d[:, None]) * columns + c[None, :]
+        for start in range(0, depth, DEPTH):
+            in_depth = d + start < depth
+            a = tl.load(x_at + start, mask=(r[:, None] < rows) & in_depth[None, :], other=0.0)
+            b = tl.load(
+                stack_at + start * columns,
+                mask=in_depth[:, None] & (c[None, :] < columns),
+                other=0.0,
+            )
+            total = _dot(a, b, total)
+    out_at = out + (expert * rows + r[:, None]) * columns + c[None, :]
+    tl.store(out_at, total, mask=(r[:, None] < rows) & (c[None, :] < columns))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_experts_kernel(x, shares, out, rows, size, count, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for expert in range(0, count):
+        share = tl.load(shares + expert * rows + row)
+        if share != 0.0:
+            part = tl.load(x + (expert * rows + row) * size + at, mask=at < size, other=0.0)
+            total += part * share
+    tl.store(out + row * size + at, total, mask=at < size)

@@ -1,0 +1,465 @@
+"""Launches of the kernels: what they take and return, and how work is cut.
+
+Products come in parts `[parts, rows, columns]`, which the next kernel adds up in order.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+import triton
+from torch import Tensor
+
+from dflash_trt.engines.pytorch.kernels import (
+    add_experts_kernel,
+    add_up_kernel,
+    attend_kernel,
+    combine_kernel,
+    experts_kernel,
+    gated_kernel,
+    head_kernel,
+    linear_kernel,
+    norm_kernel,
+    recur_kernel,
+)
+
+CHUNK = 256  # keys that are attended to on their own, before chunks are combined in order
+LEAST_DEPTH = 1024  # of a product in two parts
+STEP = 256  # a multiple of every tile's depth, so that parts do not follow the tile
+MOST_PARTED = 8192  # columns of a product that alone does not fill a GPU
+SEPARATE = {"enable_fp_fusion": False}  # otherwise the compiler chooses which sums are rounded once
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: int
+    columns: int
+    depth: int  # numbers of the inner dimension at a time
+    warps: int
+    stages: int
+
+    def stages_in(self, memory: int, itemsize: int) -> int:
+        """Return how many stages fit into a multiprocessor's shared memory."""
+        stage = (self.rows + self.columns) * self.depth * itemsize
+        return max(1, min(self.stages, memory // stage))
+
+
+def tile_of(rows: int, columns: int, itemsize: int) -> Tile:
+    """Return the tile of a product; measured on an H200 for the layers of Qwen3-8B in 16 bits."""
+    if itemsize > 2:
+        return Tile(16 if rows <= 16 else 64, 64, 32, 4, 3)
+    if columns < 4096:  # smaller tiles, so that there are enough of them
+        return Tile(16 if rows <= 16 else 32, 32, 128, 4, 4)
+    if rows <= 16:
+        return Tile(16, 64, 128, 4, 4)
+    if rows <= 32:
+        return Tile(32, 64, 128, 4, 4)
+    if rows <= 64:
+        return Tile(64, 128, 64, 4, 4)
+    return Tile(128, 128, 64, 8, 4)
+
+
+def parts_of(columns: int, depth: int) -> int:
+    """Return into how many parts the inner dimension of a weight `[columns, depth]` is cut."""
+    return 2 if columns <= MOST_PARTED and depth >= LEAST_DEPTH else 1
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a kernel may have."""
+    if device.type != "cuda":
+        return 1 << 20
+    properties = torch.cuda.get_device_properties(device)
+    limit: int = getattr(
+        properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+    )
+    return limit
+
+
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+    """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`.
+
+    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`.
+    """
+    (rows, depth), columns = x.shape, len(weight)
+    x = x.to(dtype).contiguous()
+    tile, parts = tile_of(rows, columns, x.itemsize), parts_of(columns, depth)
+    part = triton.cdiv(triton.cdiv(depth, parts), STEP) * STEP
+    out = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts)
+    linear_kernel[grid](
+        x,
+        weight,
+        scales,
+        out,
+        rows,
+        columns,
+        depth,
+        part,
+        SCALED=scales is not None,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages_in(shared_memory(x.device), x.itemsize),
+    )
+    return out
+
+
+def add_up(parts: Tensor, bias: Tensor | None) -> Tensor:
+    """Add up a product's parts, and a bias: `[rows, columns]`."""
+    count, rows, size = parts.shape
+    if count == 1 and bias is None:
+        return parts[0]
+    out = torch.empty((rows, size), dtype=torch.float32, device=parts.device)
+    block = 1024
+    grid = (rows, triton.cdiv(size, block))
+    has_bias = bias is not None
+    add_up_kernel[grid](
+        parts, bias, out, rows, size, PARTS=count, BIAS=has_bias, BLOCK=block, **SEPARATE
+    )
+    return out
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """Norm the last axis (RMSNorm)."""
+    rows = x.contiguous().reshape(1, -1, x.shape[-1])
+    out = _launch_norm(rows, None, None, None, weight, epsilon, dtype)
+    return out.reshape(x.shape)
+
+
+def add_norm(
+    parts: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    epsilon: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Add a product to the residual stream `[rows, size]`; return the sum, and its norm."""
+    total = torch.empty_like(residual)
+    out = _launch_norm(parts, bias, residual, total, weight, epsilon, dtype)
+    return total, out
+
+
+def _launch_norm(
+    parts: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    total: Tensor | None,
+    weight: Tensor,
+    epsilon: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    count, rows, size = parts.shape
+    out = torch.empty((rows, size), dtype=dtype, device=parts.device)
+    block = triton.next_power_of_2(size)
+    norm_kernel[(rows,)](
+        parts,
+        bias,
+        residual,
+        weight,
+        total,
+        out,
+        rows,
+        size,
+        epsilon,
+        PARTS=count,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=4 if block > 512 else 1,
+        **SEPARATE,
+    )
+    return out
+
+
+def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype) -> Tensor:
+    """Multiply up by what the activation makes of gate; both are side by side in a product."""
+    count, rows, both = parts.shape
+    size = both // 2
+    out = torch.empty((rows, size), dtype=dtype, device=parts.device)
+    block = 512
+    gated_kernel[(triton.cdiv(size, block), rows)](
+        parts,
+        bias,
+        out,
+        rows,
+        size,
+        PARTS=count,
+        BIAS=bias is not None,
+        GELU=gelu,
+        BLOCK=block,
+        **SEPARATE,
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads side by side in a product, and what becomes of them."""
+
+    first: int  # column
+    count: int
+    size: int  # numbers of a head
+    width: int  # tokens of a sequence
+    rotated: int = 0  # numbers of a head that are rotated
+    epsilon: float | None = None  # of their norm
+
+
+def split_heads(
+    parts: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
+    *,
+    heads: Heads,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Norm and rotate heads of a product: `[n, heads, width, size]`."""
+    rows = parts.shape[1]
+    shape = (rows // heads.width, heads.count, heads.width, heads.size)
+    out = torch.empty(shape, dtype=dtype, device=parts.device)
+    _launch_head(parts, bias, weight, (cos, sin, positions), None, out, heads)
+    return out
+
+
+def write_heads(
+    parts: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
+    write_index: Tensor,
+    cache: Tensor,
+    *,
+    heads: Heads,
+) -> Tensor:
+    """Norm and rotate heads of a product, and write them into a cache `[n, heads, rows, size]`."""
+    _launch_head(parts, bias, weight, (cos, sin, positions), write_index, cache, heads)
+    return cache
+
+
+def _launch_head(
+    parts: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    rotation: tuple[Tensor | None, Tensor | None, Tensor | None],
+    write_index: Tensor | None,
+    out: Tensor,
+    heads: Heads,
+) -> None:
+    count, rows, columns = parts.shape
+    cos, sin, positions = rotation
+    block = triton.next_power_of_2(heads.size)
+    head_kernel[(rows, heads.count)](
+        parts,
+        bias,
+        weight,
+        cos,
+        sin,
+        positions,
+        write_index,
+        out,
+        rows,
+        heads.width,
+        columns,
+        heads.first,
+        out.shape[2],
+        heads.epsilon or 0.0,
+        HEADS=heads.count,
+        SIZE=heads.size,
+        ROTATED=heads.rotated,
+        PARTS=count,
+        BIAS=bias is not None,
+        NORM=weight is not None,
+        CACHED=write_index is not None,
+        BLOCK=block,
+        num_warps=1,
+        **SEPARATE,
+    )
+
+
+def keys_of(size: int) -> int:
+    """Return how many keys of a head are read at a time; it decides a sum's order."""
+    if size <= 128:
+        return 64
+    return 32 if size <= 256 else 16
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    sinks: Tensor | None,
+    *,
+    visible: int,
+    scale: float,
+    cap: float | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Attend with `[n, heads, width, size]` to caches `[n, kv_heads, rows, size]`.
+
+    mask: bool `[n, 1, width, visible]`. sinks: float32 `[heads]`. Returns `[n * width, heads *
+    size]`.
+    """
+    n, heads, width, size = q.shape
+    kv_heads = keys.shape[1]
+    chunks = _attend_chunks(q, keys, values, mask, visible=visible, scale=scale, cap=cap)
+    out = torch.empty((n * width, heads * size), dtype=dtype, device=q.device)
+    combine_kernel[(chunks.largest.shape[-1], n * kv_heads)](
+        chunks.mixed,
+        chunks.largest,
+        chunks.weights,
+        sinks,
+        out,
+        width,
+        chunks.largest.shape[1],
+        KV_HEADS=kv_heads,
+        SHARED=heads // kv_heads,
+        SIZE=size,
+        SINKS=sinks is not None,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=1,
+        **SEPARATE,
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What queries get of each chunk of keys, float32; rows are all heads of one kv head."""
+
+    mixed: Tensor  # [n * kv_heads, chunks, rows, size], values times exponentials of scores
+    largest: Tensor  # [n * kv_heads, chunks, rows], the score that exponentials are taken from
+    weights: Tensor  # [n * kv_heads, chunks, rows], sums of exponentials
+
+
+def _attend_chunks(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    visible: int,
+    scale: float,
+    cap: float | None,
+) -> Chunks:
+    n, heads, width, size = q.shape
+    kv_heads, cache_rows = keys.shape[1:3]
+    shared, count = heads // kv_heads, triton.cdiv(visible, CHUNK)
+    rows, block = shared * width, triton.next_power_of_2(size)
+    empty = partial(torch.empty, dtype=torch.float32, device=q.device)
+    chunks = Chunks(
+        mixed=empty((n * kv_heads, count, rows, size)),
+        largest=empty((n * kv_heads, count, rows)),
+        weights=empty((n * kv_heads, count, rows)),
+    )
+    tile = 16 if rows <= 16 else 32
+    attend_kernel[(triton.cdiv(rows, tile), n * kv_heads, count)](
+        q.to(keys.dtype).contiguous(),
+        keys,
+        values,
+        mask.contiguous().view(torch.uint8),
+        chunks.mixed,
+        chunks.largest,
+        chunks.weights,
+        width,
+        visible,
+        cache_rows,
+        count,
+        scale,
+        cap or 1.0,
+        KV_HEADS=kv_heads,
+        SHARED=shared,
+        SIZE=size,
+        CAPPED=cap is not None,
+        ROWS=tile,
+        KEYS=keys_of(block),
+        CHUNK=CHUNK,
+        BLOCK=max(block, 16),
+        num_warps=4,
+        num_stages=2,
+        **SEPARATE,
+    )
+    return chunks
+
+
+def recur(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    state: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Run the gated delta rule token by token, as `operators.linear_attention`."""
+    n, heads, key, value = state.shape
+    width = q.shape[1]
+    out, new_state = (torch.empty(x.shape, device=x.device) for x in (values, state))
+    given = [x.contiguous() for x in (q, keys, values, state, decays, betas)]
+    columns = 32
+    recur_kernel[(triton.cdiv(value, columns), n * heads)](
+        *given,
+        out,
+        new_state,
+        width,
+        scale,
+        HEADS=heads,
+        KEY=key,
+        VALUE=value,
+        BLOCK=triton.next_power_of_2(key),
+        COLUMNS=columns,
+        num_warps=4,
+        **SEPARATE,
+    )
+    return out, new_state
+
+
+def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
+    """Multiply tokens by the experts that they chose.
+
+    x: `[1 or experts, rows, depth]`; stack: `[experts, depth, columns]`; shares: float32 `[experts,
+    rows, 1]`, 0 where an expert is not chosen. Returns float32 `[experts, rows, columns]`, of which
+    what is not chosen may be anything finite.
+    """
+    count, depth, columns = stack.shape
+    rows = x.shape[1]
+    x, shares = x.to(stack.dtype).contiguous(), shares.contiguous()
+    tile = tile_of(rows, MOST_PARTED, stack.itemsize)
+    out = torch.empty((count, rows, columns), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), count)
+    experts_kernel[grid](
+        x,
+        stack,
+        shares,
+        out,
+        rows,
+        columns,
+        depth,
+        rows if len(x) > 1 else 0,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages_in(shared_memory(x.device), stack.itemsize),
+    )
+    return out
+
+
+def add_experts(x: Tensor, shares: Tensor) -> Tensor:
+    """Add up what experts make of each token, in the experts' order: `[rows, size]`."""
+    count, rows, size = x.shape
+    out = torch.empty((rows, size), dtype=torch.float32, device=x.device)
+    block = 256
+    grid = (triton.cdiv(size, block), rows)
+    x, shares = x.contiguous(), shares.contiguous()
+    add_experts_kernel[grid](x, shares, out, rows, size, count, BLOCK=block, **SEPARATE)
+    return out

@@ -1,0 +1,175 @@
+"""Engine kind `pytorch` with its kernels: the program's numbers, and rows that stay as they are.
+
+In Triton's interpreter, or compiled where a GPU is.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.decoding import Request, SamplingParams, in_process
+from dflash_trt.engines import load_engine
+from dflash_trt.engines.pytorch import fusion
+from dflash_trt.engines.pytorch.engine import Engine
+from dflash_trt.engines.pytorch.program import Calls
+from dflash_trt.graphs import Storage
+from dflash_trt.speculation import Fixed
+from tests.support.builds import build_engines
+from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
+from tests.support.families import make, pair_of
+from tests.support.interpreted import in_order
+from tests.support.pairs import Pair, make_pair
+
+SLOTS, LENGTH = 3, 64
+# what depends on other rows, if PyTorch does it
+BY_ROWS = {"Attention", "Gemm", "LinearAttention", "MatMul", "RMSNormalization"}
+FEW = [("gemma2", "z-lab"), ("qwen3", "z-lab")]
+OTHERS = [
+    *((family, "z-lab") for family in ("gemma4", "gpt-oss", "qwen2", "qwen3-moe")),
+    ("qwen3", "dflash2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def sums_in_order() -> Iterator[None]:
+    with in_order():
+        yield
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Calls]:
+    """Return the calls of each step, as they are made."""
+    seen: list[Calls] = []
+    fuse = fusion.fuse
+
+    def watched(*given: Any) -> Calls:
+        seen.append(fuse(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(fusion, "fuse", watched)
+    return seen
+
+
+def loaded(directory: Path, *, fuses: bool) -> Engine:
+    engine = load_engine(directory)
+    assert isinstance(engine, Engine)
+    engine._fuses = fuses
+    return engine
+
+
+def built(pair: Pair, directory: Path, dtype: str = "float32", **options: Any) -> Path:
+    sizes: dict[str, Any] = {"slots": SLOTS, "max_seq_len": LENGTH, "kind": "pytorch"} | options
+    build_engines(pair.target_dir, pair.drafter_dir, directory / dtype, dtype=dtype, **sizes)
+    return directory / dtype
+
+
+def assert_numbers_stay(engines: Path, lowered: list[Calls]) -> None:
+    """Assert that kernels give the program's numbers, and that none of `BY_ROWS` is left."""
+    targets = [loaded(engines / "target", fuses=fuses) for fuses in (False, True)]
+    drafters = [loaded(engines / "drafter", fuses=fuses) for fuses in (False, True)]
+    text = [(7 * i * i + 3 * i) % 301 for i in range(20)]
+    # beyond a window of 10 tokens
+    for start, end in ((0, 11), (11, 12), (12, 14)):
+        plain, fused = (target_step(engine, text[start:end], start, 1) for engine in targets)
+        for name in ("logits", "features", "top_logits"):
+            np.testing.assert_allclose(fused[name], plain[name], atol=2e-4, rtol=1e-5)
+        assert not {call.op for call in lowered[-1].calls} & BY_ROWS
+        features = np.array(plain["features"][0])
+        plain, fused = (drafter_step(engine, features, 5, start, 1) for engine in drafters)
+        for name in {*plain} - {"top_ids"} | {"logits"}:
+            np.testing.assert_allclose(fused[name], plain[name], atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "form"), FEW)
+def test_kernels_give_the_same_numbers(
+    family: str, form: str, tmp_path: Path, lowered: list[Calls]
+) -> None:
+    assert_numbers_stay(built(pair_of(family, form, tmp_path), tmp_path), lowered)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("family", "form"), OTHERS)
+def test_kernels_of_every_kind(
+    family: str, form: str, tmp_path: Path, lowered: list[Calls]
+) -> None:
+    assert_numbers_stay(built(pair_of(family, form, tmp_path), tmp_path), lowered)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "scales, all at top level"])
+def test_kernels_of_hybrids_and_forms(name: str, tmp_path: Path, lowered: list[Calls]) -> None:
+    assert_numbers_stay(built(make(name, tmp_path), tmp_path), lowered)
+
+
+def test_kernels_read_fp8(tmp_path: Path, lowered: list[Calls]) -> None:
+    pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
+    engines = built(pair, tmp_path, storage=Storage(fp8=True))
+    assert_numbers_stay(engines, lowered)
+    assert "DequantizeLinear" not in {call.op for call in lowered[-1].calls}
+    assert_rows_stay(built(pair, tmp_path, "bfloat16", storage=Storage(fp8=True)))
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def step_logits(
+    engine: Engine, texts: Sequence[Sequence[int]], start: int, row: int = 0
+) -> np.ndarray:
+    """Return the logits of a step of several sequences, `[n, width, vocab]`, at `start` of each."""
+    n, width = len(texts), len(texts[0])
+    step = engine.step(row, n, width, start + width, n * width)
+    step.inputs["tokens"][:] = texts
+    step.inputs["positions"][:] = start + np.arange(width)
+    step.inputs["write_index"][:] = start
+    step.inputs["mask"][..., :start] = True
+    step.inputs["mask"][..., start:] = np.tri(width, dtype=bool)
+    step.inputs["head_rows"][:] = np.arange(n * width)
+    if engine.info.states is not None:
+        step.inputs["known"][:], step.inputs["accepted"][:] = width, 0
+    step.run()
+    return np.array(step.outputs["logits"]).reshape(n, width, -1)
+
+
+def assert_rows_stay(engines: Path) -> None:
+    """Assert that logits are bit for bit those of one token at a time, drafts and others beside."""
+    engine = loaded(engines / "target", fuses=True)
+    texts = [[(11 * i * i + 5 * k + 2) % 301 for i in range(6)] for k in range(SLOTS)]
+    together = step_logits(engine, texts, 0)
+    alone = [step_logits(engine, [texts[1][place : place + 1]], place, 2) for place in range(6)]
+    np.testing.assert_array_equal(np.concatenate([*alone], 1)[0], together[1])
+    whole = step_logits(engine, texts[:1], 0)
+    np.testing.assert_array_equal(whole[0], together[0])
+
+
+def test_rows_do_not_depend_on_each_other(tmp_path: Path) -> None:
+    """Of 6 tokens, 18 rows in all: other tiles than for one."""
+    pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
+    assert_rows_stay(built(pair, tmp_path, "bfloat16"))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("family", ["gemma2", "gpt-oss", "qwen3-moe"])
+def test_rows_of_other_families(family: str, tmp_path: Path) -> None:
+    assert_rows_stay(built(pair_of(family, "z-lab", tmp_path), tmp_path, "bfloat16"))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=7)])
+def test_drafts_change_no_text_in_16_bits(sampling: SamplingParams, tmp_path: Path) -> None:
+    """Three texts decoded plainly one by one, and drafted together."""
+    pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
+    engines = built(pair, tmp_path, "bfloat16")
+    target, drafter = (loaded(engines / role, fuses=True) for role in ("target", "drafter"))
+    requests = [
+        Request([(31 * i + 7 * k) % 300 for i in range(5 + k)], 8, sampling) for k in range(SLOTS)
+    ]
+
+    def texts(drafts: int, batches: Sequence[Sequence[Request]]) -> list[list[int]]:
+        rounds = in_process(target, drafter if drafts else None)
+        scheduler = scheduler_of(rounds, Fixed(drafts), slots=SLOTS, max_seq_len=LENGTH)
+        return [each.tokens for batch in batches for each in run_all(scheduler, batch)]
+
+    assert texts(5, [requests]) == texts(0, [[request] for request in requests])

@@ -1,0 +1,114 @@
+"""Steps recorded as CUDA graphs, over a stand-in of PyTorch's (stand_in_cuda.py)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_trt.decoding import Request, in_process
+from dflash_trt.engines import load_engine
+from dflash_trt.engines.gpu import Gpu
+from dflash_trt.speculation import Fixed
+from tests.standins.cuda import CUDAGraph, install
+from tests.support.builds import build_engines
+from tests.support.equality import run_all, scheduler_of, target_step
+from tests.support.families import make
+from tests.support.pairs import Pair, make_pair
+
+SLOTS, LENGTH = 3, 96
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+def built(pair: Pair, directory: Path) -> Path:
+    sizes: dict[str, Any] = {"slots": SLOTS, "max_seq_len": LENGTH, "kind": "pytorch"}
+    build_engines(pair.target_dir, pair.drafter_dir, directory / "engines", **sizes)
+    return directory / "engines"
+
+
+def texts(engines: Path, drafts: int) -> list[list[int]]:
+    rounds = in_process(load_engine(engines / "target"), load_engine(engines / "drafter"))
+    scheduler = scheduler_of(rounds, Fixed(drafts), slots=SLOTS, max_seq_len=LENGTH)
+    requests = [Request([(31 * i + 7 * k) % 300 for i in range(9)], 30) for k in range(SLOTS)]
+    return [each.tokens for each in run_all(scheduler, requests)]
+
+
+def test_a_step_is_recorded_when_it_comes_again(gpu: None, tmp_path: Path) -> None:
+    engine = load_engine(built(make_pair(tmp_path / "pair"), tmp_path) / "target")
+    text = [(7 * i + 3) % 301 for i in range(40)]
+    recorded = []
+    for start in range(20, 24):
+        found = target_step(engine, text[start : start + 1], start)
+        assert np.isfinite(found["top_logits"]).all()
+        recorded.append((len(CUDAGraph.made), sum(graph.replays for graph in CUDAGraph.made)))
+    # each start has another number of visible tokens here, and so is another step
+    assert recorded == [(0, 0)] * 4
+    for again in range(3):
+        target_step(engine, text[20:21], 20)
+        assert [graph.replays for graph in CUDAGraph.made] == [again + 1]
+
+
+def test_prompts_are_not_recorded(gpu: None, tmp_path: Path) -> None:
+    engine = load_engine(built(make_pair(tmp_path / "pair"), tmp_path) / "target")
+    for _ in range(3):
+        target_step(engine, range(5, 5 + engine.info.most_verified + 1), 0)
+    assert not CUDAGraph.made
+
+
+def test_recorded_steps_read_new_numbers(gpu: None, tmp_path: Path) -> None:
+    """A replay takes what is in its inputs and caches by then, and writes where it did before."""
+    engines = built(make_pair(tmp_path / "pair"), tmp_path)
+    engine, text = load_engine(engines / "target"), [(7 * i * i + 3) % 301 for i in range(30)]
+    found = []
+    for start in range(12):  # always 32 visible tokens
+        step = engine.step(1, 1, 1, 32, 1)
+        step.inputs["tokens"][:] = text[start]
+        step.inputs["positions"][:] = step.inputs["write_index"][:] = start
+        step.inputs["mask"][:] = np.arange(32) <= start
+        step.inputs["head_rows"][:] = 0
+        step.run()
+        found.append(np.array(step.outputs["logits"][0]))
+    (graph,) = CUDAGraph.made
+    assert graph.replays == 11
+    whole = target_step(engine, text[:12], 0, 2)["logits"]
+    np.testing.assert_allclose(found, whole, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "qwen3.5"])
+def test_texts_of_recorded_rounds(name: str, tmp_path: Path) -> None:
+    """Graphs of target and drafter take turns in one memory; a hybrid's are by its counts too."""
+    pair = make_pair(tmp_path / "pair") if name == "dense" else make(name, tmp_path)
+    engines = built(pair, tmp_path)
+    expected = texts(engines, 4)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install(monkeypatch)
+        assert texts(engines, 4) == expected
+        replays = [graph.replays for graph in CUDAGraph.made]
+        assert len(replays) >= 2  # a target and a drafter
+        assert max(replays) > 2
+
+
+def test_the_stand_in_refuses_what_a_capture_does(gpu: None) -> None:
+    device, numbers = Gpu(0), torch.zeros(3)
+    with pytest.raises(AssertionError, match="waits for the GPU"):
+        device.record(lambda: print(numbers[0].item()))
+    with pytest.raises(AssertionError, match="cannot be waited for"):
+        device.record(device.wait)
+    with pytest.raises(AssertionError, match="default stream"):
+        CUDAGraph().capture_begin(None, "thread_local")
+    with pytest.raises(AssertionError, match="within another"):
+        device.record(lambda: CUDAGraph().capture_begin(None, "thread_local"))
+
+
+def test_a_recording_runs_nothing_until_it_is_launched(gpu: None) -> None:
+    device, numbers = Gpu(0), torch.zeros(3)
+    launch = device.record(lambda: numbers.add_(1))
+    assert numbers.tolist() == [0, 0, 0]
+    launch()
+    launch()
+    assert numbers.tolist() == [2, 2, 2]

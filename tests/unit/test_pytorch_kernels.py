@@ -1,0 +1,348 @@
+"""Each kernel equals PyTorch, and a row alone has the bits that it has among others.
+
+In Triton's interpreter, or compiled where a GPU is.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dflash_trt.engines.pytorch import launch, operators
+from dflash_trt.engines.pytorch.launch import Heads, Tile
+from tests.support.interpreted import DEVICE, in_order
+
+FLOAT = torch.float32
+few = settings(max_examples=10, deadline=None, derandomize=True)
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    with torch.device(DEVICE), in_order():
+        yield
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator)
+
+
+def close(ours: Tensor, theirs: Tensor, atol: float = 1e-4) -> None:
+    torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-5)
+
+
+def assert_rows_alone(together: Tensor, alone: Callable[[int], Tensor]) -> None:
+    """Assert that each row has the same bits when it is computed alone."""
+    for row in range(len(together)):
+        assert torch.equal(together[row : row + 1], alone(row)), f"row {row}"
+
+
+def chunk(parts: Tensor, row: int) -> Tensor:
+    return parts[:, row : row + 1].contiguous()
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+@few
+@given(
+    rows=st.sampled_from([1, 2, 5, 17, 33]),
+    columns=st.integers(1, 70),
+    depth=st.sampled_from([1, 31, 64, 257, 1024]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_products(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+    x, weight = random(rows, depth), random(columns, depth, seed=1).to(dtype)
+    parts = launch.linear(x, weight, None, dtype=dtype)
+    assert parts.shape == (launch.parts_of(columns, depth), rows, columns)
+    close(parts.sum(0), operators.matmul(x, weight.T), 1e-3)
+    for row in {0, rows // 2, rows - 1}:
+        alone = launch.linear(x[row : row + 1], weight, None, dtype=dtype)
+        assert torch.equal(parts[:, row], alone[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_fp8(dtype: torch.dtype) -> None:
+    """Rows of weights have scales, which multiply whole sums."""
+    x, weight, scales = random(18, 70), random(40, 70, seed=1), random(40, seed=2).abs()
+    codes = weight.to(torch.float8_e4m3fn)
+    parts = launch.linear(x, codes, scales, dtype=dtype)
+    widened = operators.dequantize_linear(codes, scales, axis=0)
+    close(parts[0], x.to(dtype).float() @ widened.T, 1e-3)
+    for row in (0, 17):
+        alone = launch.linear(x[row : row + 1], codes, scales, dtype=dtype)
+        assert torch.equal(parts[:, row], alone[:, 0])
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("depth", [300, 1100, 1536])
+def test_the_tile_changes_no_bit(
+    itemsize: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inner dimension is cut by the weight's shape alone, whatever tile the rows have."""
+    dtype = torch.bfloat16 if itemsize == 2 else torch.float32
+    x, weight = random(20, depth), random(70, depth, seed=1).to(dtype)
+    tiles = {
+        launch.tile_of(rows, columns, itemsize)
+        for rows in (1, 16, 17, 32, 33, 64, 65, 512)
+        for columns in (70, 4096)
+    }
+    results = []
+    for tile in tiles:
+        monkeypatch.setattr(launch, "tile_of", lambda *_, tile=tile: tile)
+        results.append(launch.linear(x, weight, None, dtype=dtype))
+    assert len(results) >= 2
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_stages_fit_into_shared_memory() -> None:
+    tile = Tile(128, 128, 64, 8, 4)
+    assert tile.stages_in(227 << 10, 2) == 4
+    assert tile.stages_in(99 << 10, 2) == 3
+    assert tile.stages_in(1 << 10, 2) == 1
+
+
+@few
+@given(
+    rows=st.integers(1, 5),
+    size=st.sampled_from([3, 64, 100, 1100]),
+    parts=st.integers(1, 3),
+    biased=st.booleans(),
+)
+def test_sums_and_norms(rows: int, size: int, parts: int, biased: bool) -> None:
+    product, residual = random(parts, rows, size), random(rows, size, seed=1)
+    weight, bias = random(size, seed=2), random(size, seed=3) if biased else None
+    summed = launch.add_up(product, bias)
+    close(summed, product.sum(0) + (0 if bias is None else bias))
+    assert_rows_alone(summed, lambda row: launch.add_up(chunk(product, row), bias))
+
+    def add_norm(product: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return launch.add_norm(product, bias, residual, weight, epsilon=1e-5, dtype=FLOAT)
+
+    total, normed = add_norm(product, residual)
+    close(total, residual + summed)
+    close(normed, operators.rms_norm(total, weight, axis=-1, epsilon=1e-5))
+    for row in range(rows):
+        alone = add_norm(chunk(product, row), residual[row : row + 1])
+        assert torch.equal(alone[0], total[row : row + 1])
+        assert torch.equal(alone[1], normed[row : row + 1])
+    assert torch.equal(launch.norm(total, weight, 1e-5, FLOAT), normed)
+
+
+@few
+@given(
+    rows=st.integers(1, 5),
+    size=st.sampled_from([3, 96, 520]),
+    parts=st.integers(1, 2),
+    gelu=st.booleans(),
+    biased=st.booleans(),
+)
+def test_gates(rows: int, size: int, parts: int, gelu: bool, biased: bool) -> None:
+    product = random(parts, rows, 2 * size)
+    bias = random(2 * size, seed=1) if biased else None
+    ours = launch.gated(product, bias, gelu=gelu, dtype=FLOAT)
+    gate, up = launch.add_up(product, bias).chunk(2, -1)
+    activation = operators.gelu(gate, approximate="tanh") if gelu else gate * gate.sigmoid()
+    close(ours, activation * up)
+    assert_rows_alone(
+        ours, lambda row: launch.gated(chunk(product, row), bias, gelu=gelu, dtype=FLOAT)
+    )
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+@few
+@given(
+    n=st.integers(1, 3),
+    width=st.integers(1, 4),
+    size=st.sampled_from([8, 24, 32]),
+    share=st.sampled_from([0, 2, 4]),  # of a head that is rotated, in quarters
+    normed=st.booleans(),
+    first=st.sampled_from([0, 5]),
+    biased=st.booleans(),
+)
+def test_heads(
+    n: int, width: int, size: int, share: int, normed: bool, first: int, biased: bool
+) -> None:
+    count, length = 3, 40
+    rotated = size * share // 4
+    heads = Heads(first, count, size, width, rotated, epsilon=1e-6 if normed else None)
+    product = random(2, n * width, first + count * size + 4)
+    bias = random(product.shape[-1], seed=1) if biased else None
+    weight = random(size, seed=2) if normed else None
+    cos, sin = (random(length, max(rotated // 2, 1), seed=seed) for seed in (3, 4))
+    generator = torch.Generator(DEVICE).manual_seed(n)
+    positions = torch.randint(0, length, (n, width), generator=generator)
+    ours = launch.split_heads(product, bias, weight, cos, sin, positions, heads=heads, dtype=FLOAT)
+    x = launch.add_up(product, bias)[:, first : first + count * size]
+    x = x.reshape(n, width, count, size).transpose(1, 2)
+    if weight is not None:
+        x = operators.rms_norm(x, weight, axis=-1, epsilon=1e-6)
+    if rotated:
+        x = operators.rotary_embedding(x, cos, sin, positions, rotary_embedding_dim=rotated)
+    close(ours, x)
+    at = torch.arange(n) * 3 + 1
+    cache, expected = (torch.zeros(n, count, 20, size) for _ in range(2))
+    launch.write_heads(product, bias, weight, cos, sin, positions, at, cache, heads=heads)
+    operators.tensor_scatter(expected, ours, at, axis=-2, mode="linear")
+    assert torch.equal(cache, expected)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+@few
+@given(
+    n=st.integers(1, 2),
+    width=st.integers(1, 5),
+    shared=st.sampled_from([1, 3, 5]),
+    size=st.sampled_from([16, 24, 64]),
+    visible=st.sampled_from([1, 40, 256, 300, 600]),
+    window=st.sampled_from([None, 7, 290]),
+    cap=st.sampled_from([None, 3.0]),
+    sunk=st.booleans(),
+)
+def test_attention(
+    n: int,
+    width: int,
+    shared: int,
+    size: int,
+    visible: int,
+    window: int | None,
+    cap: float | None,
+    sunk: bool,
+) -> None:
+    kv_heads, cache_rows, scale = 2, 640, size**-0.5
+    heads = kv_heads * shared
+    q = random(n, heads, width, size)
+    keys, values = (random(n, kv_heads, cache_rows, size, seed=seed) for seed in (1, 2))
+    sinks = random(heads, seed=3) if sunk else None
+    mask = masks(n, width, visible, window)
+
+    def attend(q: Tensor, rows: slice, mask: Tensor) -> Tensor:
+        given = (q.contiguous(), keys[rows].contiguous(), values[rows].contiguous(), mask)
+        last = mask.shape[-1]
+        return launch.attend(*given, sinks, visible=last, scale=scale, cap=cap, dtype=FLOAT)
+
+    ours = attend(q, slice(None), mask).reshape(n, width, heads, size)
+    theirs = written_out(q, keys, values, mask, sinks, scale, cap)
+    close(ours, theirs.transpose(1, 2), 1e-5)
+    for sequence in range(n):
+        for token in {0, width - 1}:
+            # alone, and with more keys that it does not see
+            its = mask[sequence : sequence + 1, :, token : token + 1]
+            wider = torch.cat((its, torch.zeros(1, 1, 1, 640 - visible, dtype=torch.bool)), -1)
+            query = q[sequence : sequence + 1, :, token : token + 1]
+            for seen in (its, wider):
+                alone = attend(query, slice(sequence, sequence + 1), seen)
+                assert torch.equal(alone.reshape(heads, size), ours[sequence, token])
+
+
+def masks(n: int, width: int, visible: int, window: int | None) -> Tensor:
+    """Return causal masks whose last rows see all but a few keys."""
+    last = visible - 1 - torch.arange(n)[:, None] - torch.arange(width).flip(0)
+    last = last.clamp(0)[:, None, :, None]
+    keys = torch.arange(visible)
+    seen = keys <= last
+    return seen if window is None else seen & (keys > last - window)
+
+
+def written_out(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    cap: float | None,
+) -> Tensor:
+    heads, visible = q.shape[1], mask.shape[-1]
+    shared = heads // keys.shape[1]
+    keys, values = (x[:, :, :visible].repeat_interleave(shared, 1) for x in (keys, values))
+    scores = q @ keys.transpose(-1, -2) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        first = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat((first, scores), -1).softmax(-1)[..., 1:] @ values
+    return scores.softmax(-1) @ values
+
+
+def test_a_row_that_sees_nothing_is_finite() -> None:
+    q, cache = random(1, 2, 3, 16), random(1, 1, 300, 16)
+    mask = torch.zeros(1, 1, 3, 300, dtype=torch.bool)
+    mixed = launch.attend(
+        q, cache, cache, mask, None, visible=300, scale=1.0, cap=None, dtype=FLOAT
+    )
+    assert torch.equal(mixed, torch.zeros(3, 32))
+
+
+# --- recurrence and experts -----------------------------------------------------------------------
+
+
+@few
+@given(
+    n=st.integers(1, 2),
+    width=st.integers(1, 6),
+    heads=st.integers(1, 3),
+    key=st.sampled_from([8, 20]),
+    value=st.sampled_from([8, 48]),
+)
+def test_recurrence(n: int, width: int, heads: int, key: int, value: int) -> None:
+    q, keys = (random(n, width, heads * key, seed=seed) / key**0.5 for seed in (0, 1))
+    values, state = random(n, width, heads * value, seed=2), random(n, heads, key, value)
+    decays, betas = -random(n, width, heads).abs(), random(n, width, heads, seed=3).sigmoid()
+    given = (q, keys, values, state, decays, betas)
+    known = {"update_rule": "gated_delta", "q_num_heads": heads, "kv_num_heads": heads}
+    out, after = launch.recur(*given, scale=0.3)
+    for ours, theirs in zip(
+        (out, after), operators.linear_attention(*given, scale=0.3, **known), strict=True
+    ):
+        close(ours, theirs, 1e-5)
+    for sequence in range(n):
+        memory = state[sequence : sequence + 1]
+        for token in range(width):
+            one: Any = [x[sequence : sequence + 1, token : token + 1] for x in (q, keys, values)]
+            rates = [x[sequence : sequence + 1, token : token + 1] for x in (decays, betas)]
+            read, memory = launch.recur(*one, memory, *rates, scale=0.3)
+            assert torch.equal(read[0, 0], out[sequence, token])
+        assert torch.equal(memory[0], after[sequence])
+
+
+def test_a_masked_token_leaves_the_state_as_it_is() -> None:
+    state, zeros = random(1, 2, 8, 8), torch.zeros(1, 1, 2)
+    given = [random(1, 1, 16, seed=seed) for seed in range(3)]
+    _, after = launch.recur(*given, state, zeros, zeros, scale=1.0)
+    assert torch.equal(after, state)
+
+
+@few
+@given(
+    rows=st.integers(1, 20),
+    count=st.integers(2, 6),
+    chosen=st.integers(1, 2),
+    depth=st.sampled_from([16, 70]),
+    columns=st.sampled_from([16, 70]),
+    separate=st.booleans(),
+)
+def test_experts(
+    rows: int, count: int, chosen: int, depth: int, columns: int, separate: bool
+) -> None:
+    x = random(count if separate else 1, rows, depth)
+    stack = random(count, depth, columns, seed=1)
+    best = random(rows, count, seed=2).topk(chosen).indices
+    shares = torch.zeros(rows, count).scatter(1, best, random(rows, chosen, seed=3).sigmoid())
+    shares = shares.T[:, :, None].contiguous()
+
+    def mixture(x: Tensor, shares: Tensor) -> Tensor:
+        return launch.add_experts(launch.experts(x, stack, shares), shares)
+
+    ours = mixture(x, shares)
+    close(ours, (torch.matmul(x, stack) * shares).sum(0))
+    assert_rows_alone(ours, lambda row: mixture(x[:, row : row + 1], shares[:, row : row + 1]))
