@@ -60,6 +60,7 @@ NOT_RUN = {
     ("docs/serving.md", '{"rounds": [{"round": 4,'): "an answer; test_drafting.py reads such",
     ("docs/structure.md", "build/pycode/"): "a folder's files",
     ("docs/structure.md", "cli -> bench, doctor"): "a picture",
+    ("docs/structure.md", "clients ──HTTP──►"): "a picture",
     ("README.md", "python examples/demo.py smollm2"): "with what it prints, in test_walks.py",
 }
 PRELUDE = """
