@@ -47,6 +47,8 @@ def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
         raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts")
     if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
         raise ValueError("must be a string, a list of token ids, or a list of either")
+    if len(prompts) > 1 and "" in prompts:  # one alone is refused by the model, before any answer
+        raise ValueError("must hold no empty prompt")
     return list(prompts)
 
 
