@@ -162,3 +162,19 @@ def test_features_of_a_round_in_which_all_texts_end_wait() -> None:
     assert passed.features is not None
     assert (passed.waited, passed.features[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
     assert passed.buffered == [0]
+
+
+def test_a_round_says_how_many_features_wait() -> None:
+    """Of all rounds since the drafter ran, rejected drafts not among them."""
+    buffer = FeatureBuffer()
+    features = np.zeros((2, 3, 1), np.float32)
+
+    def waiting(fate: Features, *places: int) -> list[int | None]:
+        rows = [Row([1, 2, 3], 1, place, 99) for place in places]
+        return buffer.pass_on(Round(0, rows, fate, 3), [2, 0], features).buffered
+
+    assert waiting(Features.KEEP, 4, 9) == [3, 1]
+    assert waiting(Features.KEEP, 7, 10) == [6, 2]
+    assert waiting(Features.DRAFT, 10, 11) == [0, 0]
+    assert waiting(Features.KEEP, 13, 12) == [3, 1]
+    assert waiting(Features.DROP, 16, 13) == [None, None]
