@@ -77,15 +77,14 @@ def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
 @pytest.fixture(scope="session")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     """Return `case_of(name)`: a taught pair of `families.make` and the references' results."""
-    import exact  # noqa: PLC0415
-    import families  # noqa: PLC0415
+    from tests.support import equality, families  # noqa: PLC0415
 
     @cache
     def make(name: str) -> Case:
         directory = tmp_path_factory.mktemp("case")
         built = built_from(families.make(name, directory), directory)
         of_family = name in families.DENSE | families.MOE | families.HYBRIDS
-        return exact.case_for(built, 64 if of_family else exact.NEW_TOKENS)
+        return equality.case_for(built, 64 if of_family else equality.NEW_TOKENS)
 
     return make
 

@@ -129,23 +129,30 @@ def _decode_together(
 def _report(
     pairs: Sequence[_Pair], mismatches: Sequence[Mismatch | None], target: EngineInfo
 ) -> LosslessReport:
-    tokens = sum(len(pair.fast.tokens) for pair in pairs)
-    fast_seconds = sum(pair.fast_seconds for pair in pairs)
-    slow_seconds = sum(pair.slow_seconds for pair in pairs)
-    committed = [count for pair in pairs for count in pair.fast.committed_per_round]
-    rounds = len(committed)
+    outputs = list[list[int]]()
+    prompt_rounds = list[int]()
+    committed = list[int]()
+    fast_seconds = 0.0
+    slow_seconds = 0.0
+    for pair in pairs:
+        outputs.append(pair.fast.tokens)
+        prompt_rounds.append(pair.fast.rounds)
+        committed += pair.fast.committed_per_round
+        fast_seconds += pair.fast_seconds
+        slow_seconds += pair.slow_seconds
+    tokens = sum(map(len, outputs))
     return LosslessReport(
-        identical=sum(mismatch is None for mismatch in mismatches),
+        identical=list(mismatches).count(None),
         total=len(pairs),
         together=target.slots,
-        tau=(tokens - len(pairs)) / rounds if rounds else 0.0,
+        tau=(tokens - len(pairs)) / len(committed) if committed else 0.0,
         kept=_kept_fractions(committed, target.block_size),
         speedup=slow_seconds / fast_seconds,
         dflash_tokens_per_s=tokens / fast_seconds,
         plain_tokens_per_s=tokens / slow_seconds,
-        outputs=[pair.fast.tokens for pair in pairs],
+        outputs=outputs,
         first_mismatch=next(filter(None, mismatches), None),
-        prompt_rounds=[len(pair.fast.committed_per_round) for pair in pairs],
+        prompt_rounds=prompt_rounds,
     )
 
 

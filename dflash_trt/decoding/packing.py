@@ -132,6 +132,7 @@ def unpack_round(tensors: RoundTensors) -> Round:
         tensors.history.tolist(),
         strict=True,
     )
+    has_masks = bool((tensors.masks != NONE).any())
     rows = []
     for index, (numbers, tokens, encoded, history) in enumerate(lines):
         length, known, position, budget, replayed, next_token = numbers
@@ -145,7 +146,8 @@ def unpack_round(tensors: RoundTensors) -> Round:
             [token for token in history if token != NONE],
             next_token=_optional(next_token),
         )
-        row.masks = _unpack_masks(tensors.masks[index], len(row.drafts))
+        if has_masks:
+            row.masks = _unpack_masks(tensors.masks[index], len(row.drafts))
         rows.append(row)
     round = unpack_batch(tensors.batch)
     round.rows = rows
