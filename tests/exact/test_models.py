@@ -12,6 +12,7 @@ import pytest
 
 from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checks.pair import PAIR_CHECKS
+from dflash_trt.checks.target import TARGET_CHECKS
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed
@@ -70,5 +71,5 @@ def test_the_table_has_every_cell_and_only_tests_that_are_there() -> None:
 def test_the_list_of_checks_is_complete() -> None:
     row = r"^\| `([\w-]+)` \| (error|warning|note) \|"
     listed = re.findall(row, TABLE.read_text(encoding="utf-8"), re.MULTILINE)
-    checks = [*PAIR_CHECKS, *CHAT_CHECKS]
+    checks = [*TARGET_CHECKS, *PAIR_CHECKS, *CHAT_CHECKS]
     assert sorted(listed) == sorted((check.name, check.severity) for check in checks)
