@@ -149,6 +149,7 @@ def test_a_hybrid_is_built_for_our_own_engine(
     kinds = {kind["kind"]: kind for kind in report["engine_kinds"]}
     assert [kind for kind, about in kinds.items() if about["fits"]] == [
         "onnxruntime",
+        "pytorch",
         "tensorrt_llm",
     ]
     assert "LinearAttention" in " ".join(kinds["tensorrt"]["reasons"])
