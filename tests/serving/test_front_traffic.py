@@ -42,6 +42,7 @@ class Asked:
     got: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=Counter)
+    reasons: dict[int, str] = field(default_factory=dict)  # why a choice ended
 
     def end(self) -> str:
         """Compare all that came; return the finish reason."""
@@ -54,17 +55,20 @@ class Asked:
             if last:
                 break
         tokens, written = self.whole()
-        reason = min(part.finish_reason, key=WHOLE.__contains__)
         assert sorted(self.got) == list(range(self.choices))
         for index, got in self.got.items():
-            assert got == (tokens if reason in WHOLE else tokens[: len(got)])
-            assert self.text[index] == (written if reason in WHOLE else text_of(got))
+            whole = self.reasons[index] in WHOLE  # the deadline may end one choice alone
+            assert got == (tokens if whole else tokens[: len(got)])
+            assert self.text[index] == (written if whole else text_of(got))
             assert self.rounds[index] == max(len(got) - 1, 0)
-        return str(reason)
+        return min(self.reasons.values(), key=WHOLE.__contains__)
 
     def take(self, part: RequestOutput) -> None:
         at, alone = 0, len(part.index) == 1  # a part of a stream has new tokens, of all so far
         self.rounds[part.index[0]] += sum(part.round_tokens) if alone else 0
+        for index, reason in zip(part.index, part.finish_reason, strict=True):
+            if reason:
+                assert self.reasons.setdefault(index, reason) == reason
         for index, text, count in zip(
             part.index, part.text_output, part.completion_tokens, strict=True
         ):
