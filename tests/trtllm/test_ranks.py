@@ -114,7 +114,9 @@ def image_command(bundle: Path, ports: Ports, key: Path) -> list[str]:
     (line,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     here = {"/mnt/models": str(bundle), KEY: str(key), "0.0.0.0": "127.0.0.1"}
     command = [here.get(word, word) for word in json.loads(line)]
-    return [*command, f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
+    # a busy machine may need longer than a server's default for what still runs
+    extra = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--drain-seconds={WAIT}"]
+    return [*command, *extra]
 
 
 @contextmanager
