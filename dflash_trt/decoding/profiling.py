@@ -79,8 +79,7 @@ def measure(
     for passes in range(1, MAX_PASSES + 1):
         # every pass visits all points, so that noise of the machine affects all
         for point in points:
-            # nor should the drafter's time count features left by earlier rounds
-            for _ in range(1 if point.width is None else warm_ups):
+            for _ in range(max(warm_ups, _least_warm_ups(point))):
                 visit(point)
             seconds[point] += [visit(point) for _ in range(1 + warm_ups)]
         pass_seconds = (clock() - passes_start) / passes
@@ -88,6 +87,17 @@ def measure(
         if clock() - start + pass_seconds > limit:
             break
     return _profile(grid, [seconds[point] for point in points])
+
+
+def _least_warm_ups(point: Point) -> int:
+    """Return how many rounds of this kind must run before one is timed.
+
+    Plain steps follow each other: after a wide round one takes up to twice as long, because the
+    weights have left the CPU's cache, and drafts would look cheap beside it. The drafter's time
+    should not count features left by earlier rounds.
+    """
+    follows_its_kind = point.width is None or point.width == 1
+    return 1 if follows_its_kind else 0
 
 
 def _grids(info: EngineInfo) -> Iterator[Grid]:

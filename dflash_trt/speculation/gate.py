@@ -5,7 +5,7 @@ MAX_CREDIT = 10.0  # limits how long past gains hide present losses
 MIN_CREDIT = 0.5  # of a new text alone, after many that drafting slowed down
 OPENS = 0.5  # plain steps that probes must gain to reopen the gate
 MARGIN = 0.05  # gain that a probe must exceed, as a fraction of its cost
-OPEN_MARGIN = 0.02  # likewise of a round while the gate is open: costs are higher than they look
+OPEN_MARGIN = 0.05  # likewise of a round while the gate is open: costs are higher than they look
 
 
 class Gate:
