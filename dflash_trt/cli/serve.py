@@ -142,10 +142,6 @@ def update_drafter(
 KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols
 
 
-def _first_key(file: Path) -> str:
-    return next(iter(file.read_text("ascii", "ignore").split()), "")
-
-
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     url: Annotated[
@@ -167,13 +163,14 @@ def generate(
 ) -> None:
     """Stream a completion from a running server."""
     from dflash_trt.serving.client import Client, Tls
+    from dflash_trt.serving.remote import first_key
 
     prompt_text = _read_prompt(prompt)
     text, ids, rounds, final = "", list[int](), list[int](), None
     with Client(
         url,
         tls=Tls(root_certificate=tls_ca) if tls_ca else None,
-        headers={KEY_HEADER: _first_key(key_file)} if key_file else None,
+        headers={KEY_HEADER: first_key(key_file)} if key_file else None,
     ) as client:
         for chunk in client.stream(
             [{"role": "user", "content": prompt_text}] if chat else prompt_text,

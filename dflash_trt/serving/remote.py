@@ -20,7 +20,7 @@ def client_options(url: str, key_file: Path | None) -> dict[str, Any]:
         raise RequestError(f"--url {url} is no address", "Give it as http://127.0.0.1:8000")
     headers = {}
     if key_file is not None:
-        headers["Authorization"] = f"Bearer {_read_key(key_file)}"
+        headers["Authorization"] = f"Bearer {first_key(key_file)}"
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
         "headers": headers,
@@ -60,7 +60,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _read_key(file: Path) -> str:
+def first_key(file: Path) -> str:
+    """Return the first key of a file of `serve --key-file`; RequestError without one."""
     try:
         return file.read_text(encoding="ascii").split()[0]
     except (OSError, ValueError, IndexError) as error:

@@ -1,7 +1,7 @@
 """Costs of rounds in plain steps: a measured profile, corrected while serving."""
 
 from collections import defaultdict, deque
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple, Protocol
 
 NEAR = 256  # width of the context buckets, tokens
@@ -12,6 +12,7 @@ RECENT = 24  # samples kept
 BESIDE = 16  # largest distance in rounds of two steps that are compared
 WINDOW = 512  # rounds after which a sample expires
 STALE = 128  # rounds after which a plain step is timed again
+MAX_OVERRUN = 2.0  # limit of one round's measured over expected cost; more is noise
 
 Times = deque[tuple[int, float]]  # round and ratio
 
@@ -44,6 +45,7 @@ class CostModel:
         self._max_drafts = max_drafts  # per row in a round
         self._ratios = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=TIMED))
+        self._overruns = defaultdict[int, deque[float]](lambda: deque(maxlen=RECENT))
         self._corrected: dict[tuple[int, int], RoundCosts] = {}
         self._now = 0  # timed rounds
 
@@ -57,6 +59,8 @@ class CostModel:
         if self._now % REFRESH == 0:
             self._corrected.clear()
         ratio = verify / self._profile.verify(n, 1 + width, near)
+        if width and draft:
+            self._add_whole(n, width, context, verify + draft)
         if width and streak != 1:
             self._unpaired[batch, "verify"].append((self._now, ratio))
         if draft and streak:  # the drafter took in features of one round only
@@ -74,6 +78,23 @@ class CostModel:
             if nearby:
                 self._ratios[batch, kind].append((self._now, median(nearby) / ratio))
             times.clear()
+
+    def _add_whole(self, n: int, width: int, context: int, seconds: float) -> None:
+        """Add a round that verified drafts and drafted."""
+        costs = self.costs(n, context)
+        ratio = seconds / self.plain_seconds(n, context) / (costs.steps[width] + costs.draft)
+        self._overruns[n.bit_length()].append(min(ratio, MAX_OVERRUN))
+
+    def overrun(self, n: int) -> float:
+        """Return how much more whole rounds cost than their parts, at least 1.
+
+        Parts are medians. What slows down only some rounds, as turning from the target to the
+        drafter and back does, shows in the mean.
+        """
+        ratios = self._overruns[n.bit_length()]
+        if len(ratios) < TIMED:
+            return 1.0
+        return max(mean(ratios), 1.0)
 
     def costs(self, n: int, context: int) -> RoundCosts:
         near = _bucket_middle(context)

@@ -131,7 +131,8 @@ class Adaptive(Policy):
         width, tokens = _best_width(expected, costs.steps, draft_cost, waiting)
         self._note_drafts(rows)
         if drafted and any(expected):
-            _credit_drafter(gate, expected, tokens[width], width, costs, waiting)
+            cost = (costs.steps[width] + costs.draft) * self._costs.overrun(n)
+            _credit_drafter(gate, expected, tokens[width], cost, costs, waiting)
             if self._probing and not width:
                 width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
@@ -276,15 +277,14 @@ def _credit_drafter(
     gate: Gate,
     rows: Sequence[Sequence[Expected]],
     tokens: float,
-    width: int,
+    cost: float,
     costs: RoundCosts,
     waiting: bool,
 ) -> None:
-    """Add to the gate what the drafter gains in a round of this width, and its cost."""
+    """Add to the gate what the drafter gains in a round of this cost, and the cost."""
     others = [
         [expected for expected in row if expected.proposal.source != "drafter"] for row in rows
     ]
     alone, without = _best_width(others, costs.steps, 0.0, waiting)
-    cost = costs.steps[width] + costs.draft
     # the time that decoding without the drafter takes for these tokens, less the round's
     gate.add(tokens * costs.steps[alone] / without[alone] - cost, cost)

@@ -72,6 +72,31 @@ def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
     assert found.verify(3, 5, 512) == pytest.approx(machine.verify(3, 5, 512) + HOP * scale)
 
 
+class Caching(Machine):
+    """A machine whose rounds take twice as long after one of another kind."""
+
+    last = (0, False)
+
+    def __call__(self, round: Round) -> RoundResult:
+        kind = round.width, round.features is Features.DRAFT
+        before = self.now
+        result = super().__call__(round)
+        if kind != self.last:
+            self.now += self.now - before
+        self.last = kind
+        return result
+
+
+def test_plain_steps_are_timed_after_plain_ones() -> None:
+    """Plain decoding runs them so: timed after others they would make drafts look cheap."""
+    machine = Caching(scale=30.0)  # slow, so that most rounds are timed at once
+    found = machine.measure()
+    plain = machine.verify(1, 1, 64) + HOP * machine.scale
+    assert found.verify(1, 1, 64) == pytest.approx(plain)
+    wide = machine.verify(1, 16, 64) + HOP * machine.scale
+    assert found.verify(1, 16, 64) == pytest.approx(2 * wide)
+
+
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 200.0])
 def test_it_ends_in_time(scale: float) -> None:
     machine = Machine(scale)
