@@ -45,7 +45,7 @@ class CostModel:
         self._max_drafts = max_drafts  # per row in a round
         self._ratios = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[int, str], Times](lambda: deque(maxlen=TIMED))
-        self._overruns = defaultdict[int, deque[float]](lambda: deque(maxlen=RECENT))
+        self._overruns = defaultdict[tuple[int, str], deque[float]](lambda: deque(maxlen=RECENT))
         self._corrected: dict[tuple[int, int], RoundCosts] = {}
         self._now = 0  # timed rounds
 
@@ -59,8 +59,7 @@ class CostModel:
         if self._now % REFRESH == 0:
             self._corrected.clear()
         ratio = verify / self._profile.verify(n, 1 + width, near)
-        if width and draft:
-            self._add_whole(n, width, context, verify + draft)
+        self._add_overrun(n, width, context, verify, draft, streak)
         if width and streak != 1:
             self._unpaired[batch, "verify"].append((self._now, ratio))
         if draft and streak:  # the drafter took in features of one round only
@@ -79,22 +78,33 @@ class CostModel:
                 self._ratios[batch, kind].append((self._now, median(nearby) / ratio))
             times.clear()
 
-    def _add_whole(self, n: int, width: int, context: int, seconds: float) -> None:
-        """Add a round that verified drafts and drafted."""
+    def _add_overrun(
+        self, n: int, width: int, context: int, verify: float, draft: float, streak: int
+    ) -> None:
+        """Add a round that verified drafts and drafted, or a plain one after a plain one."""
         costs = self.costs(n, context)
-        ratio = seconds / self.plain_seconds(n, context) / (costs.steps[width] + costs.draft)
-        self._overruns[n.bit_length()].append(min(ratio, MAX_OVERRUN))
+        if width and draft:
+            kind = "drafts"
+            expected = costs.steps[width] + costs.draft
+        elif not width and not draft and not streak:
+            kind = "plain"
+            expected = 1.0
+        else:
+            return
+        ratio = (verify + draft) / self.plain_seconds(n, context) / expected
+        self._overruns[n.bit_length(), kind].append(min(ratio, MAX_OVERRUN))
 
     def overrun(self, n: int) -> float:
-        """Return how much more whole rounds cost than their parts, at least 1.
+        """Return how much more rounds with drafts cost than their parts, at least 1.
 
-        Parts are medians. What slows down only some rounds, as turning from the target to the
-        drafter and back does, shows in the mean.
+        Parts are medians. What slows down only some rounds shows in the mean; what slows down plain
+        rounds as much does not count.
         """
-        ratios = self._overruns[n.bit_length()]
-        if len(ratios) < TIMED:
+        drafts = self._overruns[n.bit_length(), "drafts"]
+        plain = self._overruns[n.bit_length(), "plain"]
+        if min(len(drafts), len(plain)) < TIMED:
             return 1.0
-        return max(mean(ratios), 1.0)
+        return max(mean(drafts) / mean(plain), 1.0)
 
     def costs(self, n: int, context: int) -> RoundCosts:
         near = _bucket_middle(context)
