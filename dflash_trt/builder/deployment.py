@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dflash_trt.builder.manifest import NO_DIGEST, SHORT
+from dflash_trt.builder.package_lock import read_package_lock
 from dflash_trt.builder.program import program
 from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
@@ -60,6 +61,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int = 1) -> No
         "short": short,
         "digest": NO_DIGEST,
         "commit": program().commit,
+        "locked": config.package_lock is not None,
         "python_image": PYTHON_IMAGE,
         "triton_image": TRITON_IMAGE,
         "key_folder": KEY_FOLDER,
@@ -84,8 +86,8 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int = 1) -> No
         path.write_text(render_template(template, **values), encoding="utf-8")
         if file.endswith(".sh"):
             path.chmod(0o755)
-    pins = "\n".join(pinned_requirements(config).values())
-    (directory / REQUIREMENTS).write_text(pins + "\n", encoding="utf-8")
+    lines = "\n".join(image_requirements(config).values())
+    (directory / REQUIREMENTS).write_text(lines + "\n", encoding="utf-8")
 
 
 def base_images(config: BuildConfig) -> list[str]:
@@ -177,6 +179,18 @@ def pinned_requirements(config: BuildConfig) -> dict[str, str]:
         if version is not None:
             left += _needed(name, requirement.extras)
     return dict(sorted(lines.items()))
+
+
+def image_requirements(config: BuildConfig) -> dict[str, str]:
+    """Return the line of each package in the image's requirements, by name.
+
+    Of a lock where the config has one; then pip takes only files of these hashes.
+    """
+    pins = pinned_requirements(config)
+    if config.package_lock is None:
+        return pins
+    locked = read_package_lock(config.package_lock, pins)
+    return {name: package.line for name, package in locked.items()}
 
 
 def _installed_version(name: str) -> str | None:

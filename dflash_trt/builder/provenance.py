@@ -14,7 +14,9 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.builder.deployment import pinned_requirements
+from packaging.requirements import Requirement
+
+from dflash_trt.builder.deployment import image_requirements
 from dflash_trt.builder.manifest import (
     MANIFEST,
     Manifest,
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 # outputs in a manifest; the rest are inputs
 MADE = {"files", "quantization"}
 # config fields left out, because the inputs themselves are recorded
-LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
-    "engine": {"calibration": True}
+LEFT_OUT: dict[str, Any] = {
+    **dict.fromkeys(("name", "target", "drafter", "drafters", "package_lock"), True),
+    "engine": {"calibration": True},
 }
 
 
@@ -77,6 +80,7 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
     text: the config as it was written; "": it comes from no file.
     """
     config, models = job.config, job.models
+    lock = config.package_lock
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
         for role, model in models.items()
@@ -94,6 +98,7 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
             if model.at.commit
         },
         "packages": {"target": package} if (package := _package(config)) else {},
+        "package_lock": lock and hashlib.sha256(lock.read_bytes()).hexdigest(),
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
 
@@ -167,7 +172,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     }
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
-    components += map(_package_component, pinned_requirements(job.config).values())
+    components += map(_package_component, image_requirements(job.config).values())
     # a drafter needs the target's embedding, head and features
     needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {
@@ -226,18 +231,24 @@ def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
     ]
 
 
-def _package_component(requirement: str) -> Json:
+def _package_component(line: str) -> Json:
     """Return a package of the image: pinned, or by name where it was not installed here."""
-    name, _, number = requirement.partition("==")
-    if not number:
-        return {"type": "library", "bom-ref": f"image/{requirement}", "name": requirement}
-    return {
+    pin, *hashes = line.split(" --hash=sha256:")
+    requirement = Requirement(pin)
+    name = requirement.name
+    number = str(requirement.specifier).removeprefix("==")
+    if not number[:1].isdigit():
+        return {"type": "library", "bom-ref": f"image/{pin}", "name": pin}
+    component: Json = {
         "type": "library",
         "bom-ref": f"image/{name}",
         "name": name,
         "version": number,
         "purl": f"pkg:pypi/{name}@{number}",
     }
+    if hashes:
+        component["hashes"] = [{"alg": "SHA-256", "content": digest} for digest in hashes]
+    return component
 
 
 def _libraries() -> Iterator[Json]:

@@ -384,6 +384,11 @@ class BuildConfig(Section):
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
     )
+    package_lock: LocalPath | None = Field(
+        default=None,
+        description="pip requirements with hashes of every package of the image, made from an "
+        "earlier build's requirements.txt; unset: versions without hashes",
+    )
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Field(default=Serving(), validate_default=True)

@@ -17,7 +17,7 @@ from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 MOST = 20  # complaints shown
 BASE = "extends"
-LOCAL_PATHS = ("path", "gguf", "calibration")  # fields of type `LocalPath`
+LOCAL_PATHS = ("path", "gguf", "calibration", "package_lock")  # fields of type `LocalPath`
 Complaint = tuple[int, str, str]  # line, problem, fix
 SCHEMA = "`dflash-trt schema` shows what each field takes"
 # fields that are gone, with what to do

@@ -27,7 +27,18 @@ FENCE = re.compile(r"^(?P<fence>```+)(\w*)\n(.*?)^(?P=fence)$", re.DOTALL | re.M
 INLINE = re.compile(r"`([^`]+)`")
 PROGRAMS = (
     *("aiperf", "curl", "dflash-trt", "docker", "git", "hf", "kubectl", "make", "mpirun"),
-    *("nvidia-smi", "openssl", "pip", "promtool", "pytest", "python", "python3", "rsync", "scp"),
+    *(
+        "nvidia-smi",
+        "openssl",
+        "pip",
+        "pip-compile",
+        "promtool",
+        "pytest",
+        "python",
+        "python3",
+        "rsync",
+        "scp",
+    ),
     *("sha256sum", "srun", "ssh", "systemctl", "umask"),
 )
 SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
@@ -54,6 +65,7 @@ NOT_RUN = {
     ("docs/release.md", "kubectl rollout history"): "likewise",
     ("docs/release.md", "kubectl apply"): "likewise",
     ("docs/release.md", "pip wheel --no-deps"): "builds an image",
+    ("docs/release.md", "pip-compile --generate-hashes"): "needs an index",
     ("docs/release.md", "docker build --build-arg"): "builds an image",
     ("docs/release.md", "cd BUILD && oras push"): "needs a registry",
     ("docs/serving.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
