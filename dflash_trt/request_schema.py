@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
 
 import numpy as np
 from pydantic import (
@@ -204,6 +204,24 @@ class Tensor:
     help: str
 
 
+class Kind(NamedTuple):
+    """What a tensor of a data type holds."""
+
+    type: Any
+    words: str
+    low: float = 0
+    high: float = 0
+
+
+KINDS = {
+    "BYTES": Kind(str, "a string"),
+    "BOOL": Kind(bool, "true or false", 0, 1),
+    "INT32": Kind(int, "an integer of 32 bits", -(2**31), 2**31 - 1),
+    "UINT64": Kind(int, "an integer from 0 on", 0, 2**64 - 1),
+    "FP32": Kind(int | float, "a number", -math.inf, math.inf),
+}
+
+
 @cache
 def tensors() -> dict[str, Tensor]:
     found = {}
@@ -237,18 +255,14 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 
 def check_json(name: str, value: Any) -> None:
-    """Raise RequestError for a value that Triton's `generate` cannot put into the tensor."""
-    kind, words, low, high = {
-        "BYTES": (str, "a string", 0, 0),
-        "BOOL": (bool, "true or false", 0, 1),
-        "INT32": (int, "an integer of 32 bits", -(2**31), 2**31 - 1),
-        "UINT64": (int, "an integer from 0 on", 0, 2**64 - 1),
-        "FP32": (int | float, "a number", -math.inf, math.inf),
-    }[tensors()[name].datatype]
-    for each in value if isinstance(value, list) else [value]:
-        fits = isinstance(each, kind) and isinstance(each, bool) == (kind is bool)
-        if not fits or (kind is not str and not low <= each <= high):
-            raise RequestError(f"{name} is not {words}", "Correct it")
+    """Raise RequestError for a value that the tensor of this name cannot hold."""
+    kind = KINDS[tensors()[name].datatype]
+    elements = value if isinstance(value, list) else [value]
+    for index, element in enumerate(elements):
+        fits = isinstance(element, kind.type) and isinstance(element, bool) == (kind.type is bool)
+        if not fits or (kind.type is not str and not kind.low <= element <= kind.high):
+            place = f"{name}[{index}]" if isinstance(value, list) else name
+            raise RequestError(f"{place} is not {kind.words}", "Correct it")
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
@@ -296,9 +310,19 @@ def _value_of(name: str, array: "np.ndarray[Any, Any]") -> Any:
 
 
 def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
-    """Return the data type, shape and bytes of the tensor for a field's value."""
-    tensor = tensors()[name]
-    if tensor.is_json and value not in TOOL_CHOICES:
+    """Return the data type, shape and bytes of the tensor for a field's value.
+
+    Raises RequestError for a value that the tensor cannot hold; what else is wrong with it the
+    model says.
+    """
+    tensor = tensors().get(name)
+    if tensor is None:
+        raise RequestError(f"{name[:80]} is unknown", "Leave it out")
+    if not tensor.is_json:
+        if isinstance(value, list) != tensor.is_list:
+            raise RequestError(f"{name} is {'no' if tensor.is_list else 'a'} list", "Correct it")
+        check_json(name, value)
+    elif value not in TOOL_CHOICES:
         value = json.dumps(value, ensure_ascii=False)
     values = value if tensor.is_list else [value]
     if tensor.datatype == "BYTES":

@@ -16,7 +16,6 @@ from typing import Any, Self, get_type_hints
 
 import grpc
 import numpy as np
-from pydantic import ValidationError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
@@ -28,7 +27,7 @@ from dflash_trt.errors import (
     UnavailableError,
 )
 from dflash_trt.prompts import AnyPrompt
-from dflash_trt.request_schema import GenerateRequest, encode, first_fault
+from dflash_trt.request_schema import encode
 from dflash_trt.speculation import SOURCES
 from dflash_trt.wire import CODED_ERRORS
 
@@ -124,7 +123,11 @@ TOTALS = [
 
 class _Call:
     def __init__(self, address: str, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]):
-        """options: `GenerateRequest`'s, `timeout` (s) and `parameters`; RequestError if invalid."""
+        """Encode a request.
+
+        options: `GenerateRequest`'s, which the model validates, `timeout` (s) and `parameters`.
+        Raises RequestError for what no tensor can hold.
+        """
         values = {name: value for name, value in options.items() if value is not None}
         self.timeout = float(values.pop("timeout", TIMEOUT))
         if not 0 < self.timeout < MAX_TIMEOUT:
@@ -137,11 +140,6 @@ class _Call:
             values[name] = list(prompt)
         values["stream"] = stream
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-        try:
-            GenerateRequest.model_validate(values)
-        except ValidationError as error:
-            name, problem = first_fault(error.errors())
-            raise RequestError(f"{name} {problem}", "Correct it") from None
         self.request = service_pb2.ModelInferRequest(model_name=MODEL)
         for name, value in values.items():
             try:

@@ -33,7 +33,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
         ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
         ({"prompt": [[-1], [-1]]}, "prompt", "prompt holds -1, no token"),
         ({"prompt": None}, "prompt", "Missing required parameter"),
-        ({"stop": [""]}, "stop", "stop[0] must have at least 1 character"),
+        ({"stop": [""]}, "stop", "'stop[0]' must have at least 1 character"),
         ({"timeout": 0}, "timeout", "greater"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"guided_json": {"type": "x"}}, "guided_json", "guided_json cannot be used"),

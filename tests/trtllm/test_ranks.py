@@ -296,6 +296,16 @@ def test_nothing_is_left_when_serve_is_killed(bundles: dict[int, Path], tmp_path
         wait_until(lambda: not alive(pids))
 
 
+def test_a_hung_rank_ends_with_the_server(bundles: dict[int, Path], tmp_path: Path) -> None:
+    """It answers neither Triton nor mpirun, whose end alone would leave it behind."""
+    with container(bundles[2], tmp_path / "home") as served:
+        pids = tree(served.process.pid)
+        os.kill(served.ranks()[1], signal.SIGSTOP)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(WAIT) == 0
+        assert not alive(pids)
+
+
 MPIRUN = ("mpirun", "-np", "2", "--host", "localhost:2", "--bind-to", "none")
 LAUNCHED = (*MPIRUN, "--allow-run-as-root", "trtllm-llmapi-launch")
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -21,7 +22,15 @@ from pydantic import (
 )
 
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import ChatTemplate, GenerateRequest, Many, Sampling, Schema
+from dflash_trt.request_schema import (
+    ChatTemplate,
+    GenerateRequest,
+    Int32,
+    Many,
+    Sampling,
+    Schema,
+    Words,
+)
 from dflash_trt.serving.client import AnyPrompt
 from dflash_trt.serving.http.failures import Failure, first_fault_of, translate_refusal
 
@@ -39,6 +48,10 @@ def _best_of(value: int, info: ValidationInfo) -> int:
     if value not in (1, info.data.get("n")):
         raise ValueError("is not supported by this server, unless it is n")
     return value
+
+
+def _as_list(words: Any) -> Any:
+    return [words] if isinstance(words, str) else words
 
 
 def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
@@ -83,12 +96,12 @@ class Fields(Sampling):
     prompt_field: ClassVar[str]
     model: str
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # OpenAI's default
-    top_k: int = Field(0, ge=-1)  # vLLM's -1 is off
+    top_k: Int32 = Field(0, ge=-1)  # vLLM's -1 is off
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: int = Field(1, ge=1)
-    stop: str | Many[str] = Field([])
+    n: Int32 = Field(1, ge=1)
+    stop: Annotated[Words, BeforeValidator(_as_list)] = Field([])
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
@@ -133,7 +146,7 @@ class Fields(Sampling):
             options["response_format"] = None
         if self.stream and self.stream_options.include_drafting:
             options["include_drafting"] = True
-        options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        options["stop_words"] = self.stop
         options = {k: None if v in ([], {}) else v for k, v in options.items()}
         return {**options, **self._structured()}
 
@@ -187,7 +200,7 @@ class ChatFields(ChatTemplate, Fields):
     kind = "chat"
     prompt_field = "messages"
     messages: Many[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int32 | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     reasoning_effort: Effort | None = None  # for the chat template
@@ -215,7 +228,7 @@ class TextFields(Fields):
     kind = "text"
     prompt_field = "prompt"
     prompt: Annotated[Any, AfterValidator(_list_of_prompts)]
-    max_tokens: int = 16  # OpenAI's default
+    max_tokens: Int32 = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
 
     def api_names(self) -> dict[str, str]:
