@@ -51,7 +51,7 @@ def passes(fails: str, fault: Fault | None) -> bool:
         for name in filter(None, names.split("\0")):
             if (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, tree / name)
+                shutil.copy(ROOT / name, tree / name)  # programs stay executable
         if fault is not None:
             fault.apply(tree)
         done = subprocess.run(

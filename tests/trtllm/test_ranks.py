@@ -29,6 +29,7 @@ from dflash_trt.builder.pipeline import build
 from dflash_trt.serving.ports import Ports
 from tests.support.builds import config_of, quiet
 from tests.support.llm_build import STANDINS
+from tests.support.pages import ROOT
 from tests.support.pairs import make_pair
 from tests.support.processes import command_line, environment_of, status_of, tree
 from tests.support.request_tools import tensors, wait_until
@@ -106,7 +107,8 @@ def image_environment(bundle: Path, home: Path) -> dict[str, str]:
         name: value.replace("/home/dflash", str(home)).replace("$PATH", path)
         for name, value in variables.items()
     }
-    return variables | {"PYTHONPATH": str(STANDINS), "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    modules = os.pathsep.join([str(STANDINS), str(ROOT)])  # of this tree, also in a copy of it
+    return variables | {"PYTHONPATH": modules, "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 
 def image_command(bundle: Path, ports: Ports, key: Path) -> list[str]:
@@ -296,11 +298,13 @@ def test_nothing_is_left_when_serve_is_killed(bundles: dict[int, Path], tmp_path
         wait_until(lambda: not alive(pids))
 
 
-def test_a_hung_rank_ends_with_the_server(bundles: dict[int, Path], tmp_path: Path) -> None:
-    """It answers neither Triton nor mpirun, whose end alone would leave it behind."""
+def test_a_hung_job_ends_with_the_server(bundles: dict[int, Path], tmp_path: Path) -> None:
+    """Neither mpirun nor a rank answers; the end of mpirun alone would leave the rank behind."""
     with container(bundles[2], tmp_path / "home") as served:
         pids = tree(served.process.pid)
-        os.kill(served.ranks()[1], signal.SIGSTOP)
+        (job,) = (pid for pid in pids if "prterun" in command_line(pid)[0])
+        for pid in (job, served.ranks()[1]):
+            os.kill(pid, signal.SIGSTOP)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(WAIT) == 0
         assert not alive(pids)
@@ -364,7 +368,9 @@ def test_ranks_that_do_not_start_are_told_with_the_log(
 ) -> None:
     launcher = tmp_path / "bin" / "trtllm-llmapi-launch"
     launcher.parent.mkdir()
-    launcher.write_text("#!/bin/sh\necho the ranks are on strike >&2\nexit 3\n")
+    # mpirun does not know of a process in a group of its own, which it leaves behind
+    helper = f"set -m; (trap '' TERM HUP; exec sleep 1000) & echo $! > {tmp_path}/helper"
+    launcher.write_text(f"#!/bin/bash\n{helper}\necho the ranks are on strike >&2\nexit 3\n")
     launcher.chmod(0o755)
     environment = image_environment(bundles[1], tmp_path)
     log = tmp_path / "log"
@@ -379,3 +385,4 @@ def test_ranks_that_do_not_start_are_told_with_the_log(
     assert done.returncode == 1
     assert f"TensorRT-LLM's ranks did not start. Read its log: {log}" in done.stderr
     assert "on strike" in log.read_text()
+    assert not alive({int((tmp_path / "helper").read_text())})
