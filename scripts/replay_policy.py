@@ -44,7 +44,7 @@ from dflash_trt.speculation import (
     Fixed,
     Policy,
     Proposal,
-    Row,
+    SequenceProposals,
     StepPlan,
     estimator,
 )
@@ -69,7 +69,7 @@ class EveryToken(Fixed):
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,
@@ -193,7 +193,7 @@ def replay(
     rows, timed = by.rows, policy.timed
     of = {tuple(text.request.prompt): text for text in texts}
 
-    def noted(sequences: Sequence[SequenceState]) -> list[Row]:
+    def noted(sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
         found = rows(sequences)
         for sequence, row in zip(sequences, found, strict=True):
             text = of[tuple(sequence.request.prompt)]

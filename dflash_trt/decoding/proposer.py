@@ -16,7 +16,7 @@ from dflash_trt.engines import EngineInfo
 from dflash_trt.speculation.costs import StepCosts
 from dflash_trt.speculation.lookup import NgramIndex
 from dflash_trt.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.speculation.proposal import Proposal, Row
+from dflash_trt.speculation.proposal import Proposal, SequenceProposals
 
 ALL = 64  # candidates per draft: all that the drafter's graph returns
 CANDIDATES = 8  # per draft, with the adaptive policy
@@ -122,13 +122,13 @@ class Proposer:
         self._lookup = lookup
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
         """Return what may be verified next of each sequence."""
         rows = []
         for sequence in sequences:
             sampled = bool(sequence.request.sampling.temperature)
             out_of_sync = sequence.out_of_sync and sequence.request.drafting
-            rows.append(Row(self._proposals(sequence, sampled), sampled, out_of_sync))
+            rows.append(SequenceProposals(self._proposals(sequence, sampled), sampled, out_of_sync))
         return rows
 
     def _proposals(self, sequence: SequenceState, sampled: bool) -> list[Proposal]:

@@ -1,4 +1,4 @@
-"""Policy: choose by measured costs whether a round verifies nothing, drafts or a copy.
+"""Policy: choose by measured costs whether a round verifies nothing, drafts or an n-gram lookup.
 
 Deterministic: the same proposals, outcomes and times give the same choices, so that a record can
 be replayed. All costs are in plain steps, the time of a step that verifies one token per sequence.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
 from dflash_trt.speculation.estimator import AcceptanceEstimator
 from dflash_trt.speculation.gate import OPEN_MARGIN, Gate
-from dflash_trt.speculation.proposal import Proposal, Row, StepPlan
+from dflash_trt.speculation.proposal import Proposal, SequenceProposals, StepPlan
 
 CLEARLY = 1.04  # factor by which drafts must beat plain decoding: the best choice looks too good
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
@@ -41,7 +41,7 @@ class Policy:
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,
@@ -79,7 +79,7 @@ class Fixed(Policy):
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,
@@ -114,7 +114,7 @@ class Adaptive(Policy):
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,
@@ -127,34 +127,54 @@ class Adaptive(Policy):
         gate = self._gate(n, sampled)
         costs = self._costs.costs(n, context)
         expected = [self._expect(row) for row in rows]
-        draft_cost = costs.draft if drafted else 0.0
-        width, tokens = _best_width(expected, costs.steps, draft_cost, waiting)
+        width = self._choose_width(gate, expected, costs, n, waiting)
         self._note_drafts(rows)
-        if drafted and any(expected):
-            cost = (costs.steps[width] + costs.draft) * self._costs.overrun(n)
-            _credit_drafter(gate, expected, tokens[width], cost, costs, waiting)
-            if self._probing and not width:
-                width = 1  # verify at least one, or a wrong estimate is never corrected
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
-        chosen = [_best_proposal(row, 0 if needs_plain else width) for row in expected]
-        # the drafter would hold up the prompts of those that come, and soon stop
-        drafts_for_more = not coming or self._gate(n + coming, sampled).open
-        runs = feed or (drafts_for_more and self._should_draft(gate, rows, chosen, costs))
-        if needs_plain and drafted:
-            runs = feed  # a plain step right after the drafter is slower
-        runs = runs and self.draft_tokens > 0  # 0: no drafter, lookup only
+        if needs_plain:
+            width = 0
+        chosen = [_best_proposal(row, width) for row in expected]
+        if self.draft_tokens == 0:  # lookup only
+            runs = False
+        elif feed:
+            runs = True
+        elif needs_plain and drafted:  # a plain step right after the drafter is slower
+            runs = False
+        elif coming and not self._gate(n + coming, sampled).open:
+            runs = False  # it would hold up the prompts of those that come, and soon stop
+        else:
+            runs = self._should_draft(gate, rows, chosen, costs)
         self._drafted = runs
         self._idle = 0 if runs else self._idle + 1
         plan = StepPlan(chosen, self.draft_tokens if runs else 0)
         self._last = LastRound(n, plan.width, context)
         return plan
 
-    def _expect(self, row: Row) -> list[Expected]:
+    def _choose_width(
+        self,
+        gate: Gate,
+        expected: Sequence[Sequence[Expected]],
+        costs: RoundCosts,
+        n: int,
+        waiting: bool,
+    ) -> int:
+        """Return how many drafts a row should verify; credit the drafter for those it made."""
+        drafted = self._drafted and any(expected)
+        draft_cost = costs.draft if self._drafted else 0.0
+        width, tokens = _best_width(expected, costs.steps, draft_cost, waiting)
+        if not drafted:
+            return width
+        cost = (costs.steps[width] + costs.draft) * self._costs.overrun(n)
+        _credit_drafter(gate, expected, tokens[width], cost, costs, waiting)
+        if self._probing:
+            return max(width, 1)  # verify at least one, or a wrong estimate is never corrected
+        return width
+
+    def _expect(self, row: SequenceProposals) -> list[Expected]:
         return [
             Expected(proposal, self._estimator.expected(proposal)) for proposal in row.proposals
         ]
 
-    def _note_drafts(self, rows: Sequence[Row]) -> None:
+    def _note_drafts(self, rows: Sequence[SequenceProposals]) -> None:
         for row in rows:
             for proposal in row.proposals:
                 if proposal.source == "drafter":
@@ -209,7 +229,7 @@ class Adaptive(Policy):
     def _should_draft(
         self,
         gate: Gate,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         chosen: Sequence[Proposal | None],
         costs: RoundCosts,
     ) -> bool:
@@ -282,9 +302,10 @@ def _credit_drafter(
     waiting: bool,
 ) -> None:
     """Add to the gate what the drafter gains in a round of this cost, and the cost."""
-    others = [
+    without_drafts = [
         [expected for expected in row if expected.proposal.source != "drafter"] for row in rows
     ]
-    alone, without = _best_width(others, costs.steps, 0.0, waiting)
-    # the time that decoding without the drafter takes for these tokens, less the round's
-    gate.add(tokens * costs.steps[alone] / without[alone] - cost, cost)
+    other_width, other_tokens = _best_width(without_drafts, costs.steps, 0.0, waiting)
+    # decoding without the drafter takes this long for as many tokens
+    other_cost = tokens * costs.steps[other_width] / other_tokens[other_width]
+    gate.add(other_cost - cost, cost)

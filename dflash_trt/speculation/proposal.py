@@ -37,7 +37,9 @@ class Proposal(NamedTuple):
         return "drafts" if self.source == "drafter" else self.source
 
 
-class Row(NamedTuple):
+class SequenceProposals(NamedTuple):
+    """What may be verified next of one sequence."""
+
     proposals: Sequence[Proposal]
     sampled: bool  # whether its request has a temperature
     out_of_sync: bool = False  # whether the drafter lacks features of it and drafts no more

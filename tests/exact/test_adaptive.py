@@ -23,7 +23,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.speculation import Fixed, Row, StepPlan
+from dflash_trt.speculation import Fixed, SequenceProposals, StepPlan
 from tests.support import equality as exact
 from tests.support import families, reference
 from tests.support.built_pairs import BuildPair, BuiltPair, built_from
@@ -95,7 +95,7 @@ class EveryToken(AtRandom):
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,

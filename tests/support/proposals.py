@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_trt.speculation import Proposal, Row, StepPlan
+from dflash_trt.speculation import Proposal, SequenceProposals, StepPlan
 
 MOST = 7  # drafts of a row
 SECOND = 1e-2  # of a plain step
@@ -35,8 +35,8 @@ def looked_up(match: int, count: int = MOST) -> Proposal:
     return Proposal("lookup", [6] * count, match=match)
 
 
-def rows(*proposals: Proposal) -> list[Row]:
-    return [Row([each], False) for each in proposals]
+def rows(*proposals: Proposal) -> list[SequenceProposals]:
+    return [SequenceProposals([each], False) for each in proposals]
 
 
 def widths(plan: StepPlan) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_trt.decoding import Proposer, SequenceState
 from dflash_trt.engines.info import MAX_BUFFERED, EngineInfo
-from dflash_trt.speculation import Policy, Proposal, Row, StepPlan
+from dflash_trt.speculation import Policy, Proposal, SequenceProposals, StepPlan
 
 Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -44,7 +44,7 @@ class AtRandom(Policy):
 
     def choose(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceProposals],
         context: int,
         feed: bool = False,
         waiting: bool = False,
@@ -90,7 +90,7 @@ class Guesses(Proposer):
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[Row]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences), strict=True):
             assert sequence.buffered <= MAX_BUFFERED
@@ -102,7 +102,7 @@ class Guesses(Proposer):
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
             free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
             proposals = [x for x in (*row.proposals, self._guess(text, free)) if x.tokens]
-            rows.append(Row(proposals, row.sampled))
+            rows.append(SequenceProposals(proposals, row.sampled))
         return rows
 
     def _guess(self, text: list[int], free: list[int]) -> Proposal:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
+from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, SequenceProposals, StepPlan
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
 from dflash_trt.speculation.policy import CLEARLY
 from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
@@ -20,7 +20,7 @@ def test_a_batch_has_one_width() -> None:
     policy = adaptive(Costs([1, 1.4, 2.4]))
     assert widths(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.6 / 1.4, 5.8 / 2.4
     assert widths(policy.choose([good, bad], 0)) == [0, 0]  # 2.8 / 1.4, 3.3 / 2.4
-    others = [Row([], False), Row([chain([0.9])], True)]
+    others = [SequenceProposals([], False), SequenceProposals([chain([0.9])], True)]
     assert widths(adaptive(Costs([1, 1, 1])).choose([good, *others], 0)) == [2, 0, 1]
 
 
@@ -43,7 +43,7 @@ def test_width_is_the_best_of_all() -> None:
         chances = rng.beta(2, 1, (n, MOST)).cumprod(1)
         lengths = rng.integers(0, MOST + 1, n)
         batch = [
-            Row([chain(line[:length].tolist())] if length else [], False)
+            SequenceProposals([chain(line[:length].tolist())] if length else [], False)
             for line, length in zip(chances, lengths, strict=True)
         ]
         plan = adaptive(Costs(steps.tolist())).choose(batch, 0)
@@ -66,9 +66,9 @@ def test_width_is_the_best_of_all() -> None:
 
 
 def test_fixed_takes_all() -> None:
-    plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), Row([], False)], 0)
+    plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), SequenceProposals([], False)], 0)
     assert (widths(plan), plan.draft_tokens) == ([MOST, 0], MOST)
-    assert Fixed(0).choose([Row([], False)], 0) == StepPlan([None], 0)
+    assert Fixed(0).choose([SequenceProposals([], False)], 0) == StepPlan([None], 0)
 
 
 def test_a_drafter_that_has_to_run_does() -> None:
@@ -170,7 +170,7 @@ class World:
         """Return tokens per plain step of the sequence, in these rounds."""
         tokens, time = rounds, 0.0
         for _ in range(rounds):
-            plan = self.policy.choose([Row(self._proposals(), False)], 0)
+            plan = self.policy.choose([SequenceProposals(self._proposals(), False)], 0)
             if proposal := plan.chosen[0]:
                 chance = self.copied if proposal.source == "lookup" else self.right
                 wrong = self.rng.random(len(proposal.tokens)) >= chance

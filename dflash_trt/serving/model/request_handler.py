@@ -120,14 +120,23 @@ class RequestHandler:
         self._jobs.put(partial(self._parse_and_queue, state, inputs, received))
 
     def control(self, command: Command) -> HandlerStatus:
-        if command in ("hold", "release"):
-            self._decoder.change_drafter(done=command == "release")
-        elif command != "status":
-            with self._lock:
-                self._closing = True
-        if command == "end":
-            self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        match command:
+            case "hold":
+                self._decoder.change_drafter(done=False)
+            case "release":
+                self._decoder.change_drafter(done=True)
+            case "drain":
+                self._refuse_new()
+            case "end":
+                self._refuse_new()
+                self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+            case "status":
+                pass
         return HandlerStatus(self._admitted.total(), self._metrics.progress)
+
+    def _refuse_new(self) -> None:
+        with self._lock:
+            self._closing = True
 
     def close(self) -> None:
         """End the threads; open requests fail with UNAVAILABLE."""

@@ -101,8 +101,8 @@ class Application:
     def change_keys(self, keys: tuple[str, ...]) -> None:
         self._change(keys=keys)
 
-    def drain(self, seconds: float) -> None:
-        """Have it refuse new requests, and exit when none runs or after the time."""
+    def begin_drain(self, seconds: float) -> None:
+        """Have it refuse new requests, and exit when none runs or after the time; does not wait."""
         self._change(phase="draining", drain_seconds=seconds)
 
     def tell_drafter(self, name: str, digest: str) -> None:

@@ -95,11 +95,16 @@ def serve(directory: Path, options: Options) -> int:
                 show(_how_to_call(options))
             keys = KeyFile(options.security.key_file, say)
             supervise(Supervised(server, application, door, keys, say), stop)  # until `stop` is set
-            _leave(server, application, options.drain_delay, say)
-            application.drain(options.drain_seconds)
-            _drain(server, options.drain_seconds, say)
+            _end_requests(server, application, options, say)
         say("stopping ...")
     return 0
+
+
+def _end_requests(server: Server, application: Application, options: Options, say: Say) -> None:
+    """Answer everything for the delay, unready; then refuse new requests and wait for the rest."""
+    _leave(server, application, options.drain_delay, say)
+    application.begin_drain(options.drain_seconds)
+    _drain(server, options.drain_seconds, say)
 
 
 def _leave(server: Server, application: Application, seconds: float, say: Say) -> None:
