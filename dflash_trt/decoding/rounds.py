@@ -47,10 +47,10 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
 
     # of a scored chunk the logits after all tokens are there; only the last ones choose a token
     unchosen = rows[0].known - 1 if _scores_prompt(round) else 0
-    accepted = accept(
+    acceptances = accept(
         rows, _likeliest_tokens(step, n, unchosen), lambda: read_logits()[:, unchosen:]
     )
-    results = _row_results(rows, accepted, read_logits)
+    results = _row_results(rows, acceptances, read_logits)
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
     drafter_input = None
     if buffer is not None:
@@ -111,11 +111,11 @@ def _likeliest_tokens(step: Step, n: int, unchosen: int) -> list[list[int]]:
 
 
 def _row_results(
-    rows: Sequence[Row], accepted: Sequence[Accepted | None], read_logits: ReadLogits
+    rows: Sequence[Row], acceptances: Sequence[Accepted | None], read_logits: ReadLogits
 ) -> list[RowResult]:
     """Return the results with the log-probabilities that are requested."""
     results = []
-    for index, (row, chosen) in enumerate(zip(rows, accepted, strict=True)):
+    for index, (row, chosen) in enumerate(zip(rows, acceptances, strict=True)):
         if chosen is None:
             results.append(RowResult(accepted=0, token=0, failed=True))
             continue

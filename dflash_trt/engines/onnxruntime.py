@@ -42,14 +42,16 @@ class Engine(LoadedEngine):
     def _copy(self, source: Array, destination: Array) -> None:
         destination[...] = source
 
-    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
+    def _bind(
+        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
+    ) -> Step:
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
         given, taken = step_tensors(self.info, n, width, visible, scored, context)
         inputs, outputs = (
             {name: self._shared_buffer(name, *tensor) for name, tensor in tensors.items()}
             for tensors in (given, taken)
         )
-        caches = {name: array[row : row + n] for name, array in self._caches.items()}
+        caches = {name: array[first_slot : first_slot + n] for name, array in self._caches.items()}
         values = {
             name: ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in {**inputs, **outputs, **caches}.items()

@@ -59,9 +59,9 @@ class Engine(Protocol):
     least_rows: int  # 1, or 2: fewest tokens and head rows of a step, see `onnxruntime.least_rows`
 
     def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        """Return a step of the sequences in slots `row .. row+n-1`, to be filled and run.
+        """Return a step of the sequences in slots `first_slot`, the next, .. (`n` in all), to fill and run.
 
         width: tokens per sequence; visible: tokens of a slot that the mask covers; scored: tokens
         that get logits, in all; context: features per sequence, of a drafter. The arrays belong to
@@ -137,13 +137,13 @@ class LoadedEngine(ABC):
 
     @abstractmethod
     def _bind(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
     ) -> Step: ...
 
     def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        return self._steps.of(self._bind, row, n, width, visible, scored, context)
+        return self._steps.of(self._bind, first_slot, n, width, visible, scored, context)
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination == NOTHING:
@@ -154,13 +154,13 @@ class LoadedEngine(ABC):
             self._blocks[destination] = [
                 self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
             ]
-        for i, caches in enumerate(self._alike):
-            rows = caches[:, :, :, start : start + tokens]
-            found, moved = (
-                self._blocks[row][i] if row >= FIRST_BLOCK else rows[:, row]
-                for row in (source, destination)
+        for group, caches in enumerate(self._alike):
+            tokens_of_slots = caches[:, :, :, start : start + tokens]
+            copied, replaced = (
+                self._blocks[number][group] if number >= FIRST_BLOCK else tokens_of_slots[:, number]
+                for number in (source, destination)
             )
-            self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
+            self._copy(self._zeros((1,)) if source == NOTHING else copied, replaced)
         if self._states:
             self._copy_state(source, destination)
 

@@ -67,7 +67,10 @@ class Engine(GpuEngine):
     def _state_zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self._gpu.zeros(shape, "float32")
 
-    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
+    def _bind(
+        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
+    ) -> Step:
+        slots = slice(first_slot, first_slot + n)
         inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         large = outputs["logits"]
@@ -75,7 +78,9 @@ class Engine(GpuEngine):
             gpu=self._gpu,
             lower=self._lower,
             weights=self._program.weights,
-            caches={name: cache[row : row + n] for name, cache in self._caches.items()},
+            caches={
+                name: cache[first_slot : first_slot + n] for name, cache in self._caches.items()
+            },
             inputs=inputs,
             outputs=outputs,
             is_recorded=max(width, context) <= self.info.most_verified,
