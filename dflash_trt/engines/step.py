@@ -61,7 +61,7 @@ class Engine(Protocol):
     def step(
         self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
-        """Return a step of the sequences in slots `first_slot`, the next, .. (`n` in all), to fill and run.
+        """Return a step of the sequences in `n` slots from the first on, to be filled and run.
 
         width: tokens per sequence; visible: tokens of a slot that the mask covers; scored: tokens
         that get logits, in all; context: features per sequence, of a drafter. The arrays belong to

@@ -78,9 +78,7 @@ class Engine(GpuEngine):
             gpu=self._gpu,
             lower=self._lower,
             weights=self._program.weights,
-            caches={
-                name: cache[first_slot : first_slot + n] for name, cache in self._caches.items()
-            },
+            caches={name: cache[slots] for name, cache in self._caches.items()},
             inputs=inputs,
             outputs=outputs,
             is_recorded=max(width, context) <= self.info.most_verified,
