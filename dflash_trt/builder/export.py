@@ -138,16 +138,20 @@ def _vllm(context: Context, args: LlmArgs) -> list[str]:
 
 def _vllm_verification(context: Context, args: LlmArgs, gemma: bool) -> dict[str, object]:
     """Return how many drafts vLLM verifies: by the schedule, or for many users what pays."""
-    if schedule := args.speculative_config.draft_len_schedule:
-        ends = sorted((int(batch), drafts) for batch, drafts in schedule.items())
-        starts = [1, *(batch + 1 for batch, _ in ends)]
-        ranges = [[start, *end] for start, end in zip(starts, ends, strict=False)]
+    schedule = args.speculative_config.draft_len_schedule
+    if schedule:
+        ranges = []
+        first = 1
+        for last, drafts in sorted((int(batch), drafts) for batch, drafts in schedule.items()):
+            ranges.append([first, last, drafts])
+            first = last + 1
         return {"num_speculative_tokens_per_batch_size": ranges}
     # FlashAttention 2 has no graphs for it; at few users it loses (vllm-project/vllm 52362)
     graphs = gemma or context.gpu.sm // 10 in (9, 10)
     pays = context.engine.objective != "latency"
-    adaptive = context.config.speculation.policy == "adaptive" and pays and graphs
-    return {"enable_adaptive_verification": True} if adaptive else {}
+    if context.config.speculation.policy == "adaptive" and pays and graphs:
+        return {"enable_adaptive_verification": True}
+    return {}
 
 
 def _sglang(context: Context, args: LlmArgs) -> list[str]:

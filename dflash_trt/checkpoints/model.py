@@ -78,11 +78,14 @@ class Model(Generic[Spec]):
         """A drafter's target_layer_ids; 0 is the output of the first layer."""
         if self.read and isinstance(self.read[0], DrafterSpec):
             return self.read[0].target_layer_ids
-        shift = 1 if (stored := self.values.get("aux_hidden_state_layer_ids")) else 0
-        taps = stored or self.values.get("target_layer_ids")
+        first = 1  # the layer that the ids count from
+        taps = self.values.get("aux_hidden_state_layer_ids")
+        if not taps:
+            first = 0
+            taps = self.values.get("target_layer_ids")
         if not isinstance(taps, list) or not taps or any(type(tap) is not int for tap in taps):
             raise NotKnown("the drafter states no target_layer_ids")
-        return tuple(tap - shift for tap in taps)
+        return tuple(tap - first for tap in taps)
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

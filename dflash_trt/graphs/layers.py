@@ -102,12 +102,15 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False) -> ir.Value:
     """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized."""
-    biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
+    biases = []
+    if bias:
+        biases.append(g.bias(*[f"{name}.bias" for name in names]))
     matrices = [f"{name}.weight" for name in names]
-    if g.storage.fp8 and not exact:
+    if exact:
+        return _product(g, g.weights, x, matrices, None, biases)
+    if g.storage.fp8:
         return g.op("Gemm", x, g.fp8_rows(g.weights, matrices), *biases, transB=1)
-    bits = None if exact else g.storage.bits
-    return _product(g, g.weights, x, matrices, bits, biases)
+    return _product(g, g.weights, x, matrices, g.storage.bits, biases)
 
 
 def _product(

@@ -105,9 +105,9 @@ def _kinds(schema: Any) -> set[str]:
     """Return the types that a schema names; "string" by default, as in vLLM."""
     if not isinstance(schema, dict):
         return {"string"}
-    kinds = set()
+    kinds: set[str] = set()
     has_reference = False
-    branches = schema.get("anyOf", schema.get("oneOf", [schema]))
+    branches: Any = schema.get("anyOf", schema.get("oneOf", [schema]))
     for branch in branches:
         if not isinstance(branch, dict):
             continue
