@@ -132,8 +132,30 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
 def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
     app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
     failures.install_error_handlers(app)
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not await triton.is_ready():
+            raise Failure(503, NOT_READY)
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = served.build.metric() + own_metrics(state.serve, state.answers)
+        of_triton = await triton.metrics()
+        if of_triton is not None:  # it may be starting again
+            page = with_histograms(of_triton) + page
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    app.include_router(_answer_routes(served))
+    app.include_router(_fact_routes(served))
+    app.include_router(page.router(served.page))
+    _describe_bodies(app)
+    return app
+
+
+def _answer_routes(served: Served) -> APIRouter:
     v1 = APIRouter(prefix="/v1")
-    created = int(time.time())
 
     @v1.post("/chat/completions")
     async def chat(request: Request) -> Response:
@@ -169,6 +191,13 @@ def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
         message = "Only a background response can be cancelled, and there are none here."
         raise Failure(400, message)
 
+    return v1
+
+
+def _fact_routes(served: Served) -> APIRouter:
+    v1 = APIRouter(prefix="/v1")
+    created = int(time.time())
+
     def entry(name: str) -> dict[str, Any]:
         return {
             "id": name,
@@ -192,24 +221,7 @@ def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
     async def build() -> Response:
         return JSONResponse(served.build.facts())
 
-    @app.get("/health")
-    async def health() -> Response:
-        if not await triton.is_ready():
-            raise Failure(503, NOT_READY)
-        return Response()
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        page = served.build.metric() + own_metrics(state.serve, state.answers)
-        of_triton = await triton.metrics()
-        if of_triton is not None:  # it may be starting again
-            page = with_histograms(of_triton) + page
-        return Response(page, media_type="text/plain; version=0.0.4")
-
-    app.include_router(v1)
-    app.include_router(page.router(served.page))
-    _describe_bodies(app)
-    return app
+    return v1
 
 
 def _describe_bodies(app: FastAPI) -> None:
