@@ -62,7 +62,7 @@ class Model(Generic[Spec]):
     def number(self, name: str) -> int:
         """Return a field of the spec, or of a refused model's config; NotKnown if no integer."""
         spec = self.read[0] if self.read else None
-        value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
+        value = getattr(spec, name, self.values.get(name))
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
@@ -166,7 +166,8 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
     spec = model.spec
 
     def stretched(rope: Rope) -> Rope:
-        factor, original = (rope.parameters.get(name, 1.0) for name in ("factor", ORIGINAL))
+        factor = rope.parameters.get("factor", 1.0)
+        original = rope.parameters.get(ORIGINAL, 1.0)
         if rope.kind != "dynamic" or length <= original:
             return rope
         scale = (factor * factor - factor + 1) ** (rope.dim / (rope.dim - 2))
@@ -179,7 +180,8 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(config)
     for name in INNER:
-        if isinstance(inner := fields.get(name), dict):
+        inner = fields.get(name)
+        if isinstance(inner, dict):
             fields |= {key: value for key, value in inner.items() if value is not None}
     return fields | {"architectures": config.get("architectures")}
 
