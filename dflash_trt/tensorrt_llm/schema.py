@@ -107,8 +107,9 @@ class LlmArgs:
 def _with_defaults(node: Schema, given: Mapping[str, Any]) -> Section:
     complete = Section()
     for name, row in node["properties"].items():
-        default = {} if _kinds(row) else None  # a section without a default is made by upstream
-        value = given.get(name, row.get("default", default))
+        value = given.get(name, row.get("default"))
+        if name not in given and "default" not in row and _kinds(row):
+            value = {}  # a section without a default is made by upstream
         inner = _section(row, value) if isinstance(value, Mapping) else None
         complete[name] = value if inner is None else _with_defaults(inner, value)
     return complete

@@ -67,7 +67,7 @@ def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
     value = {field: content for field, content in value.items() if content is not None}
     kind = value.pop("type", None)
     inner = value
-    unknown = set()
+    unknown: set[str] = set()
     if kind == "json_schema" and isinstance(value.get("json_schema"), dict):
         inner = value.pop("json_schema")
         unknown |= value.keys()
