@@ -12,10 +12,13 @@ from dflash_trt.chat.formats.lark import Lark, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
 from dflash_trt.files import parse_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, END = "<function=", "</function>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+FUNCTION = "<function="
+END = "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
-KEY, END_VALUE = "<parameter=", "</parameter>"
+KEY = "<parameter="
+END_VALUE = "</parameter>"
 MARKERS = (OPEN, CLOSE)
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
@@ -37,18 +40,20 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     yield from reader.expect(">")
     reader.begin_call(name)
     reader.add_arguments("{")
-    schema = schemas.get(name)
-    first = True
+    properties = schemas.get(name)
+    if not isinstance(properties, dict):
+        properties = {}
+    separator = ""
     while True:
         yield from reader.skip_space()
         if not (yield from reader.skip(KEY)):
             break
         key = yield from reader.collect_until(">")
         yield from reader.expect(">")
-        reader.add_arguments(("" if first else ", ") + as_json(key) + ": ")
-        first = False
+        reader.add_arguments(f"{separator}{as_json(key)}: ")
+        separator = ", "
         yield from reader.skip("\n")
-        yield from _value(reader, schema.get(key) if isinstance(schema, dict) else None)
+        yield from _value(reader, properties.get(key))
     if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # truncated
         reader.take(len(reader.text))
         return
@@ -88,7 +93,8 @@ def _value_as_json(text: str, kinds: set[str]) -> str:
     """Return a value as JSON: a string if it is not valid JSON."""
     word = text.strip()
     if "string" in kinds:
-        return "null" if "null" in kinds and word.lower() in ("null", "none") else as_json(text)
+        is_null = "null" in kinds and word.lower() in ("null", "none")
+        return "null" if is_null else as_json(text)
     if word.lower() in WORDS:
         return WORDS[word.lower()]
     with suppress(ValueError):
