@@ -67,8 +67,9 @@ def _check_int32(value: int) -> int:
 
 
 def _refuse_own_fields(values: dict[str, Any]) -> dict[str, Any]:
-    if taken := values.keys() & OWN_FIELDS:
-        raise ValueError(f"must not hold {min(taken)}, which is a field of its own")
+    doubled = values.keys() & OWN_FIELDS
+    if doubled:
+        raise ValueError(f"must not hold {min(doubled)}, which is a field of its own")
     return values
 
 

@@ -12,7 +12,9 @@ from dflash_trt.prompts import Prompt
 from dflash_trt.weights import read_bytes, read_json
 
 AGAIN = "Download or export the tokenizer again"
-DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
+# names of templates
+DEFAULT = "default"
+TOOL_USE = "tool_use"
 Render = Callable[..., str]
 
 
@@ -58,10 +60,11 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
     def encode(prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return list(tokenizer.encode(prompt).ids)
-        with suppress(RequestError):
-            if render:
+        if render is not None:
+            with suppress(RequestError):
                 chat = render(messages=prompt, add_generation_prompt=True, **options)
-                if ids := tokenizer.encode(chat, add_special_tokens=False).ids:
+                ids = tokenizer.encode(chat, add_special_tokens=False).ids
+                if ids:
                     return list(ids)
         return encode("\n".join(str(message.get("content", "")) for message in prompt))
 

@@ -77,8 +77,10 @@ def _count_layers(model: Model[Any]) -> list[str] | None:
     kinds = model.values.get("layer_types")
     if model.read:
         kinds = [_layer_kind(layer) for layer in model.layers]
-    counted = Counter(map(str, kinds if isinstance(kinds, list) else ()))
-    return [f"{count} x {kind}" for kind, count in counted.most_common(8)] or None
+    if not isinstance(kinds, list) or not kinds:
+        return None
+    counted = Counter(map(str, kinds))
+    return [f"{count} x {kind}" for kind, count in counted.most_common(8)]
 
 
 def _layer_kind(layer: LayerSpec) -> str:
@@ -126,7 +128,9 @@ def _numbers_per_token(model: Model[Any]) -> int | None:
             2 * layer.num_key_value_heads * layer.head_dim for layer in spec.attention_layers
         )
     size = _size(model)
-    return sum(layer.cached for layer in size.layers) if size else None
+    if size is None:
+        return None
+    return sum(layer.cached for layer in size.layers)
 
 
 def _size(model: Model[Any]) -> ModelSize | None:

@@ -146,8 +146,9 @@ def mask_is_reserved(pair: Pair) -> Found:
     if target.read is not None:
         ends = list(target.spec.eos_token_ids)
     same = []
-    for name, ids in (("eos_token_id", ends), ("pad_token_id", target.values.get("pad_token_id"))):
-        if mask == ids or (isinstance(ids, list) and mask in ids):
+    others = {"eos_token_id": ends, "pad_token_id": target.values.get("pad_token_id")}
+    for name, ids in others.items():
+        if mask in (ids if isinstance(ids, list) else [ids]):
             same.append(name)
     ok = False
     if same:

@@ -135,12 +135,12 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
 
 def state_bytes(model: ModelSize) -> dict[str, int] | None:
     """Return what a hybrid's states take in our engines: `slot` of a sequence, `kept` after it."""
-    layers = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
-    if not layers:
+    states = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
+    if not states:
         return None
     return {
-        "slot": sum(layer.bytes_in_slot(MOST_DRAFTS) for layer in layers),
-        "kept": sum(layer.bytes_in_slot(0) for layer in layers),
+        "slot": sum(state.bytes_in_slot(MOST_DRAFTS) for state in states),
+        "kept": sum(state.bytes_in_slot(0) for state in states),
     }
 
 

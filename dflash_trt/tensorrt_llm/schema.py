@@ -53,13 +53,10 @@ def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
         return Refusal(".".join(path), value, error.message, "Correct it")
     known = error.schema.get("properties", {})
     key = next(key for key in value if key not in known)
+    section = path[-1] if path else "LLM(...)"
     near = difflib.get_close_matches(key, known, n=1)
-    return Refusal(
-        name=".".join([*path, key]),
-        value=value[key],
-        why=f"{path[-1] if path else 'LLM(...)'} has no such argument",
-        fix=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}",
-    )
+    fix = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
+    return Refusal(".".join([*path, key]), value[key], f"{section} has no such argument", fix)
 
 
 class Section(dict[str, Any]):

@@ -45,12 +45,11 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
 
 
 def count_stored_types(file: Path) -> Counter[str]:
-    if file.name != LINK:
-        return Counter(tensor.dtype for tensor in read_header(file).values())
-    return Counter(
-        tensor.kind if isinstance(tensor, Packed) else tensor.dtype
-        for tensor in open_tensors(file).values()
-    )
+    tensors = open_tensors(file) if file.name == LINK else read_header(file)
+    counted: Counter[str] = Counter()
+    for tensor in tensors.values():
+        counted[tensor.kind if isinstance(tensor, Packed) else tensor.dtype] += 1
+    return counted
 
 
 class Weights:
