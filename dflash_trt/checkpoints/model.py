@@ -78,7 +78,7 @@ class Model(Generic[Spec]):
         """A drafter's target_layer_ids; 0 is the output of the first layer."""
         if self.read and isinstance(self.read[0], DrafterSpec):
             return self.read[0].target_layer_ids
-        first = 1  # the layer that the ids count from
+        first = 1  # the id of the first layer's output
         taps = self.values.get("aux_hidden_state_layer_ids")
         if not taps:
             first = 0
