@@ -96,17 +96,17 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
             for request in requests
         ]
         for repeat in range(plan.repeats):
-            turn = repeat % len(decoders)
-            order = decoders[turn:] + decoders[:turn]
+            shift = repeat % len(decoders)
+            order = decoders[shift:] + decoders[:shift]
             for i, decoder in enumerate(order):
                 # in varying order: the cache rows used change results by a percent or two
                 decoder.first_row = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()
-            turns = [order] if together else [[decoder] for decoder in order]
-            for turn_decoders in turns:
-                run_in_turns([Pass(decoder, requests, batch) for decoder in turn_decoders])
-                passes += len(turn_decoders)
+            taking_turns = [order] if together else [[decoder] for decoder in order]
+            for some in taking_turns:
+                run_in_turns([Pass(decoder, requests, batch) for decoder in some])
+                passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
         for decoder in decoders:
             yield _with_kept_and_identical(decoder, decoders[0])
