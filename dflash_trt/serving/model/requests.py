@@ -146,11 +146,7 @@ def parse_request(
             f"{len(text)} characters exceed it",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
-    prompt = ids
-    if text:  # a chat template writes the special tokens itself
-        [prompt] = _encode(tokenizer, [text], add_special_tokens=chat is None)
-    if not prompt:
-        raise RequestError("The prompt is empty", "Send at least one token of text.")
+    prompt = _prompt_tokens(text, ids, tokenizer, is_chat=chat is not None)
     sampling = _sampling_params(body, tokenizer)
     stop_ids = frozenset(_checked_token_ids("stop_token_ids", body.stop_token_ids, tokenizer))
     if not body.ignore_eos:
@@ -191,6 +187,15 @@ def parse_request(
         chat_model.hidden if chat is None else chat.hidden,
         thinking=chat is not None and bool(chat.thinking),
     )
+
+
+def _prompt_tokens(text: str, ids: list[int], tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
+    prompt = ids
+    if text:  # a chat template writes the special tokens itself
+        [prompt] = _encode(tokenizer, [text], add_special_tokens=not is_chat)
+    if not prompt:
+        raise RequestError("The prompt is empty", "Send at least one token of text.")
+    return prompt
 
 
 def _with_defaults(body: GenerateRequest, settings: Settings) -> GenerateRequest:
