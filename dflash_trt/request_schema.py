@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json
@@ -66,8 +67,9 @@ def _check_int32(value: int) -> int:
 
 
 def _refuse_own_fields(values: dict[str, Any]) -> dict[str, Any]:
-    if taken := values.keys() & OWN_FIELDS:
-        raise ValueError(f"must not hold {min(taken)}, which is a field of its own")
+    doubled = values.keys() & OWN_FIELDS
+    if doubled:
+        raise ValueError(f"must not hold {min(doubled)}, which is a field of its own")
     return values
 
 
@@ -196,6 +198,29 @@ class GenerateRequest(ChatTemplate, Sampling):
     n: Integer = Field(1, ge=1, le=MAX_CHOICES, description="choices")
 
 
+class Accepted(NamedTuple):
+    """What a tensor of a data type holds."""
+
+    kind: Any  # a type or union
+    words: str
+    low: float = 0
+    high: float = 0
+
+    def takes(self, value: Any) -> bool:
+        if not isinstance(value, self.kind) or isinstance(value, bool) != (self.kind is bool):
+            return False
+        return self.kind is str or self.low <= value <= self.high
+
+
+ACCEPTED = {
+    "BYTES": Accepted(str, "a string"),
+    "BOOL": Accepted(bool, "true or false", 0, 1),
+    "INT32": Accepted(int, "an integer of 32 bits", -(2**31), 2**31 - 1),
+    "UINT64": Accepted(int, "an integer from 0 on", 0, 2**64 - 1),
+    "FP32": Accepted(int | float, "a number", -math.inf, math.inf),
+}
+
+
 @dataclass(frozen=True)
 class Tensor:
     datatype: str  # BYTES, INT32, ..
@@ -204,37 +229,30 @@ class Tensor:
     help: str
 
 
-class Kind(NamedTuple):
-    """What a tensor of a data type holds."""
-
-    type: Any
-    words: str
-    low: float = 0
-    high: float = 0
-
-
-KINDS = {
-    "BYTES": Kind(str, "a string"),
-    "BOOL": Kind(bool, "true or false", 0, 1),
-    "INT32": Kind(int, "an integer of 32 bits", -(2**31), 2**31 - 1),
-    "UINT64": Kind(int, "an integer from 0 on", 0, 2**64 - 1),
-    "FP32": Kind(int | float, "a number", -math.inf, math.inf),
-}
-
-
 @cache
 def tensors() -> dict[str, Tensor]:
-    found = {}
-    for name, field in GenerateRequest.model_fields.items():
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        marks = [*field.metadata, *(m for k in kinds for m in getattr(k, "__metadata__", ()))]
-        [kind] = [mark for mark in marks if isinstance(mark, str)]
-        bare = [getattr(each, "__origin__", each) for each in kinds]  # of Annotated, or of a list
-        is_list = kind != JSON and any(list in (each, get_origin(each)) for each in bare)
-        default = "" if field.default in (None, "", [], {}) else f"; {field.default}".lower()
-        help_ = f"{field.description}{default.removesuffix('.0')}"
-        found[name] = Tensor(kind.replace(JSON, "BYTES"), is_list, kind == JSON, help_)
-    return found
+    return {name: _tensor_of(field) for name, field in GenerateRequest.model_fields.items()}
+
+
+def _tensor_of(field: FieldInfo) -> Tensor:
+    annotations = [field.annotation, *getattr(field.annotation, "__args__", ())]  # of a union
+    marks = list(field.metadata)
+    types = []
+    for annotation in annotations:
+        marks += getattr(annotation, "__metadata__", ())
+        bare = getattr(annotation, "__origin__", annotation)  # of Annotated, or of a list
+        types += [bare, get_origin(bare)]
+    [datatype] = [mark for mark in marks if isinstance(mark, str)]
+    is_json = datatype == JSON
+    default = ""
+    if field.default not in (None, "", [], {}):
+        default = f"; {field.default}".lower().removesuffix(".0")
+    return Tensor(
+        datatype="BYTES" if is_json else datatype,
+        is_list=list in types and not is_json,
+        is_json=is_json,
+        help=f"{field.description}{default}",
+    )
 
 
 def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateRequest:
@@ -256,13 +274,12 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 def check_json(name: str, value: Any) -> None:
     """Raise RequestError for a value that the tensor of this name cannot hold."""
-    kind = KINDS[tensors()[name].datatype]
-    elements = value if isinstance(value, list) else [value]
-    for index, element in enumerate(elements):
-        fits = isinstance(element, kind.type) and isinstance(element, bool) == (kind.type is bool)
-        if not fits or (kind.type is not str and not kind.low <= element <= kind.high):
+    accepted = ACCEPTED[tensors()[name].datatype]
+    values = value if isinstance(value, list) else [value]
+    for index, element in enumerate(values):
+        if not accepted.takes(element):
             place = f"{name}[{index}]" if isinstance(value, list) else name
-            raise RequestError(f"{place} is not {kind.words}", "Correct it")
+            raise RequestError(f"{place} is not {accepted.words}", "Correct it")
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
@@ -270,7 +287,8 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
 
     faults: as listed by `ValidationError.errors`.
     """
-    fault, path = faults[0], ""
+    fault = faults[0]
+    path = ""
     for part in fault["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
@@ -282,21 +300,26 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
     if fault["type"] == "extra_forbidden":
         return path[:80], "is unknown"
     words = re.sub(r"^[A-Z]\w+ should| after validation, not \d+$", "", words).strip()
-    words = words if words.startswith(("must", "is")) else f"must {words}"
-    if isinstance(given := fault["input"], int | float):
-        words = f"is {str(given)[:40]} and {words}"
+    if not words.startswith(("must", "is")):
+        words = f"must {words}"
+    value = fault["input"]
+    if isinstance(value, int | float):
+        words = f"is {str(value)[:40]} and {words}"
     return path[:80], words
 
 
 def _value_of(name: str, array: "np.ndarray[Any, Any]") -> Any:
-    tensor, values = tensors()[name], array.ravel().tolist()
+    tensor = tensors()[name]
+    values = array.ravel().tolist()
     if tensor.datatype == "BYTES":
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError as error:
             raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
-    if tensor.is_list:  # empty words are ignored, as in tensorrtllm_backend
-        return [each for each in values if each] if name in ("stop_words", "bad_words") else values
+    if name in ("stop_words", "bad_words"):  # empty ones are ignored, as in tensorrtllm_backend
+        return [word for word in values if word]
+    if tensor.is_list:
+        return values
     if len(values) != 1:
         raise RequestError(f"{name} has {len(values)} elements", "Send one.")
     if tensor.is_json and not values[0]:

@@ -44,7 +44,8 @@ def run_engine(directory: Path, plan: Plan, progress: Progress) -> Run:
             f"{directory} has no drafter, beside which methods are compared",
             "Build it with speculation.method dflash, or run `dflash-trt bench matrix`",
         )
-    use_one_pool(threads := read_infos(directory / "engines")[0].cpu_threads)
+    threads = read_infos(directory / "engines")[0].cpu_threads
+    use_one_pool(threads)
     return Run(
         name=manifest["name"],
         options={
@@ -65,7 +66,8 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
     that noise of the machine affects all. Raises RequestError for a plan that these engines cannot
     run.
     """
-    target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
+    target = load_engine(engines / "target")
+    drafter = load_engine(engines / "drafter")
     check_plan(plan, target, drafter)
     profile = None
     if any(method in ADAPTIVE for method in plan.methods):
@@ -77,31 +79,32 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
             Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=i))
             for i, prompt in enumerate(prompts)
         ]
-        decoders = [
-            _decoder(
-                Cell(
+        decoders = []
+        for method in dict.fromkeys(["plain", *plan.methods]):
+            for drafts in DRAFTS.get(method, plan.draft_tokens):
+                cell = Cell(
                     task=task,
                     method=method,
                     draft_tokens=drafts,
                     batch=batch,
                     temperature=temperature,
-                ),
-                *(target, drafter, profile),
-            )
-            for method in dict.fromkeys(["plain", *plan.methods])
-            for drafts in DRAFTS.get(method, plan.draft_tokens)
-        ]
+                )
+                decoders.append(_decoder(cell, target, drafter, profile))
         together = len(decoders) * batch <= target.info.slots
-        warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
+        warm_up = [
+            replace(request, max_tokens=min(plan.max_tokens, WARM_UP_TOKENS))
+            for request in requests
+        ]
         for repeat in range(plan.repeats):
-            turn = repeat % len(decoders)
-            order = decoders[turn:] + decoders[:turn]
+            shift = repeat % len(decoders)
+            order = decoders[shift:] + decoders[:shift]
             for i, decoder in enumerate(order):
                 # in varying order: the cache rows used change results by a percent or two
                 decoder.first_row = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()
-            for some in [order] if together else [[decoder] for decoder in order]:
+            taking_turns = [order] if together else [[decoder] for decoder in order]
+            for some in taking_turns:
                 run_in_turns([Pass(decoder, requests, batch) for decoder in some])
                 passes += len(some)
                 progress(passes, len(groups) * len(decoders) * plan.repeats)
@@ -111,14 +114,16 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
     """Raise RequestError for a setting that these engines do not support."""
-    info, longest = target.info, drafter.info.block_size - 1
-    if unknown := [*{*plan.methods} - {*METHODS}]:
-        raise RequestError(f"there is no method {unknown[0]}", f"Take {', '.join(METHODS)}")
-    if max(plan.batches) > info.slots:
+    for method in plan.methods:
+        if method not in METHODS:
+            raise RequestError(f"there is no method {method}", f"Take {', '.join(METHODS)}")
+    slots = target.info.slots
+    if max(plan.batches) > slots:
         raise RequestError(
-            f"--batch {max(plan.batches)} is more than the engines' {info.slots} slots",
+            f"--batch {max(plan.batches)} is more than the engines' {slots} slots",
             "Build with a larger serving.slots",
         )
+    longest = drafter.info.block_size - 1
     for drafts in plan.draft_tokens:
         if drafts is not None and not 1 <= drafts <= longest:
             raise RequestError(
@@ -146,10 +151,12 @@ def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile |
 
 
 def _with_kept_and_identical(decoder: Decoder, plain: Decoder) -> Cell:
-    committed = [n for texts in decoder.passes for text in texts for n in text.committed_per_round]
-    same = [
-        own.tokens == its.tokens
-        for ours, theirs in zip(decoder.passes, plain.passes, strict=True)
-        for own, its in zip(ours, theirs, strict=True)
-    ]
-    return replace(decoder.cell, kept=kept_fractions(committed), identical=(sum(same), len(same)))
+    committed: list[int] = []
+    identical = 0
+    total = 0
+    for sequences, plain_sequences in zip(decoder.passes, plain.passes, strict=True):
+        for sequence, plain_sequence in zip(sequences, plain_sequences, strict=True):
+            committed += sequence.committed_per_round
+            identical += sequence.tokens == plain_sequence.tokens
+            total += 1
+    return replace(decoder.cell, kept=kept_fractions(committed), identical=(identical, total))

@@ -34,7 +34,8 @@ from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.supervisor import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
-STOP, POLL = 60.0, 0.5  # seconds for a server to end, and between checks of a starting one
+STOP = 60.0  # seconds for a server to end
+POLL = 0.5  # seconds between checks of a starting one
 TAU = "spec_decode_token_weighted_acceptance_length"  # 1 + accepted drafts per round
 
 
@@ -75,27 +76,39 @@ class Matrix:
 
     @property
     def sized_config(self) -> BuildConfig:
-        config, most = self.config, max(self.users)
-        if isinstance(engine := config.engine, TensorRTLLM):
-            update = {"concurrency": max(engine.concurrency or 0, most)}
-            return config.model_copy(update={"engine": engine.model_copy(update=update)})
-        serving = config.serving.model_copy(update={"slots": max(config.serving.slots, most)})
+        config = self.config
+        users = max(self.users)
+        if isinstance(config.engine, TensorRTLLM):
+            concurrency = max(config.engine.concurrency or 0, users)
+            engine = config.engine.model_copy(update={"concurrency": concurrency})
+            return config.model_copy(update={"engine": engine})
+        slots = max(config.serving.slots, users)
+        serving = config.serving.model_copy(update={"slots": slots})
         return config.model_copy(update={"serving": serving})
 
     def folder(self, load: Load) -> str:
         name = f"{load.method}-{load.users}-{load.prompts}"
-        prompts, config = self.prompts[load.prompts], self.sized_config.model_dump_json()
-        facts = config, name, prompts, self.machine, self.requests, self.max_tokens
+        facts = [
+            self.sized_config.model_dump_json(),
+            name,
+            self.prompts[load.prompts],
+            self.machine,
+            self.requests,
+            self.max_tokens,
+        ]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        return f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}-{digest[:12]}"
+        readable = re.sub(r"[^a-zA-Z0-9.-]+", "_", name)
+        return f"{readable}-{digest[:12]}"
 
     def payloads(self, load: Load) -> list[dict[str, Any]]:
         """Return the requests, warm-ups first; none shares a KV cache prefix."""
         count = load.users + max(self.requests, 2 * load.users)
-        return [
-            {
+        payloads = []
+        for i, prompt in enumerate(islice(cycle(self.prompts[load.prompts]), count)):
+            prompt_field = "prompt" if isinstance(prompt, str) else "messages"
+            payload = {
                 "model": self.config.name,
-                "prompt" if isinstance(prompt, str) else "messages": prompt,
+                prompt_field: prompt,
                 "max_tokens": self.max_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -103,8 +116,8 @@ class Matrix:
                 "stream": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
-            for i, prompt in enumerate(islice(cycle(self.prompts[load.prompts]), count))
-        ]
+            payloads.append(payload)
+        return payloads
 
 
 def run_matrix(
@@ -124,22 +137,27 @@ def run_matrix(
     if find_spec("matplotlib") is None:
         raise RequestError("the picture needs matplotlib", "Run: pip install 'dflash-trt[bench]'")
     (directory / "loads").mkdir(parents=True, exist_ok=True)
-    combinations = product(matrix.methods, matrix.users, matrix.prompts)
-    wanted = [Load(method=m, users=users, prompts=p) for m, users, p in combinations]
-    found: dict[str, Load] = {}
+    planned = [
+        Load(method=method, users=users, prompts=prompts)
+        for method, users, prompts in product(matrix.methods, matrix.users, matrix.prompts)
+    ]
+    results: dict[str, Load] = {}
 
-    def found_in_order() -> list[Load]:
-        return [found[str(load)] for load in wanted if str(load) in found]
+    def results_in_order() -> list[Load]:
+        return [results[str(load)] for load in planned if str(load) in results]
 
     def record(load: Load) -> None:
-        found[str(load)] = load
-        text = json.dumps([asdict(each) for each in found_in_order()], indent=1)
+        results[str(load)] = load
+        loads = results_in_order()
+        text = json.dumps([asdict(load) for load in loads], indent=1)
         replace_text(directory / "matrix.json", text + "\n")
-        _plot(matrix.config.name, found_in_order(), directory / "matrix.png")
+        _plot(matrix.config.name, loads, directory / "matrix.png")
 
     for method in matrix.methods:
         missing = []
-        for load in (load for load in wanted if load.method == method):
+        for load in planned:
+            if load.method != method:
+                continue
             try:
                 record(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
             except (OSError, ValueError):
@@ -149,7 +167,7 @@ def run_matrix(
         except DflashError as error:
             for load in missing:
                 record(replace(load, error=str(error)))
-    return found_in_order()
+    return results_in_order()
 
 
 def _measure_method(
@@ -164,7 +182,9 @@ def _measure_method(
     from dflash_trt.builder.pipeline import build  # noqa: PLC0415  (a server's image has no builder)
 
     configs = {str(name): config for name, config in variants(matrix.sized_config).items()}
-    if (config := configs.get(method := loads[0].method)) is None:
+    method = loads[0].method
+    config = configs.get(method)
+    if config is None:
         raise ConfigError(
             f"{matrix.config.name} has no method {method}",
             f"Take {', '.join(configs)}, or name its drafter under drafters",
@@ -228,29 +248,33 @@ def _serving(build: Path, log: Path) -> Iterator[str]:
 def _run_aiperf(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
     """Return the load with results; BenchError if a request was not answered."""
     folder = directory / "loads" / matrix.folder(load)
-    work, payloads = folder.with_name(f"{folder.name}.part"), matrix.payloads(load)
+    work = folder.with_name(f"{folder.name}.part")
+    payloads = matrix.payloads(load)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    data = [{"session_id": str(i), "payloads": [x]} for i, x in enumerate(payloads)]
-    (work / "requests.json").write_text(json.dumps({"data": data}), encoding="utf-8")
+    data = [{"session_id": str(i), "payloads": [payload]} for i, payload in enumerate(payloads)]
+    requests = work / "requests.json"
+    requests.write_text(json.dumps({"data": data}), encoding="utf-8")
     endpoint = "chat" if "messages" in payloads[0] else "completions"
     command = [
         *f"aiperf profile --model-names {matrix.config.name} --url {url} --streaming".split(),
         *f"--endpoint-type {endpoint} --custom-dataset-type inputs_json --input-file".split(),
-        str(work / "requests.json"),
+        str(requests),
         *f"--dataset-sampling-strategy sequential --concurrency {load.users}".split(),
         *f"--warmup-request-count {load.users}".split(),
         *f"--request-count {len(payloads) - load.users} --tokenizer".split(),
         str((directory / "builds" / load.method / "tokenizer").resolve()),
         *("--use-server-token-count", "--artifact-dir", str(work)),
         *("--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"),
-        # a chunk has all tokens of a round; AIPerf counts completions itself
-        *["--per-chunk-usage"] * (endpoint == "chat"),
     ]
+    if endpoint == "chat":
+        # a chunk has all tokens of a round; AIPerf counts completions itself
+        command.append("--per-chunk-usage")
     # offline AIPerf accepts no folder as tokenizer; with a folder nothing is downloaded
     offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in offline}
-    with (log := work / "aiperf.log").open("wb") as stream:
+    log = work / "aiperf.log"
+    with log.open("wb") as stream:
         code = subprocess.run(command, env=environment, stdout=stream, stderr=stream).returncode
     if code:
         raise BenchError(f"aiperf ended with {code}", f"Read {log}")
@@ -275,7 +299,11 @@ def _run_aiperf(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
 
 
 def matrix_table(loads: Sequence[Load]) -> Table:
-    plain = {(x.users, x.prompts): x for x in loads if x.method == "none" and not x.error}
+    plain = {
+        (load.users, load.prompts): load
+        for load in loads
+        if load.method == "none" and not load.error
+    }
     rows = []
     for load in loads:
         if load.error:
@@ -303,14 +331,16 @@ def _plot(name: str, loads: Sequence[Load], file: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes, curves = figure.subplots(), dict[str, list[Load]]()
+    axes = figure.subplots()
+    curves: dict[str, list[Load]] = {}
     for load in sorted(loads, key=lambda load: load.users):
         if not load.error:
             curves.setdefault(f"{load.method}, {load.prompts}", []).append(load)
     for label, points in curves.items():
-        axes.plot([p.user for p in points], [p.per_gpu for p in points], "o-", label=label)
-        for point in points:
-            axes.annotate(f" {point.users}", (point.user, point.per_gpu))
+        rates = [load.user for load in points]
+        axes.plot(rates, [load.per_gpu for load in points], "o-", label=label)
+        for load in points:
+            axes.annotate(f" {load.users}", (load.user, load.per_gpu))
     axes.set_title(f"{name} (numbers: users)")
     axes.set_xlabel("tokens/s of a user, after the first token")
     whose = "a GPU" if any(load.gpus for load in loads) else "this machine"

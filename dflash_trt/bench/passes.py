@@ -88,11 +88,14 @@ class Pass:
 def run_in_turns(passes: Sequence[Pass]) -> None:
     # in random order: a method that drafts slows the rounds after it, which must not always be the
     # same method's
-    dice, tokens = Random(0), 1.0
-    while going := [each for each in passes if not each.ended]:
-        for each in dice.sample(going, len(going)):
-            each.run(tokens)
-        slowest = max(each.pace for each in passes)
+    dice = Random(0)
+    tokens = 1.0
+    running = [one for one in passes if not one.ended]
+    while running:
+        for one in dice.sample(running, len(running)):
+            one.run(tokens)
+        slowest = max(one.pace for one in passes)
         tokens += min(max(TURN_SECONDS / slowest, 1.0), TURN)
-    for each in passes:
-        each.store_results()
+        running = [one for one in passes if not one.ended]
+    for one in passes:
+        one.store_results()

@@ -22,14 +22,15 @@ def load_task(
     return read_prompts(_prompt_file(name), encode, vocab_size=vocab_size, longest=longest)[:count]
 
 
-def load_asked(name: str, count: int) -> list[Prompt]:
+def load_prompts(name: str, count: int) -> list[Prompt]:
     """Return at most `count` prompts of "pycode" or a file, for a server to encode.
 
     All are texts, or all are messages for its chat template.
     """
 
     def filled_prompt(entry: object) -> Prompt:
-        if not (prompt := prompt_of(entry)):
+        prompt = prompt_of(entry)
+        if not prompt:
             raise ValueError("the prompt is empty")
         return prompt
 

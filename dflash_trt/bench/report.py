@@ -14,11 +14,16 @@ class Table:
     rows: Sequence[Mapping[str, str]]  # cells by column
 
     def __str__(self) -> str:
-        head = list(dict.fromkeys(name for row in self.rows for name in row))
-        rule = ["---", *["---:"] * (len(head) - 1)]
-        lines = [[row.get(name, "") for name in head] for row in self.rows]
-        rows = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *lines)]
-        return "\n".join([f"## {self.title}", "", self.note, "", *rows, ""])
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        rule = ["---", *["---:"] * (len(columns) - 1)]
+        lines = [f"## {self.title}", "", self.note, "", _line(columns), _line(rule)]
+        for row in self.rows:
+            lines.append(_line([row.get(name, "") for name in columns]))
+        return "\n".join([*lines, ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def engine_report(run: Run) -> str:

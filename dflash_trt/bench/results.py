@@ -60,9 +60,11 @@ class Cell:
     def __str__(self) -> str:
         drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
         parts = [self.task, self.method]
-        parts += [f"{drafts} drafts"] * (self.method != "plain")
+        if self.method != "plain":
+            parts.append(f"{drafts} drafts")
         parts.append(f"batch {self.batch}")
-        parts += [f"temperature {self.temperature:g}"] * bool(self.temperature)
+        if self.temperature:
+            parts.append(f"temperature {self.temperature:g}")
         return ", ".join(parts)
 
 
@@ -81,9 +83,12 @@ def tokens_per_second(cell: Cell) -> list[float]:
 
 def speedups(run: Run, cell: Cell) -> list[float]:
     """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
-    setting = cell.task, cell.batch, cell.temperature
-    plain = next(x for x in run.cells if (x.task, x.batch, x.temperature) == setting)
-    return [own / its for own, its in zip(*map(tokens_per_second, (cell, plain)), strict=True)]
+    setting = (cell.task, cell.batch, cell.temperature)
+    plain = next(
+        other for other in run.cells if (other.task, other.batch, other.temperature) == setting
+    )
+    pairs = zip(tokens_per_second(cell), tokens_per_second(plain), strict=True)
+    return [rate / plain_rate for rate, plain_rate in pairs]
 
 
 def step_milliseconds(cell: Cell) -> list[float]:

@@ -30,14 +30,16 @@ PROMPTS = (
 )
 TOKENS = 64  # decoded per prompt
 MAX_SEQ_LEN = 1024
-PAGES, PAGE_TOKENS = 14, 256  # of the default calibration texts
+# of the default calibration texts
+PAGES = 14
+PAGE_TOKENS = 256
 MEMORY = 3.0  # largest memory per byte of a model's float32 weights
 
 
 def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
     encode = load_encoding(directory)
-    asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
-    return [ids for ids in asked if ids]
+    prompts = [encode(as_chat(text))[:longest] for text in PROMPTS]
+    return [ids for ids in prompts if ids]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Cost:
 
 def calibration_texts(prompts: Path | None, target: Target) -> list[list[int]]:
     """Return token ids of a file's prompts, or of default texts; RequestError for the file."""
-    encode, longest = load_encoding(target.directory), target.number("max_position_embeddings")
+    encode = load_encoding(target.directory)
+    longest = target.number("max_position_embeddings")
     if prompts is not None:
         vocab = target.number("vocab_size")
         return read_prompts(prompts, encode, vocab_size=vocab, longest=longest)
@@ -73,23 +76,27 @@ def quantization_inputs(texts: list[list[int]]) -> dict[str, Any]:
 
 def measure_cost(before: Pair, after: Pair, scratch: Path, report: Report) -> Cost:
     """Compare a quantized target with its original, or say why our graphs or memory cannot."""
-    original, quantized, drafter = before.target, after.target, before.drafter
-    if refusal := original.refusal or quantized.refusal:
+    original = before.target
+    quantized = after.target
+    drafter = before.drafter
+    refusal = original.refusal or quantized.refusal
+    if refusal:
         return Cost(skipped=f"our graphs refuse the target ({refusal})")
     if drafter.absent:
         return Cost(skipped="there is no drafter")
     if drafter.refusal:
         return Cost(skipped=f"our graphs refuse the drafter ({drafter.refusal})")
     numbers = sum(math.prod(original.weights.shape(name)) for name in original.weights.names)
-    needed, free = int(numbers * 4 * MEMORY), free_memory()
+    needed = int(numbers * 4 * MEMORY)
+    free = free_memory()
     if needed > free:
         problem = f"in float32 it may take {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
         return Cost(skipped=problem)
     try:
-        taus = [_tau(target, drafter, scratch, report) for target in (original, quantized)]
+        tau = _tau(original, drafter, scratch, report)
+        return Cost((tau, _tau(quantized, drafter, scratch, report)))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Cost((taus[0], taus[1]))
 
 
 def _tau(target: Target, drafter: Drafter, engines: Path, report: Report) -> float:
@@ -98,9 +105,13 @@ def _tau(target: Target, drafter: Drafter, engines: Path, report: Report) -> flo
     from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415
 
-    known = (model.spec.max_position_embeddings for model in (target, drafter))
-    length = min(*known, MAX_SEQ_LEN)
-    tokens, options = min(TOKENS, length // 2), EngineOptions(slots=1, max_seq_len=length)
+    length = min(
+        target.spec.max_position_embeddings,
+        drafter.spec.max_position_embeddings,
+        MAX_SEQ_LEN,
+    )
+    tokens = min(TOKENS, length // 2)
+    options = EngineOptions(slots=1, max_seq_len=length)
     shutil.rmtree(engines, ignore_errors=True)
     report("building engines", 0, 2)
     build_target(target, drafter.spec, engines / "target", options)
@@ -109,7 +120,11 @@ def _tau(target: Target, drafter: Drafter, engines: Path, report: Report) -> flo
     report("building engines", 2, 2)
     prompts = chat_prompts(target.directory, length - tokens)
     whole_blocks = Speculation(policy="fixed")
-    return check_lossless(
-        *(engines, prompts, tokens, whole_blocks),
-        lambda count: report("prompts", count, len(prompts)),
-    ).tau
+    result = check_lossless(
+        engines,
+        prompts,
+        tokens,
+        whole_blocks,
+        lambda done: report("prompts", done, len(prompts)),
+    )
+    return result.tau

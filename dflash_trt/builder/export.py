@@ -42,7 +42,8 @@ SGLANG_DRAFTS = {  # block: counts the anchor too
 }
 # sampled drafts, accepted as a block
 VLLM_DFLASH = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
-DYNAMO, DYNAMO_LLM = "1.6.1", "1.3.0rc29"  # and the TensorRT-LLM of its image
+DYNAMO = "1.6.1"
+DYNAMO_LLM = "1.3.0rc29"  # the TensorRT-LLM of its image
 NEWER = "context_recompute_tail"  # what that does not have, so that it reuses no prompt
 
 
@@ -55,21 +56,24 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> str:
     machine = config.llm.machine
     target = locate_config(config.target, "target", report, scratch)
-    drafter, pinned = None, config.drafter
+    drafter = None
+    pinned = config.drafter
     if pinned is not None:
         drafter = locate_config(pinned, "drafter", report, scratch)
         pinned = pinned.pinned(drafter.commit)
     changed = {"target": config.target.pinned(target.commit), "drafter": pinned}
     config = config.model_copy(update=changed)
     context = Context(config, open_pair(config, target, drafter))
-    pair, args = context.pair, choose_args(context)
+    pair = context.pair
+    args = choose_args(context)
     if args.tensor_parallel_size > machine.gpus:
         raise ConfigError(
             f"one instance takes {args.tensor_parallel_size} GPUs, a node of {machine.name} has "
             f"{machine.gpus}; scripts for other engines are for one node",
             f"Set engine.gpus to at most {machine.gpus}",
         )
-    form, layout = drafter_format(pair.drafter.values), drafter_layout(pair)
+    form = drafter_format(pair.drafter.values)
+    layout = drafter_layout(pair)
     if engine != "vllm" and layout.fix:
         raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)
     if engine == "vllm" and (form == "DeepSpec" or pair.drafter.values.get("sample_from_anchor")):
@@ -79,11 +83,13 @@ def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> 
     method = config.speculation.method
     head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]
     if args.enable_attention_dp and (engine == "vllm" or (engine, method) == ("sglang", "ngram")):
-        head += [f"# For TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."]
+        head.append(
+            f"# For TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."
+        )
     if engine in FLAGS and args.kv_cache_config.enable_block_reuse:
-        head += [f"# {engine} runs no tail of a reused prompt again: acceptance may drop."]
+        head.append(f"# {engine} runs no tail of a reused prompt again: acceptance may drop.")
     if engine == "dynamo" and args.value(f"speculative_config.{NEWER}"):
-        head += [f"# No prompt is reused: TensorRT-LLM {DYNAMO_LLM} runs no tail of it again."]
+        head.append(f"# No prompt is reused: TensorRT-LLM {DYNAMO_LLM} runs no tail of it again.")
     if engine != "dynamo":
         head = ["#!/usr/bin/env bash", *head, "set -euo pipefail"]
     return "\n".join([*head, *lines]) + "\n"
@@ -91,14 +97,17 @@ def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> 
 
 def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[str, object]]:
     experts = args.moe_expert_parallel_size or 1
+    expert_ranks = None if experts == 1 else experts
+    if expert_ranks is not None and engine == "vllm":
+        expert_ranks = ""
     # with attention-DP each rank has its own max_batch_size
-    ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
-    values = (
+    batches = args.tensor_parallel_size if args.enable_attention_dp else 1
+    values = (  # "": the option has none, None: there is no option
         config.target.revision,
         args.tensor_parallel_size,
-        None if experts == 1 else "" if engine == "vllm" else experts,
+        expert_ranks,
         args.max_seq_len,
-        args.max_batch_size and args.max_batch_size * ranks,
+        args.max_batch_size and args.max_batch_size * batches,
         None if args.kv_cache_config.enable_block_reuse else "",
     )
     for option, value in zip(FLAGS[engine].split(), values, strict=True):
@@ -109,11 +118,14 @@ def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[s
 
 
 def _vllm(context: Context, args: LlmArgs) -> list[str]:
-    config, pair, method = context.config, context.pair, context.method
+    config = context.config
+    pair = context.pair
+    method = context.method
     drafter: dict[str, object] = {"method": method, "num_speculative_tokens": args.drafts}
     if config.drafter is not None:
         drafter["model"] = _name(config.drafter)
-        drafter |= {"revision": config.drafter.revision} if config.drafter.revision else {}
+        if config.drafter.revision:
+            drafter["revision"] = config.drafter.revision
     else:
         drafter["prompt_lookup_max"] = args.value("speculative_config.max_matching_ngram_size")
     options = [*_shared("vllm", config, args)]
@@ -121,51 +133,58 @@ def _vllm(context: Context, args: LlmArgs) -> list[str]:
     if method == "dflash":  # as in the drafters' published recipes
         # Gemma 4 needs a backend that always masks causally; drafts need one that does not
         gemma = pair.target.architecture.startswith("Gemma4")
-        drafter |= {"attention_backend": "flash_attn"} if gemma else {}
+        if gemma:
+            drafter["attention_backend"] = "flash_attn"
         options.append(("--attention-backend", "triton_attn" if gemma else "flash_attn"))
         drafter |= VLLM_DFLASH | _vllm_verification(context, args, gemma)
         with suppress(NotKnown):
-            most = pair.drafter.number("max_position_embeddings")
-            if (args.max_seq_len or 0) > most:
-                what = (
-                    f"# The drafter knows {most} positions. Where its RoPE is scaled (YaRN), vLLM's"
+            limit = pair.drafter.number("max_position_embeddings")
+            if (args.max_seq_len or 0) > limit:
+                notes.append(
+                    f"# The drafter knows {limit} positions. Where its RoPE is scaled (YaRN), "
+                    "vLLM's V2 runner lowers max_model_len to them."
                 )
-                notes.append(f"{what} V2 runner lowers max_model_len to them.")
     options.append(("--max-num-batched-tokens", 32768))
-    options += [("--speculative-config", json.dumps(drafter))] if args.drafts else []
+    if args.drafts:
+        options.append(("--speculative-config", json.dumps(drafter)))
     return [*notes, *_command(["vllm", "serve", _name(config.target)], options)]
 
 
 def _vllm_verification(context: Context, args: LlmArgs, gemma: bool) -> dict[str, object]:
     """Return how many drafts vLLM verifies: by the schedule, or for many users what pays."""
-    if schedule := args.speculative_config.draft_len_schedule:
-        ends = sorted((int(batch), drafts) for batch, drafts in schedule.items())
-        starts = [1, *(batch + 1 for batch, _ in ends)]
-        ranges = [[start, *end] for start, end in zip(starts, ends, strict=False)]
+    schedule = args.speculative_config.draft_len_schedule
+    if schedule:
+        ranges = []
+        first = 1
+        for last, drafts in sorted((int(batch), drafts) for batch, drafts in schedule.items()):
+            ranges.append([first, last, drafts])
+            first = last + 1
         return {"num_speculative_tokens_per_batch_size": ranges}
     # FlashAttention 2 has no graphs for it; at few users it loses (vllm-project/vllm 52362)
     graphs = gemma or context.gpu.sm // 10 in (9, 10)
     pays = context.engine.objective != "latency"
-    adaptive = context.config.speculation.policy == "adaptive" and pays and graphs
-    return {"enable_adaptive_verification": True} if adaptive else {}
+    if context.config.speculation.policy == "adaptive" and pays and graphs:
+        return {"enable_adaptive_verification": True}
+    return {}
 
 
 def _sglang(context: Context, args: LlmArgs) -> list[str]:
-    config, method = context.config, context.method
+    config = context.config
+    method = context.method
     options = [("--model-path", _name(config.target)), *_shared("sglang", config, args)]
-    if drafts := args.drafts:
-        words = f"--speculative-algorithm {SGLANG_DRAFTS[method]}"
-        each = iter(words.format(drafts=drafts, block=drafts + 1).split())
-        options += zip(each, each, strict=True)
+    if args.drafts:
+        text = f"--speculative-algorithm {SGLANG_DRAFTS[method]}"
+        words = text.format(drafts=args.drafts, block=args.drafts + 1).split()
+        options += zip(words[::2], words[1::2], strict=True)
     if args.enable_attention_dp and method != "ngram":
         options.append(("--attn-dp-size", args.tensor_parallel_size))
         if method == "dflash":
             options.append(("--enable-dp-lm-head", None))
     if context.drafter.architecture == DFLASH2:  # the only drafts that SGLang samples
         options.append(("--speculative-use-block-verification", None))
-    if (drafter := config.drafter) is not None:
-        options.append(("--speculative-draft-model-path", _name(drafter)))
-        options += _revision_option("--speculative-draft-model-revision", drafter)
+    if config.drafter is not None:
+        options.append(("--speculative-draft-model-path", _name(config.drafter)))
+        options += _revision_option("--speculative-draft-model-revision", config.drafter)
         # otherwise SGLang assumes that the drafter is quantized like the target
         if "quantization_config" in context.target.values:
             options.append(("--speculative-draft-model-quantization", "unquant"))
@@ -173,10 +192,13 @@ def _sglang(context: Context, args: LlmArgs) -> list[str]:
 
 
 def _trtllm_serve(context: Context, args: LlmArgs) -> list[str]:
-    config, values, fetch = context.config, _llm_args(context, args), list[str]()
+    config = context.config
+    values = _llm_args(context, args)
+    fetch: list[str] = []
     if config.drafter is not None:
         # SGLang reads a DFlash drafter's config.json from a directory only
-        values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
+        folder, fetch = _local(config.drafter, "drafter")
+        values["speculative_config"]["speculative_model"] = folder
     environment = env_vars(context).items()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     options = [*_revision_option("--revision", config.target), ("--config", "llm_args.yaml")]
@@ -191,18 +213,20 @@ def _trtllm_serve(context: Context, args: LlmArgs) -> list[str]:
 
 def _dynamo(context: Context, args: LlmArgs) -> list[str]:
     """Return a ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
-    config, llm_args = context.config, _llm_args(context, args)
+    config = context.config
+    llm_args = _llm_args(context, args)
     models: dict[str, Source] = {"target": config.target}
     if config.drafter is not None:
         models["drafter"] = config.drafter
         llm_args["speculative_config"]["speculative_model"] = "/models/drafter"
         if llm_args["speculative_config"].pop(NEWER, None):
             llm_args["kv_cache_config"]["enable_block_reuse"] = False
-    if local := [role for role, source in models.items() if source.hub is None]:
-        raise ConfigError(
-            f"the {local[0]} is a directory of this machine, which a cluster does not have",
-            f"Give {local[0]}.hub and {local[0]}.revision",
-        )
+    for role, source in models.items():
+        if source.hub is None:
+            raise ConfigError(
+                f"the {role} is a directory of this machine, which a cluster does not have",
+                f"Give {role}.hub and {role}.revision",
+            )
     text = render_template(
         "export/dynamo.yaml",
         name=resource_name(config.name),
@@ -223,7 +247,7 @@ def _llm_args(context: Context, args: LlmArgs) -> dict[str, Any]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
     warnings_of(check_args(context, args), ConfigError)
     # on the command line
-    return {k: v for k, v in args.given.items() if k not in ("model", "revision")}
+    return {name: value for name, value in args.given.items() if name not in ("model", "revision")}
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:

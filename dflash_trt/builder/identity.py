@@ -123,32 +123,36 @@ def checkpoint_name(source: Mapping[str, Any]) -> str:
         return f"{source['id']} at {source['commit']}"
     if "version" in source:
         return f"{source['file']} of the package {source['name']} {source['version']}"
-    files = f"{source['files']} file{'' if source['files'] == 1 else 's'}"
-    return f"{files} of a directory, sha256 {source['sha256'][:SHORT]}"
+    noun = "file" if source["files"] == 1 else "files"
+    return f"{source['files']} {noun} of a directory, sha256 {source['sha256'][:SHORT]}"
 
 
 def difference(old: Path, new: Path) -> list[str]:
     """Return in a few lines how two builds differ; none: they are the same."""
-    manifests = read_manifest(old), read_manifest(new)
-    digests = build_digest(old), build_digest(new)
-    if digests[0] == digests[1]:
+    before = read_manifest(old)
+    after = read_manifest(new)
+    digest_before = build_digest(old)
+    digest_after = build_digest(new)
+    if digest_before == digest_after:
         return []
-    before, after = manifests
     lines = list(_changes("name", before["name"], after["name"]))
     for role in ROLES:
-        sources = [_source(manifest, role) for manifest in manifests]
-        lines += _changes(role, *sources)
+        lines += _changes(role, _source(before, role), _source(after, role))
     lines += _field_changes(before["config"], after["config"])
     lines += _changes("program", _made_by(before), _made_by(after))
     lines += _file_changes(before["files"], after["files"])
-    sizes = [sum(entry["size"] for entry in x["files"].values()) / 1e6 for x in manifests]
-    lines += _changes("size", *(f"{size:.1f} MB" for size in sizes))
-    return [f"digest: {digests[0][:SHORT]} -> {digests[1][:SHORT]}", *lines]
+    lines += _changes("size", _size(before), _size(after))
+    return [f"digest: {digest_before[:SHORT]} -> {digest_after[:SHORT]}", *lines]
 
 
 def _changes(what: str, old: str, new: str) -> Iterator[str]:
     if old != new:
         yield f"{what}: {old} -> {new}"
+
+
+def _size(manifest: Manifest) -> str:
+    size = sum(entry["size"] for entry in manifest["files"].values())
+    return f"{size / 1e6:.1f} MB"
 
 
 def _source(manifest: Manifest, role: str) -> str:
@@ -164,12 +168,11 @@ def _made_by(manifest: Manifest) -> str:
 
 
 def _field_changes(old: JsonValue, new: JsonValue) -> list[str]:
-    before, after = dict(_fields(old)), dict(_fields(new))
-    lines = [
-        f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name, "absent") != after.get(name, "absent")
-    ]
+    before = dict(_fields(old))
+    after = dict(_fields(new))
+    lines: list[str] = []
+    for name in sorted(before.keys() | after.keys()):
+        lines += _changes(name, before.get(name, "absent"), after.get(name, "absent"))
     return _cut(lines, "fields of the config")
 
 
@@ -184,15 +187,17 @@ def _fields(value: JsonValue, path: str = "config") -> Iterator[tuple[str, str]]
 
 def _file_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return changes of what is served; `deploy/`, bill and config follow from the rest."""
-    names = sorted(
-        name
-        for name in old.keys() | new.keys()
-        if not name.startswith((DEPLOY, BOM, CONFIG)) and old.get(name) != new.get(name)
-    )
-    kinds = dict.fromkeys(names, "changed")
-    kinds |= {name: "gone" for name in names if name not in new}
-    kinds |= {name: "new" for name in names if name not in old}
-    return _cut([f"{name}: {kinds[name]}" for name in names], "files")
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if name.startswith((DEPLOY, BOM, CONFIG)) or old.get(name) == new.get(name):
+            continue
+        change = "changed"
+        if name not in new:
+            change = "gone"
+        elif name not in old:
+            change = "new"
+        lines.append(f"{name}: {change}")
+    return _cut(lines, "files")
 
 
 def _cut(lines: list[str], what: str) -> list[str]:

@@ -81,13 +81,18 @@ class Differences:
         return bool(self.changed or self.missing or self.added)
 
     def among(self, names: Container[str]) -> "Differences":
-        kinds = (self.changed, self.missing, self.added)
-        return Differences(*([name for name in kind if name in names] for kind in kinds))
+        return Differences(
+            changed=[name for name in self.changed if name in names],
+            missing=[name for name in self.missing if name in names],
+            added=[name for name in self.added if name in names],
+        )
 
     def __str__(self) -> str:
-        kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
-        all_ = [f"{name} ({kind})" for kind, names in kinds for name in names]
-        return ", ".join(all_[:3]) + (f" and {len(all_) - 3} more" if len(all_) > 3 else "")
+        names = [f"{name} (changed)" for name in self.changed]
+        names += [f"{name} (missing)" for name in self.missing]
+        names += [f"{name} (added)" for name in self.added]
+        first = ", ".join(names[:3])
+        return f"{first} and {len(names) - 3} more" if len(names) > 3 else first
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -159,9 +164,10 @@ def check_build(
     """Raise BuildError unless unchanged; depth None: full up to `FULL` bytes, else quick."""
     if depth == "none":
         return
-    if found := differences(directory, read_manifest(directory), depth, report, digested):
+    differing = differences(directory, read_manifest(directory), depth, report, digested)
+    if differing:
         raise BuildError(
-            f"{directory} is not as it was built: {found}",
+            f"{directory} is not as it was built: {differing}",
             "Copy it here again, or remove it and run `dflash-trt build` again",
         )
 
@@ -175,30 +181,32 @@ def differences(
 ) -> Differences:
     """Return the differences, see `check_build`; BuildError for an unreadable file."""
     listed: dict[str, Entry] = manifest["files"]
-    found = {file_name(directory, file): file for file in files_of(directory)}
-    del found[MANIFEST]
+    files = {file_name(directory, file): file for file in files_of(directory)}
+    del files[MANIFEST]
     if depth is None:
-        size = sum(int(each.get("size", 0)) for each in listed.values())
+        size = sum(int(entry.get("size", 0)) for entry in listed.values())
         depth = "full" if size <= FULL else "quick"
     limit = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
     digest = build_digest(directory)
-    both, changed = sorted(found.keys() & listed.keys()), []
+    both = sorted(files.keys() & listed.keys())
+    changed = []
     for done, name in enumerate(both):
         report("checking files", done, len(both))
         try:
             hashed_below = 0 if name in digested else limit
             of_deploy = digest if name.startswith(DEPLOY) else None
-            if not _unchanged(found[name], listed[name], hashed_below, of_deploy):
+            if not _unchanged(files[name], listed[name], hashed_below, of_deploy):
                 changed.append(name)
         except OSError as error:
             raise BuildError(
-                f"cannot read {found[name]}: {error.strerror}", "Make it readable, or build again"
+                f"cannot read {files[name]}: {error.strerror}", "Make it readable, or build again"
             ) from error
     report("checking files", len(both), len(both))
-    # files that only deploy the build may all be missing
-    optional = () if any(name.startswith(DEPLOYS) for name in found) else DEPLOYS
-    missing = [x for x in listed.keys() - found.keys() if not x.startswith(optional)]
-    return Differences(changed, sorted(missing), sorted(found.keys() - listed.keys()))
+    missing = sorted(listed.keys() - files.keys())
+    if not any(name.startswith(DEPLOYS) for name in files):
+        # files that only deploy the build may all be missing
+        missing = [name for name in missing if not name.startswith(DEPLOYS)]
+    return Differences(changed, missing, sorted(files.keys() - listed.keys()))
 
 
 def _unchanged(file: Path, listed: Entry, hashed_below: float, digest: str | None) -> bool:
@@ -215,11 +223,13 @@ def _unchanged(file: Path, listed: Entry, hashed_below: float, digest: str | Non
 def files_of(directory: Path) -> list[Path]:
     """Return all files of the build that its manifest covers, and the manifest; sorted."""
     uncovered = {directory / name for name in UNCOVERED}
-    walked = os.walk(directory)
-    found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
-    return sorted(
-        file for file in found if (file.is_symlink() or not file.is_dir()) and file not in uncovered
-    )
+    files = []
+    for folder, folders, names in os.walk(directory):
+        for name in (*folders, *names):
+            file = Path(folder, name)
+            if (file.is_symlink() or not file.is_dir()) and file not in uncovered:
+                files.append(file)
+    return sorted(files)
 
 
 def served_files(directory: Path) -> list[Path]:

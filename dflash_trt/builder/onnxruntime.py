@@ -40,8 +40,13 @@ def prepare(
     target = load_target(target_at.directory)
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    drafts, longest = config.speculation.draft_tokens, config.serving.max_seq_len
-    warnings = check_pair(target, drafter, drafts, longest, CHAT_CHECKS)
+    warnings = check_pair(
+        target,
+        drafter,
+        config.speculation.draft_tokens,
+        config.serving.max_seq_len,
+        CHAT_CHECKS,
+    )
     config = _with_defaults(config, target.spec, spec)
     if target.spec.delta_nets:
         _check_kind_of_hybrid(config)
@@ -50,12 +55,12 @@ def prepare(
         engine = config.engine.model_copy(update={"quantize": quantize})
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
-    target, drafter = for_length(target, length), drafter and for_length(drafter, length)
-    of_target = Input(
-        target_at, [*_input_files(target), *tokenizer_files(target.directory)], asdict(target.spec)
-    )
+    target = for_length(target, length)
+    target_files = [*_input_files(target), *tokenizer_files(target.directory)]
+    of_target = Input(target_at, target_files, asdict(target.spec))
     of_drafter = None
     if drafter_at and drafter:
+        drafter = for_length(drafter, length)
         of_drafter = Input(drafter_at, _input_files(drafter), asdict(drafter.spec))
     write = partial(_write, config, target, drafter, report)
     return Job(config, of_target, of_drafter, warnings, write)
@@ -88,20 +93,26 @@ def _with_defaults(
     config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> BuildConfig:
     """Fill in max_seq_len and other defaults; without a drafter rounds run in process."""
-    longest, asked = target.max_position_embeddings, config.serving.max_seq_len
-    known = min(longest, drafter.max_position_embeddings) if drafter else longest
-    least = drafter.block_size if drafter else 1
-    length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
-    if not least < length <= longest:
+    longest = target.max_position_embeddings
+    length = config.serving.max_seq_len
+    if length is None:
+        length = min(longest, DEFAULT_MAX_SEQ_LEN)
+        if drafter:
+            length = min(length, drafter.max_position_embeddings)
+    block_size = drafter.block_size if drafter else 1
+    if not block_size < length <= longest:
         raise ConfigError(
-            f"serving.max_seq_len is {length}, but this pair takes {least + 1} to "
+            f"serving.max_seq_len is {length}, but this pair takes {block_size + 1} to "
             f"{longest} (block size to the longest text that the target knows)",
             "Correct it, or leave it out",
         )
-    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
-    mode = {} if drafter else {"mode": "in_process"}
-    serving = config.serving.model_copy(update={**chosen, **mode})
-    return config.model_copy(update={"serving": serving})
+    update: dict[str, object] = {
+        "max_seq_len": length,
+        "prefix_cache": config.serving.prefix_cache_mib,
+    }
+    if drafter is None:
+        update["mode"] = "in_process"
+    return config.model_copy(update={"serving": config.serving.model_copy(update=update)})
 
 
 def _write(
@@ -115,7 +126,9 @@ def _write(
     from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    engine, serving, engines = config.engine, config.serving, directory / "engines"
+    engine = config.engine
+    serving = config.serving
+    engines = directory / "engines"
     assert isinstance(engine, OnnxRuntime | PyTorch | TensorRT)
     plans = engine if isinstance(engine, TensorRT) else None
     options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
@@ -152,7 +165,9 @@ class _Counter:
     """Converts an engine's tensor names ("a|b": fused tensors a and b) to counts."""
 
     def __init__(self, step: str, total: int, report: Report) -> None:
-        self._done, self._total, self._report = 0, total, partial(report, step)
+        self._done = 0
+        self._total = total
+        self._report = partial(report, step)
         self._report(0, total)
 
     def __call__(self, name: str) -> None:

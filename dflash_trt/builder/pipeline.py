@@ -51,9 +51,8 @@ def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> 
     """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
 
     The directory appears complete or not at all, and replaces an older build that no server has
-    open. text: the config as
-    it was written, which is kept. Raises ConfigError, CheckpointError, PairError, or BuildError for
-    the output.
+    open. text: the config as it was written, which is kept. Raises ConfigError, CheckpointError,
+    PairError, or BuildError for the output.
     """
     started = time.monotonic()
     output = output.resolve()
@@ -68,7 +67,8 @@ def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> 
             _check_replaceable(output)  # again, now that no other process changes it
             inputs = inputs_manifest(job, text, report)
             manifest = matching_manifest(output, inputs, report)
-            built, written = manifest is None, Written()
+            built = manifest is None
+            written = Written()
             if manifest is None:
                 refuse_if_served(output)
                 written = job.write(scratch)
@@ -92,9 +92,9 @@ def _unpinned(config: BuildConfig, job: Job) -> Iterator[Finding]:
     for role, model in job.models.items():
         source = getattr(config, role)
         if model.at.commit is not None and source.revision != model.at.commit:
-            found = f"{role} {source.hub} at {source.revision!r} is {model.at.commit} now"
+            what = f"{role} {source.hub} at {source.revision!r} is {model.at.commit} now"
             fix = f"To build the same again, write revision: {model.at.commit}"
-            yield Finding("revision-pinned", "warning", found, fix)
+            yield Finding("revision-pinned", "warning", what, fix)
 
 
 def _check_replaceable(output: Path) -> None:

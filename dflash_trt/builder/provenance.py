@@ -37,7 +37,11 @@ from dflash_trt.weights import read_json
 if TYPE_CHECKING:
     from dflash_trt.builder.acceptance_probe import Cost
 
-
+Json = dict[str, Any]
+BOM = "bom.cdx.json"
+ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
+# libraries whose version affects a build's bytes
+LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
 # outputs in a manifest; the rest are inputs
 MADE = {"files", "quantization"}
 # config fields left out, because the inputs themselves are recorded
@@ -71,7 +75,9 @@ class Job:
 
     @property
     def models(self) -> dict[str, Input]:
-        return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})
+        if self.drafter is None:
+            return {"target": self.target}
+        return {"target": self.target, "drafter": self.drafter}
 
 
 def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
@@ -79,7 +85,9 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
 
     text: the config as it was written; "": it comes from no file.
     """
-    config, models = job.config, job.models
+    config = job.config
+    models = job.models
+    package = _package(config)
     lock = config.package_lock
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
@@ -97,7 +105,7 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
             for role, model in models.items()
             if model.at.commit
         },
-        "packages": {"target": package} if (package := _package(config)) else {},
+        "packages": {"target": package} if package else {},
         "package_lock": lock and hashlib.sha256(lock.read_bytes()).hexdigest(),
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
@@ -145,26 +153,20 @@ def _of_any_commit(manifest: Manifest) -> Manifest:
 
 
 def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
-    files, found = list(files), {}
+    files = list(files)
+    entries = {}
     for done, file in enumerate(files):
         report(step, done, len(files))
-        found[file_name(directory, file)] = manifest_entry(file)
+        entries[file_name(directory, file)] = manifest_entry(file)
     report(step, len(files), len(files))
-    return found
-
-
-BOM = "bom.cdx.json"
-ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
-# libraries whose version affects a build's bytes
-LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
-
-Json = dict[str, Any]
+    return entries
 
 
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     """Write the bill: both models, and the packages of the image with their versions."""
-    text, made_by = json.dumps(inputs, sort_keys=True), inputs["dflash_trt"]
-    own = {
+    text = json.dumps(inputs, sort_keys=True)
+    made_by = inputs["dflash_trt"]
+    application = {
         "type": "application",
         "name": "dflash-trt",
         "version": made_by["version"],
@@ -182,7 +184,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
         "version": 1,
         "metadata": {
             "component": {"type": "application", "bom-ref": "build", "name": inputs["name"]},
-            "tools": {"components": [own, *_libraries()]},
+            "tools": {"components": [application, *_libraries()]},
         },
         "components": components,
         "dependencies": [{"ref": "build", "dependsOn": list(models)}, *needs],
@@ -191,14 +193,18 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
 
 
 def _model(role: str, directory: Path, inputs: Manifest) -> Json:
-    hub, (license, datasets) = inputs["hub"].get(role, {}), read_card(directory)
+    hub = inputs["hub"].get(role, {})
+    card = read_card(directory)
     config = read_json(directory / "config.json")
-    named = [("architectureFamily", config.get("model_type"))]
-    named += [("modelArchitecture", name) for name in (config.get("architectures") or [])[:1]]
     parameters: Json = {"task": "text-generation"}
-    parameters |= {key: value for key, value in named if isinstance(value, str)}
-    if datasets:
-        parameters["datasets"] = [{"type": "dataset", "name": name} for name in datasets]
+    family = config.get("model_type")
+    if isinstance(family, str):
+        parameters["architectureFamily"] = family
+    for name in (config.get("architectures") or [])[:1]:
+        if isinstance(name, str):
+            parameters["modelArchitecture"] = name
+    if card.datasets:
+        parameters["datasets"] = [{"type": "dataset", "name": name} for name in card.datasets]
     component: Json = {
         "type": "machine-learning-model",
         "bom-ref": role,
@@ -209,26 +215,25 @@ def _model(role: str, directory: Path, inputs: Manifest) -> Json:
     if hub:
         component["version"] = hub["commit"]
         component["purl"] = f"pkg:huggingface/{hub['id']}@{hub['commit']}"
-    elif package := inputs["packages"].get(role):
+    elif role in inputs["packages"]:
+        package = inputs["packages"][role]
         component["version"] = package["version"]
         component["purl"] = f"pkg:pypi/{package['name']}@{package['version']}"
-    if license:
-        component["licenses"] = [{"license": {"name": license}}]
+    if card.license:
+        component["licenses"] = [{"license": {"name": card.license}}]
     return component
 
 
 def _files(role: str, files: Mapping[str, Entry]) -> list[Json]:
-    return [
-        {
-            "type": "file",
-            "bom-ref": f"{role}/{name}",
-            "name": name,
-            "hashes": [
-                {"alg": ALGORITHMS[k], "content": entry[k]} for k in ALGORITHMS if k in entry
-            ],
-        }
-        for name, entry in files.items()
-    ]
+    listed = []
+    for name, entry in files.items():
+        hashes = [
+            {"alg": title, "content": entry[algorithm]}
+            for algorithm, title in ALGORITHMS.items()
+            if algorithm in entry
+        ]
+        listed.append({"type": "file", "bom-ref": f"{role}/{name}", "name": name, "hashes": hashes})
+    return listed
 
 
 def _package_component(line: str) -> Json:

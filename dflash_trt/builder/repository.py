@@ -16,7 +16,9 @@ from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 from dflash_trt.wire import Settings, as_parameters
 
-TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
+# from a model's folder
+TOKENIZER = "../../tokenizer"
+ENGINES = "../../engines"
 PUBLIC = ("dflash", "dflash_infer")
 INTERNAL = ("draft_verify", "verify", "draft")  # only for the request handler
 MODELS = (*PUBLIC, *INTERNAL)
@@ -77,8 +79,10 @@ def text_ends(directory: Path, stated: Iterable[int], vocab_size: int) -> frozen
 
 
 def request_defaults(config: BuildConfig, directory: Path) -> dict[str, int | float]:
-    asked = config.serving.sampling_defaults == "model"
-    return sampling_defaults(directory / "tokenizer")[0] if asked else {}
+    if config.serving.sampling_defaults != "model":
+        return {}
+    defaults, _ = sampling_defaults(directory / "tokenizer")
+    return defaults
 
 
 def templates() -> Path:
@@ -98,7 +102,8 @@ def read_config(path: Path) -> Any:
 
 
 def _write_model(repository: Path, model: str, build: str, parameters: Mapping[str, str]) -> None:
-    template, directory = templates() / model, repository / model
+    template = templates() / model
+    directory = repository / model
     message = read_config(template / "config.pbtxt")
     for key, value in parameters.items():
         message.parameters[key].string_value = value

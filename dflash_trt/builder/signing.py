@@ -37,7 +37,8 @@ def read_signature(directory: Path) -> Signature | None:
     try:
         bundle = read_json(file)
         payload = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-        digests = {each["name"]: each["digest"] for each in payload["predicate"]["resources"]}
+        resources = payload["predicate"]["resources"]
+        digests = {resource["name"]: resource["digest"] for resource in resources}
         hint = bundle["verificationMaterial"].get("publicKey", {}).get("hint", "")
         return Signature(key=str(hint), of=str(digests[MANIFEST]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -90,8 +91,8 @@ def verify_signature(directory: Path, key: Path) -> frozenset[str]:
         config.use_elliptic_key_verifier(public_key=key)
         config.verify(directory, directory / SIGNATURE)
         envelope = json.loads((directory / SIGNATURE).read_bytes())["dsseEnvelope"]
-        signed = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
-        return frozenset(each["name"] for each in signed)
+        payload = json.loads(base64.b64decode(envelope["payload"]))
+        return frozenset(resource["name"] for resource in payload["predicate"]["resources"])
 
 
 def _check_key(file: Path, half: Literal["private", "public"]) -> None:
@@ -120,8 +121,8 @@ def _hashing_config(directory: Path) -> Any:
     from model_signing import hashing  # noqa: PLC0415
 
     listed = set(served_files(directory))
-    left = [x for x in directory.rglob("*") if not x.is_dir() and x not in listed]
-    ignored = [x.relative_to(directory) for x in (*left, directory / SIGNATURE)]
+    left = [file for file in directory.rglob("*") if not file.is_dir() and file not in listed]
+    ignored = [file.relative_to(directory) for file in (*left, directory / SIGNATURE)]
     config = hashing.Config().use_file_serialization(allow_symlinks=True)
     return config.set_ignored_paths(paths=ignored, ignore_git_paths=False)
 

@@ -44,7 +44,8 @@ def prepare(
 ) -> Job:
     """Check a pair, even one that graphs refuse; raises ConfigError, CheckpointError, PairError."""
     section = config.llm
-    by_id, asked = section.checkpoints == "hub", section.quantize
+    by_id = section.checkpoints == "hub"
+    precision = section.quantize
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
     pair = open_pair(config, target_at, drafter_at)
     target_files = checkpoint_files(pair.target, weights=not by_id)
@@ -56,15 +57,15 @@ def prepare(
     warnings = _pair_warnings(pair)
     # by id: the same bytes, whether or not the weights are local
     known = dict(pair.target.values) if by_id else _known_fields(pair.target)
-    if asked is not None:
-        check_quantizable(asked, pair.target, section.machine)
+    if precision is not None:
+        check_quantizable(precision, pair.target, section.machine)
     # fail before minutes of quantizing; the result is checked again
-    context = Context(config, replace(pair, target=as_if_quantized(asked, pair.target)))
+    context = Context(config, replace(pair, target=as_if_quantized(precision, pair.target)))
     args, of_args = _checked_args(context)
-    if asked is not None:
+    if precision is not None:
         texts = calibration_texts(section.calibration, pair.target)
-        known |= {"quantized": quantization_inputs(texts)}
-        write = partial(_quantize, asked, config, pair, texts, report)
+        known["quantized"] = quantization_inputs(texts)
+        write = partial(_quantize, precision, config, pair, texts, report)
     else:
         warnings += of_args
         write = partial(_write, context, args, report)
@@ -87,8 +88,9 @@ def _known_fields(model: Model[Any]) -> dict[str, Any]:
 
 
 def _pair_warnings(pair: Pair) -> list[Finding]:
-    found = pair_findings(pair, CHAT_CHECKS)
-    return warnings_of((each for each in found if each.name not in READER_CHECKS), PairError)
+    findings = pair_findings(pair, CHAT_CHECKS)
+    others = (finding for finding in findings if finding.name not in READER_CHECKS)
+    return warnings_of(others, PairError)
 
 
 def _checked_args(context: Context) -> tuple[LlmArgs, list[Finding]]:
@@ -97,7 +99,7 @@ def _checked_args(context: Context) -> tuple[LlmArgs, list[Finding]]:
 
 
 def _quantize(
-    asked: Precision,
+    precision: Precision,
     config: BuildConfig,
     pair: Pair,
     texts: list[list[int]],
@@ -106,7 +108,7 @@ def _quantize(
 ) -> Written:
     """Write a bundle whose target is quantized now; its arguments are chosen for that."""
     quantized = directory / "engines" / KIND / "target"
-    quantize_target(asked, pair.target.directory, quantized, texts, report)
+    quantize_target(precision, pair.target.directory, quantized, texts, report)
     context = Context(config, replace(pair, target=open_target(quantized)))
     _pair_warnings(context.pair)  # the original's were reported already
     cost = measure_cost(pair, context.pair, directory / "measured", report)

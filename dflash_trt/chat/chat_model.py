@@ -30,6 +30,8 @@ from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
 MAX_CACHED = 2**14  # characters of a specimen
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # follows a text to be continued; the prompt is cut there
+QUESTION = as_chat("probe asked")
+ANSWER = {"role": "assistant", "content": "probe said"}
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class ChatModel:
 
     def __init__(self, tokenizer: Tokenizer, render: Render | None) -> None:
         tokens = tokenizer.get_added_tokens_decoder()
-        self._added = {token.content: at for at, token in tokens.items()}
-        self._special = frozenset(at for at, token in tokens.items() if token.special)
+        self._added = {token.content: number for number, token in tokens.items()}
+        self._special = frozenset(number for number, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
         self._rewrites = REWRITES
         if self.dialect.format is not HERMES:
-            self._rewrites = tuple(each for each in REWRITES if each is not calls_in_words)
+            self._rewrites = tuple(rewrite for rewrite in REWRITES if rewrite is not calls_in_words)
         self._needs = self._learn()
         self._cached = lru_cache(256)(self._find_arrangement)
 
@@ -72,10 +74,12 @@ class ChatModel:
 
     def hidden_in_chats(self, *, with_tools: bool) -> frozenset[int]:
         """Special tokens to leave out of a chat's answer; its parts are told by the others."""
-        tags, format = self.dialect.reasoning_tags, self.dialect.format
-        markers = [tags.open, tags.close] if tags else []
-        if with_tools and format:
-            markers += format.markers
+        markers: list[str] = []
+        tags = self.dialect.reasoning_tags
+        if tags:
+            markers += (tags.open, tags.close)
+        if with_tools and self.dialect.format:
+            markers += self.dialect.format.markers
         return self.hidden - {self._added.get(marker, -1) for marker in markers}
 
     def prompt(
@@ -94,7 +98,7 @@ class ChatModel:
         """
         dialect = self.dialect
         known = parse_tools(tools)
-        wanted = required_tools(known, tool_choice)
+        required = required_tools(known, tool_choice)
         shown = [] if tool_choice == "none" else without_nulls(tools)
         if continue_final_message:
             messages = _with_open_end(messages, template_values)
@@ -108,10 +112,12 @@ class ChatModel:
             thinking=bool(opened) and text.rstrip().endswith(opened),
             grammar="",
             hidden=self.hidden_in_chats(with_tools=bool(shown)),
-            tools=tuple(wanted or known) if shown else (),
+            tools=tuple(required or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
         )
-        return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
+        if not required:
+            return prompt
+        return replace(prompt, grammar=self.grammar(prompt))
 
     def grammar(self, prompt: ChatPrompt, answer: Any = None) -> str:
         """Return llguidance's grammar of calls, after reasoning.
@@ -166,7 +172,8 @@ class ChatModel:
         """Return the rewrites that make the template show all messages, and its text."""
         read = read_messages(messages)
         if tools and not self.dialect.shows_tools:
-            read, tools = with_tools(read, tools), ()
+            read = with_tools(read, tools)
+            tools = ()
         key = json.dumps([specimen_of(read), bool(tools), dict(values)])
         find = self._cached if len(key) <= MAX_CACHED else self._find_arrangement
         arrangement = find(key)
@@ -180,10 +187,11 @@ class ChatModel:
         if arrangement.refused:
             number = arrangement.refused[0]
             index = number - (len(read) - len(messages))  # tools may come first
-            what = f"messages[{index}] of role {read[number]['role'][:40]!r}"
+            what = "tools"
+            if index >= 0:
+                what = f"messages[{index}] of role {read[number]['role'][:40]!r}"
             raise RequestError(
-                f"{what if index >= 0 else 'tools'} would be lost: this model's chat template "
-                "leaves such a message out",
+                f"{what} would be lost: this model's chat template leaves such a message out",
                 "Send it in another role, such as user.",
             )
         return arrangement.rewrites, text
@@ -224,14 +232,11 @@ def _with_open_end(
     return [*messages[:-1], {**messages[-1], "content": last["content"] + OPEN_END}]
 
 
-SAID, ASKED = {"role": "assistant", "content": "probe said"}, as_chat("probe asked")
-
-
 @check("error")
 def chat_template(pair: Pair) -> Found:
     """Check that the template renders a plain message within the limits, as serving requires."""
     try:
-        _chat_model(pair).prompt(ASKED, template_values={"add_generation_prompt": True})
+        _chat_model(pair).prompt(QUESTION, template_values={"add_generation_prompt": True})
     except LimitError as error:
         raise CheckpointError(f"{error.problem} ({pair.target.directory})", AGAIN) from None
     except RequestError as error:
@@ -242,7 +247,8 @@ def chat_template(pair: Pair) -> Found:
 @check("note")
 def end_of_turn(pair: Pair) -> Found:
     """Tell what the chat template writes after an answer: that token ends a text, too."""
-    target, model = pair.target, _chat_model(pair)
+    target = pair.target
+    model = _chat_model(pair)
     try:
         token = turn_end(model, target.tokenizer)
     except RequestError as error:
@@ -266,11 +272,11 @@ def turn_end(model: ChatModel, tokenizer: Tokenizer) -> str | None:
     RequestError if the template refuses a plain chat.
     """
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    chat = [*as_chat("Hello"), SAID]
-    for messages in (chat, [*chat, *ASKED]):  # after the last answer, or between two turns
+    chat = [*as_chat("Hello"), ANSWER]
+    for messages in (chat, [*chat, *QUESTION]):  # after the last answer, or between two turns
         text = model.prompt(messages, template_values={}).text
-        _, _, after = text.partition(SAID["content"])
-        before_next, _, _ = after.partition(ASKED[0]["content"])
+        _, _, after = text.partition(ANSWER["content"])
+        before_next, _, _ = after.partition(QUESTION[0]["content"])
         written = [token for token in added if token in before_next]
         if written:
             return min(written, key=lambda token: (before_next.find(token), -len(token)))
@@ -287,11 +293,10 @@ def turn_end_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
         token = turn_end(ChatModel(tokenizer, template), tokenizer)
     except RequestError:
         return ()
-    number = None if token is None else tokenizer.token_to_id(token)
+    if token is None:
+        return ()
+    number = tokenizer.token_to_id(token)
     return () if number is None or number >= vocab_size else (number,)
-
-
-CHAT_CHECKS = (chat_template, end_of_turn)
 
 
 def about_chats(target: Path) -> dict[str, Any] | None:
@@ -314,3 +319,6 @@ def _chat_model(pair: Pair) -> ChatModel:
     if template is None:
         raise NotKnown("the target has no chat template")
     return ChatModel(pair.target.tokenizer, template)
+
+
+CHAT_CHECKS = (chat_template, end_of_turn)

@@ -29,10 +29,12 @@ from dflash_trt.chat.render import Render
 from dflash_trt.chat.specimen import specimen_call
 from dflash_trt.errors import RequestError
 
-USER, THINKS, SAID = "probe user", "probe thought", "probe said"
+USER = "probe user"
+THINKS = "probe thought"
 SHOWN = "probe_shown"  # a function name
 CALL = specimen_call(0)
-CALLED, ARGUMENTS = CALL["function"]["name"], CALL["function"]["arguments"]
+CALLED = CALL["function"]["name"]
+ARGUMENTS = CALL["function"]["arguments"]
 TOOL = {
     "type": "function",
     "function": {
@@ -45,7 +47,8 @@ TOOL = {
         },
     },
 }
-ASKED, ANSWERED = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
+QUESTION: Message = {"role": "user", "content": USER}
+ANSWER: Message = {"role": "assistant", "content": "probe said"}
 CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT: Message = {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"}
 REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts printed by Python or JSON
@@ -57,7 +60,9 @@ EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
         "functions": json.dumps(tools, indent=4), "datetime": f"{datetime.now():%b %d %Y %H:%M:%S}"
     },
 }  # fmt: skip
-PART, IN_TEXT = "a part of the content", "in the text"  # where reasoning is, if not in a field
+# where reasoning is, if not in a field
+PART = "a part of the content"
+IN_TEXT = "in the text"
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Dialect:
 
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     """Probe a template; added: ids of the tokenizer's added tokens."""
-    tags = next((each for each in REASONING_TAGS if each.close in added), None)
+    tags = next((tags for tags in REASONING_TAGS if tags.close in added), None)
     channels = all(marker in added for marker in HARMONY.markers)
     if render is None:
         return Dialect(HARMONY if channels else HERMES, tags)
@@ -84,21 +89,22 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     def rendered(form: Dialect, *messages: Message, prompt: bool = False, tools: Any = ()) -> str:
         values = EXTRAS[form.extra](tools)
         with suppress(RequestError):
-            shown = convert_for_template(form, [ASKED, *messages])
+            shown = convert_for_template(form, [QUESTION, *messages])
             return render(messages=shown, add_generation_prompt=prompt, **values)
         return ""
 
     forms = (Dialect(extra=extra, parts=parts) for extra in EXTRAS for parts in (False, True))
     form = next((form for form in forms if USER in rendered(form)), Dialect())
-    thinking = {**ANSWERED, **dict.fromkeys(THOUGHTS, THINKS)}
+    thinking = {**ANSWER, **dict.fromkeys(THOUGHTS, THINKS)}
     text = rendered(replace(form, thoughts=THOUGHT), thinking) + rendered(form, prompt=True)
-    tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
-    tags = None if channels else tags
+    tags = tags or next((tags for tags in REASONING_TAGS if tags.open in text), None)
+    if channels:
+        tags = None
     call_forms = [
         replace(form, text_arguments=as_text, short_ids=short)
         for as_text, short in product((False, True), repeat=2)
     ]
-    texts = [rendered(each, CALLING, RESULT, tools=[TOOL]) for each in call_forms]
+    texts = [rendered(call_form, CALLING, RESULT, tools=[TOOL]) for call_form in call_forms]
     formats = [_format_that_parses(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
     format = HARMONY if channels else next(filter(None, formats), None)
@@ -108,43 +114,60 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     if format is None and not (shows and any(writes)):
         format = HERMES
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
-    for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
-        tried = replace(form, thoughts=field)
+    places = [*THOUGHTS, PART]
+    if tags:
+        places.append(IN_TEXT)
+    for place in places:
+        tried = replace(form, thoughts=place)
         calling = {**CALLING, THOUGHT: THINKS}
-        text = rendered(tried, calling, RESULT) + rendered(tried, {**ANSWERED, THOUGHT: THINKS})
+        text = rendered(tried, calling, RESULT) + rendered(tried, {**ANSWER, THOUGHT: THINKS})
         if THINKS in text and not REPR.search(text):
             return tried
     return form
 
 
 def convert_for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
-    result = []
-    last_user = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
-    for at, message in enumerate(messages):
-        each = dict(message)
-        if "tool_calls" in each:
-            each["tool_calls"] = [_convert_call(form, call) for call in each["tool_calls"]]
-        if form.short_ids and "tool_call_id" in each:
-            each["tool_call_id"] = _short_id(str(each["tool_call_id"]))
-        text, thought, tags = each["content"], each.pop(THOUGHT, None), form.reasoning_tags
-        if form.parts or (thought and form.thoughts == PART):
-            each["content"] = [{"type": "text", "text": text}] if text or not thought else []
-        if thought and form.thoughts == PART:
-            each["content"].insert(0, {"type": "thinking", "thinking": thought})
-        elif thought and form.thoughts == IN_TEXT and tags and at > last_user:
-            # templates drop reasoning before the last question anyway
-            each["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
-        elif thought and form.thoughts in THOUGHTS:
-            each[form.thoughts] = thought
-        result.append(each)
+    last_user = -1
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            last_user = index
+    # templates drop reasoning before the last question anyway
+    return [
+        _convert_message(form, message, thinks_in_text=index > last_user)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _convert_message(form: Dialect, message: Message, *, thinks_in_text: bool) -> Message:
+    result = dict(message)
+    if "tool_calls" in result:
+        result["tool_calls"] = [_convert_call(form, call) for call in result["tool_calls"]]
+    if form.short_ids and "tool_call_id" in result:
+        result["tool_call_id"] = _short_id(str(result["tool_call_id"]))
+    text = result["content"]
+    thought = result.pop(THOUGHT, None)
+    tags = form.reasoning_tags
+    if form.parts or (thought and form.thoughts == PART):
+        result["content"] = [{"type": "text", "text": text}] if text or not thought else []
+    if not thought:
+        return result
+    if form.thoughts == PART:
+        result["content"].insert(0, {"type": "thinking", "thinking": thought})
+    elif form.thoughts == IN_TEXT and tags and thinks_in_text:
+        result["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
+    elif form.thoughts in THOUGHTS:
+        result[form.thoughts] = thought
     return result
 
 
 def _convert_call(form: Dialect, call: Mapping[str, Any]) -> dict[str, Any]:
-    function, name = dict(call["function"]), call["id"]
-    if form.text_arguments and not isinstance(function["arguments"], str):
-        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "id": _short_id(name) if form.short_ids else name, "function": function}
+    result = {**call, "function": dict(call["function"])}
+    arguments = call["function"]["arguments"]
+    if form.text_arguments and not isinstance(arguments, str):
+        result["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    if form.short_ids:
+        result["id"] = _short_id(call["id"])
+    return result
 
 
 def _short_id(name: str) -> str:
@@ -156,7 +179,9 @@ def _short_id(name: str) -> str:
 
 def _format_that_parses(text: str) -> Format | None:
     for format in FORMATS:
-        if format.sign in text and any(_parses(format, text[at:]) for at in (0, text.find("{"))):
+        if format.sign not in text:
+            continue
+        if _parses(format, text) or _parses(format, text[text.find("{") :]):
             return format
     return None
 

@@ -91,16 +91,23 @@ class _Calls:
 def _normalize(place: str, sent: Mapping[str, Any]) -> Message:
     message = {name: value for name, value in sent.items() if value not in (None, "", [], {})}
     text, thought = _text_and_reasoning(f"{place}.content", sent.get("content"), sent["role"])
-    thoughts = [message.pop(name) for name in THOUGHTS if isinstance(message.get(name), str)]
-    calls, refusal = message.get("tool_calls", []), message.pop("refusal", "")
+    for name in THOUGHTS:
+        if isinstance(message.get(name), str):
+            sent_thought = message.pop(name)
+            thought = thought or sent_thought
+    calls = message.get("tool_calls", [])
     if not isinstance(calls, list):
         raise RequestError(f"{place}.tool_calls is no list", FIX_CALL)
-    old = message.pop("function_call", None)
-    calls = [*calls, {"function": old}] if old else list(calls)
-    message |= {"tool_calls": calls} if calls else {}
-    thought = thought or next(iter(thoughts), "")
-    message |= {THOUGHT: thought} if thought else {}
-    message |= {"role": "tool"} if message["role"] == "function" else {}
+    function = message.pop("function_call", None)
+    if function:
+        calls = [*calls, {"function": function}]
+    if calls:
+        message["tool_calls"] = list(calls)
+    if thought:
+        message[THOUGHT] = thought
+    if message["role"] == "function":
+        message["role"] = "tool"
+    refusal = message.pop("refusal", "")
     return {**message, "content": text or str(refusal)}
 
 
@@ -111,17 +118,22 @@ def _text_and_reasoning(place: str, content: Any, role: str) -> tuple[str, str]:
         if role == "tool":
             return json.dumps(content, ensure_ascii=False), ""
         raise RequestError(f"{place} is neither text nor a list of parts", FIX)
-    texts, thoughts = list[str](), list[str]()
-    for at, part in enumerate(content):
-        part = {"type": "text", "text": part} if isinstance(part, str) else part
+    texts = []
+    thoughts = []
+    for index, part in enumerate(content):
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
         kind = str(part.get("type", "text")) if isinstance(part, dict) else str(part)
         if kind != "thinking" and kind not in TEXTS:
-            what = f"{place}[{at}]: {kind[:40]} is not taken, only text"
+            what = f"{place}[{index}]: {kind[:40]} is not taken, only text"
             raise RequestError(what, 'Send {"type": "text", "text": ".."} or a string.')
         value = part.get(TEXTS.get(kind, kind))
         if not isinstance(value, str):
-            raise RequestError(f"{place}[{at}]: {kind} has no text", "Send a string.")
-        (thoughts if kind == "thinking" else texts).append(value)
+            raise RequestError(f"{place}[{index}]: {kind} has no text", "Send a string.")
+        if kind == "thinking":
+            thoughts.append(value)
+        else:
+            texts.append(value)
     return "\n".join(texts), "\n".join(thoughts)
 
 
@@ -133,7 +145,8 @@ def _normalize_call(place: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     with suppress(ValueError):  # text in OpenAI's API; anything but an object stays as it is
         value = parse_json(arguments) if isinstance(arguments, str) else arguments
-        arguments = value if isinstance(value, dict) else arguments
+        if isinstance(value, dict):
+            arguments = value
     function = {"name": function["name"], "arguments": arguments}
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}
 
@@ -148,20 +161,26 @@ def without_nulls(tools: Sequence[Any]) -> list[Any]:
 def with_defaults(tools: Sequence[Any]) -> list[Any]:
     """Add what some templates assume: descriptions, properties, one type per value."""
     empty = {"type": "object", "properties": {}, "required": []}
-    functions = [{"description": "", "parameters": {}, **tool["function"]} for tool in tools]
-    return [
-        {**tool, "function": {**each, "parameters": {**empty, **_completed(each["parameters"])}}}
-        for tool, each in zip(tools, functions, strict=True)
-    ]
+    result = []
+    for tool in tools:
+        function = {"description": "", "parameters": {}, **tool["function"]}
+        function["parameters"] = {**empty, **_completed(function["parameters"])}
+        result.append({**tool, "function": function})
+    return result
 
 
 def _completed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    result, kinds = dict(schema), schema.get("type")
+    result = dict(schema)
+    kinds = schema.get("type")
     if isinstance(kinds, list):
         result["type"] = next((kind for kind in kinds if kind != "null"), "null")
-    if isinstance(properties := schema.get("properties"), dict):
-        result["properties"] = {
-            name: {"description": "", **_completed(value)} if isinstance(value, dict) else value
-            for name, value in properties.items()
-        }
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        result["properties"] = {name: _described(value) for name, value in properties.items()}
     return result
+
+
+def _described(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    return {"description": "", **_completed(schema)}

@@ -12,7 +12,9 @@ from dflash_trt.prompts import Prompt
 from dflash_trt.weights import read_bytes, read_json
 
 AGAIN = "Download or export the tokenizer again"
-DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
+# names of templates
+DEFAULT = "default"
+TOOL_USE = "tool_use"
 Render = Callable[..., str]
 
 
@@ -34,8 +36,13 @@ def load_chat_template(directory: Path) -> Render | None:
         return None
     default = templates.get(DEFAULT) or next(iter(templates.values()))
     with_tools = templates.get(TOOL_USE, default)
-    given: dict[str, Any] = {"tools": None, "documents": None, **special_tokens(directory)}
-    return lambda **values: (with_tools if values.get("tools") else default)(**{**given, **values})
+    defaults: dict[str, Any] = {"tools": None, "documents": None, **special_tokens(directory)}
+
+    def render(**values: Any) -> str:
+        template = with_tools if values.get("tools") else default
+        return template(**{**defaults, **values})
+
+    return render
 
 
 def as_chat(text: str) -> list[dict[str, Any]]:
@@ -47,15 +54,17 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
 
     Messages become plain text without a template, or if it refuses them.
     """
-    tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
+    tokenizer = load_tokenizer(directory)
+    render = load_chat_template(directory)
 
     def encode(prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return list(tokenizer.encode(prompt).ids)
-        with suppress(RequestError):
-            if render:
+        if render is not None:
+            with suppress(RequestError):
                 chat = render(messages=prompt, add_generation_prompt=True, **options)
-                if ids := tokenizer.encode(chat, add_special_tokens=False).ids:
+                ids = tokenizer.encode(chat, add_special_tokens=False).ids
+                if ids:
                     return list(ids)
         return encode("\n".join(str(message.get("content", "")) for message in prompt))
 
@@ -63,18 +72,36 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
 
 
 def _template_sources(config: Mapping[str, Any], directory: Path) -> dict[str, object]:
-    source: object = config.get("chat_template")
-    if (legacy := directory / "chat_template.json").is_file():
+    source = config.get("chat_template")
+    legacy = directory / "chat_template.json"
+    if legacy.is_file():
         source = read_json(legacy).get("chat_template")
-    if isinstance(source, list):
-        pairs = [each for each in source if isinstance(each, dict)]
-        names = [(each.get("name"), each.get("template")) for each in pairs]
-        source = {name: text for name, text in names if isinstance(name, str) and text}
-    named = source if isinstance(source, dict) else {DEFAULT: source} if source else {}
+    named = _by_name(source)
     files = {file.stem: file for file in sorted(directory.glob(MORE_TEMPLATES))}
-    if (file := directory / "chat_template.jinja").is_file():
-        named, files = {}, {DEFAULT: file, **files}
+    default = directory / "chat_template.jinja"
+    if default.is_file():
+        named = {}
+        files = {DEFAULT: default, **files}
     return named | {name: _read_utf8(file) for name, file in files.items()}
+
+
+def _by_name(source: object) -> dict[str, object]:
+    """Return the templates of `chat_template`: a text, an object, or a list of objects."""
+    if not source:
+        return {}
+    if isinstance(source, dict):
+        return source
+    if not isinstance(source, list):
+        return {DEFAULT: source}
+    named = {}
+    for entry in source:
+        if not isinstance(entry, dict):
+            continue
+        name = entry.get("name")
+        text = entry.get("template")
+        if isinstance(name, str) and text:
+            named[name] = text
+    return named
 
 
 def _read_utf8(file: Path) -> str:

@@ -142,17 +142,6 @@ def _joined(group: Sequence[Message]) -> Message:
     return _with_texts(fields, *(message["content"] for message in group))
 
 
-# in the order of application
-REWRITES: tuple[Rewrite, ...] = (
-    calls_in_words,
-    one_call_a_message,
-    developer_as_system,
-    instructions_in_one,
-    system_in_user,
-    neighbors_joined,
-)
-
-
 def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
     text = PREAMBLE.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if messages[0]["role"] in INSTRUCTIONS:
@@ -162,3 +151,14 @@ def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
 
 def _with_texts(message: Message, *texts: str) -> Message:
     return {**message, "content": "\n\n".join(filter(None, texts))}
+
+
+# in the order of application
+REWRITES: tuple[Rewrite, ...] = (
+    calls_in_words,
+    one_call_a_message,
+    developer_as_system,
+    instructions_in_one,
+    system_in_user,
+    neighbors_joined,
+)

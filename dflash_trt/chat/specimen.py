@@ -61,7 +61,9 @@ def _marks(text: str) -> set[str]:
 
 
 def loss_of(specimen: Sequence[Message], lost: Iterable[str]) -> Loss:
-    instructions = calls = texts = 0
+    instructions = 0
+    calls = 0
+    texts = 0
     for mark in lost:
         role = specimen[_message_of(mark)]["role"]
         if role not in REPLIES:

@@ -61,9 +61,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if hasattr(many, "__len__") and isinstance(times, int):
-                    _check_limit(len(many) * times, MAX_SIZE, "items")
+            for items, times in ((left, right), (right, left)):
+                if hasattr(items, "__len__") and isinstance(times, int):
+                    _check_limit(len(items) * times, MAX_SIZE, "items")
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_limit(left.bit_length() * right, MAX_POWER, "bits")
         elif operator == "%" and isinstance(left, str) and WIDE.search(left):
@@ -83,7 +83,9 @@ class Template:
             raise CheckpointError(problem, "Download or export the tokenizer again") from None
 
     def __call__(self, **values: Any) -> str:
-        steps, size, parts = 0, 0, list[str]()
+        steps = 0
+        size = 0
+        parts = []
 
         def counted_range(*limits: int) -> range:
             nonlocal steps
@@ -114,6 +116,6 @@ def _refused(kind: type[RequestError], why: str) -> RequestError:
     )
 
 
-def _check_limit(size: int, most: int, unit: str) -> None:
-    if size > most:
-        raise _refused(LimitError, f"it makes more than {most} {unit}")
+def _check_limit(size: int, limit: int, unit: str) -> None:
+    if size > limit:
+        raise _refused(LimitError, f"it makes more than {limit} {unit}")

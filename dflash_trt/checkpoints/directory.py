@@ -1,9 +1,9 @@
 """The files of a checkpoint directory: tokenizer, model card."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from tokenizers import Tokenizer
@@ -11,19 +11,6 @@ from tokenizers import Tokenizer
 from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
 from dflash_trt.weights.json_file import read_bytes, read_json
-
-
-def check_inside(directory: Path, file: Path) -> None:
-    """Raise CheckpointError if a file links outside its checkpoint: builds copy its bytes."""
-    home, real = directory.resolve(), file.resolve()
-    within = [home]
-    if home.parent.name == "snapshots":  # in the Hub's cache COMMIT links to blobs
-        within.append(home.parents[1] / "blobs")
-    if not any(real.is_relative_to(folder) for folder in within):
-        raise CheckpointError(
-            f"{file} is a link out of the checkpoint, to {real}", "Put the file itself there"
-        )
-
 
 MAX_TOKENIZER = 1 << 26  # bytes; the largest published one has about 40 MB
 REQUIRED = "tokenizer.json"
@@ -36,17 +23,33 @@ OPTIONAL = (
     "special_tokens_map.json",
     "tokenizer_config.json",
 )
+CARD = "README.md"
+Spell = Callable[[int], bytes]  # by token id
+
+
+def check_inside(directory: Path, file: Path) -> None:
+    """Raise CheckpointError if a file links outside its checkpoint: builds copy its bytes."""
+    home = directory.resolve()
+    real = file.resolve()
+    within = [home]
+    if home.parent.name == "snapshots":  # in the Hub's cache COMMIT links to blobs
+        within.append(home.parents[1] / "blobs")
+    if not any(real.is_relative_to(folder) for folder in within):
+        raise CheckpointError(
+            f"{file} is a link out of the checkpoint, to {real}", "Put the file itself there"
+        )
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
     """Return what exists, sorted; CheckpointError without tokenizer.json or for a link outside."""
     if not (directory / REQUIRED).is_file():
         raise _no_tokenizer(directory)
-    files = [*(directory / name for name in (REQUIRED, *OPTIONAL)), *directory.glob(MORE_TEMPLATES)]
-    found = sorted(file for file in files if file.is_file())
-    for file in found:
+    named = [directory / name for name in (REQUIRED, *OPTIONAL)]
+    files = [*named, *directory.glob(MORE_TEMPLATES)]
+    files = sorted(file for file in files if file.is_file())
+    for file in files:
         check_inside(directory, file)
-    return found
+    return files
 
 
 def _no_tokenizer(directory: Path) -> CheckpointError:
@@ -102,7 +105,9 @@ def special_tokens(directory: Path) -> dict[str, str]:
             given |= read_json(file)
     extra: dict[str, Any] = {}
     for name in ("extra_special_tokens", "model_specific_special_tokens"):
-        extra |= more if isinstance(more := given.get(name), dict) else {}
+        more = given.get(name)
+        if isinstance(more, dict):
+            extra |= more
     tokens = {}
     for name, token in {**given, **extra}.items():
         text = token.get("content") if isinstance(token, dict) else token
@@ -116,26 +121,32 @@ def special_tokens(directory: Path) -> dict[str, str]:
     return tokens
 
 
-CARD = "README.md"
+class Card(NamedTuple):
+    license: str = ""  # the Hub's name
+    datasets: Sequence[str] = ()
 
 
-def read_card(directory: Path) -> tuple[str, list[str]]:
-    """Return a model card's license (the Hub's name) and datasets; empty if missing or invalid."""
+def read_card(directory: Path) -> Card:
+    """Read a model card; fields are empty if missing or invalid."""
+    front = ""
     try:
         text = read_text(directory / CARD)
-        _, front, _ = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
-        found = parse_yaml(compose_yaml(front))
+        if text.startswith("---\n"):
+            _, front, _ = text.split("---\n", 2)
+        values = parse_yaml(compose_yaml(front))
     except (OSError, ValueError, yaml.YAMLError):  # a card must not fail a build
-        return "", []
-    values: dict[str, Any] = found if isinstance(found, dict) else {}
+        return Card()
+    if not isinstance(values, dict):
+        return Card()
     license = values.get("license")
-    license = values.get("license_name") if license == "other" else license
-    names = values.get("datasets")
-    names = names if isinstance(names, list) else [names]
-    return license if isinstance(license, str) else "", [x for x in names if isinstance(x, str)]
-
-
-Spell = Callable[[int], bytes]  # by token id
+    if license == "other":
+        license = values.get("license_name")
+    if not isinstance(license, str):
+        license = ""
+    datasets = values.get("datasets")
+    if not isinstance(datasets, list):
+        datasets = [datasets]
+    return Card(license, [name for name in datasets if isinstance(name, str)])
 
 
 def speller(tokenizer: Tokenizer) -> Spell:
@@ -151,8 +162,9 @@ def speller(tokenizer: Tokenizer) -> Spell:
         piece: str = tokenizer.id_to_token(token) or ""  # an embedding row without a token
         if byte_level and all(character in byte_of for character in piece):
             return bytes(byte_of[character] for character in piece)
-        if found := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):
-            return bytes.fromhex(found[1])
+        byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+        if byte:
+            return bytes.fromhex(byte[1])
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     return spell

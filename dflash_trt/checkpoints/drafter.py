@@ -26,22 +26,13 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.weights.weights import Weights
 
 DFLASH2 = "DFlash2DraftModel"
+ZLABS = ("DFlashDraftModel", DFLASH2)
+DEEPSPEC = "Qwen3DSparkModel"  # DSpark, and with neither of its heads plain DFlash
+# other methods' drafters, by part of their architecture, projector_type or speculators type
+OTHERS = ("LiLiCorr", "DSpark", "Domino", "XPress", "PEagle", "EAGLE", "MTP")
 TABLES = ("embed_tokens", "lm_head")
-
-
-def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab_size: int) -> Selector:
-    """Add z-lab's convolutions to the layers in `fields`; return the selector."""
-    convolution = Convolution(
-        kernel_size=values.number("conv_kernel_size"), group_size=values.number("conv_group_size")
-    )
-    fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
-    top_k = values.number("selector_top_k")
-    if top_k > draft_vocab_size:
-        problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab_size} tokens"
-        raise values.wrong(problem, "Take the config.json that came with it")
-    return Selector(rank=values.number("selector_rank"), top_k=top_k)
-
-
+TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+MASK_EMBEDDING = "mask_embedding.pt"  # MiMo's
 # fields that change a drafter's computation, with their neutral values
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_swa_attention_sink_bias": (False,),
@@ -49,6 +40,21 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "shift_label": (False,),
 }
+AGAIN = "Export the drafter again"
+OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
+
+
+def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab_size: int) -> Selector:
+    """Add z-lab's convolutions to the layers in `fields`; return the selector."""
+    convolution = Convolution(
+        kernel_size=values.number("conv_kernel_size"), group_size=values.number("conv_group_size")
+    )
+    fields["layers"] = tuple(replace(layer, convolution=convolution) for layer in fields["layers"])
+    top_k = values.number("selector_top_k")
+    if top_k > draft_vocab_size:
+        problem = f"selector_top_k is {top_k}, but drafts are of {draft_vocab_size} tokens"
+        raise values.wrong(problem, "Take the config.json that came with it")
+    return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
 
 def zlab(config: Config) -> DrafterSpec:
@@ -69,7 +75,7 @@ def zlab(config: Config) -> DrafterSpec:
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=values.number("block_size", least=2),
+        block_size=values.number("block_size", minimum=2),
         mask_token_id=mask_token(values, "Add it to dflash_config"),
         target_layer_ids=layer_numbers(values, "target_layer_ids"),
         num_target_layers=config.number("num_target_layers"),
@@ -94,7 +100,7 @@ def mask_token(values: Config, add: str) -> int:
             f"{values.file} has no mask_token_id",
             f"{add}: the token id that the drafter was trained with as mask",
         )
-    return values.number("mask_token_id", least=0)
+    return values.number("mask_token_id", minimum=0)
 
 
 def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
@@ -113,10 +119,10 @@ def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tupl
     # causal, use_swa and swa_window_size are ModelOpt's, as in vLLM
     check_windows(values, layers)
     causal = values.flag("is_causal", values.flag("causal", None))
-    layers = tuple(
-        replace(layer, causal=layer.window is not None if causal is None else causal)
-        for layer in layers
-    )
+    if causal is None:
+        layers = tuple(replace(layer, causal=layer.window is not None) for layer in layers)
+    else:
+        layers = tuple(replace(layer, causal=causal) for layer in layers)
     if values.flag("use_swa"):
         window = values.number("swa_window_size", values.get("sliding_window"))
         layers = tuple(replace(layer, window=window) for layer in layers)
@@ -124,14 +130,10 @@ def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tupl
 
 
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
-    found = values.get(name)
-    if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
-        raise values.wrong(f"{name} is {found!r}, not a list of layer numbers", AGAIN)
-    return tuple(found)
-
-
-AGAIN = "Export the drafter again"
-TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+    numbers = values.get(name)
+    if not isinstance(numbers, list) or not numbers or not all(type(i) is int for i in numbers):
+        raise values.wrong(f"{name} is {numbers!r}, not a list of layer numbers", AGAIN)
+    return tuple(numbers)
 
 
 def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
@@ -150,17 +152,18 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     draft_vocab = config.number("draft_vocab_size", 32000)
     second = config["speculators_model_type"] == "dflash2"
     causal = not config.flag("sliding_window_non_causal", second)
-    # a window holds `sliding_window` tokens before the anchor, and the whole block
-    fields["layers"] = tuple(
-        replace(x, window=x.window + 1, window_from_anchor=True, causal=causal) if x.window else x
-        for x in fields["layers"]
-    )
+    layers = list(fields["layers"])
+    for i, layer in enumerate(layers):
+        if layer.window:  # `sliding_window` tokens before the anchor, and the whole block
+            window = layer.window + 1
+            layers[i] = replace(layer, window=window, window_from_anchor=True, causal=causal)
+    fields["layers"] = tuple(layers)
     selector = read_dflash2(inner.overridden_by(config), fields, draft_vocab) if second else None
     from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=config.number("block_size", least=2 - from_anchor) + from_anchor,
+        block_size=config.number("block_size", minimum=2 - from_anchor) + from_anchor,
         mask_token_id=mask_token(config, "Add it"),
         # they count the embedding as 0, so they are one more than z-lab's
         target_layer_ids=tuple(i - 1 for i in layer_numbers(config, "aux_hidden_state_layer_ids")),
@@ -185,14 +188,6 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
     return ids
 
 
-ZLABS = ("DFlashDraftModel", DFLASH2)
-DEEPSPEC = "Qwen3DSparkModel"  # DSpark, and with neither of its heads plain DFlash
-# other methods' drafters, by part of their architecture, projector_type or speculators type
-OTHERS = ("LiLiCorr", "DSpark", "Domino", "XPress", "PEagle", "EAGLE", "MTP")
-MASK_EMBEDDING = "mask_embedding.pt"  # MiMo's
-OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
-
-
 def load_drafter(directory: Path) -> Drafter:
     """Read config.json and weight headers; CheckpointError if invalid or unsupported."""
     return unless_refused(open_drafter(directory))
@@ -212,7 +207,9 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
         raise CheckpointError(what, OUR_FORMATS)
     if "speculators_model_type" in config:
         return speculators(config, weights.names), weights
-    return (deepspec if is_deepspec(config) else zlab)(config), weights
+    if is_deepspec(config):
+        return deepspec(config), weights
+    return zlab(config), weights
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
@@ -220,9 +217,10 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     if is_deepspec(config):
         return None
     inner = config.get("dflash_config")
-    own = {**config, **inner} if isinstance(inner, Mapping) else config
-    marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # the only sign in some exports
-    names = " ".join(map(str, (*_method_fields(config), *marks))).lower()
+    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    names = " ".join(map(str, _method_fields(config))).lower()
+    if values.get("lilicorr_enabled"):  # the only sign in some exports
+        names += " lilicorr"
     return next((name for name in OTHERS if name.lower() in names), None)
 
 
@@ -252,16 +250,17 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 def _method_fields(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return speculators' type, z-lab's projector type and the architectures."""
-    own = config.get("dflash_config")
-    projector = own.get("projector_type") if isinstance(own, dict) else None
+    inner = config.get("dflash_config")
+    projector = inner.get("projector_type") if isinstance(inner, dict) else None
     return config.get("speculators_model_type"), projector, config.get("architectures")
 
 
 def _require_dflash(config: Config) -> None:
     kind, projector, architectures = _method_fields(config)
-    if what := other_method(config):
+    other = other_method(config)
+    if other:
         raise config.wrong(
-            f"the drafter is {what}; dflash-trt runs DFlash drafters",
+            f"the drafter is {other}; dflash-trt runs DFlash drafters",
             "Use a DFlash drafter of the same target",
         )
     known = is_dflash(config) if kind is None else kind in ("dflash", "dflash2")

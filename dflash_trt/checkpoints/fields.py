@@ -8,7 +8,9 @@ from typing import Any
 from dflash_trt.checkpoints.spec import DeltaNet, Experts, LayerSpec, Rope
 from dflash_trt.errors import CheckpointError
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 ORIGINAL = "original_max_position_embeddings"
 # parameters of each kind of RoPE beside rope_theta, and their defaults (None: required)
 SCALINGS: dict[str, dict[str, float | None]] = {
@@ -47,16 +49,18 @@ class Config(dict[str, Any]):
         return self.wrong(f"{what}, which dflash-trt does not handle yet", "Use a model without it")
 
     def stated_or(self, name: str, default: Any) -> Any:
-        return default if (value := self.get(name)) is None else value
+        value = self.get(name)
+        return default if value is None else value
 
-    def number(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def number(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         value = self.stated_or(name, default)
         # a tuple of 10**9 layers would exhaust memory before a missing tensor is noticed
-        most = 1024 if name.startswith("num_") else 1 << 40
-        if type(value) is not int or not least <= value <= most:
-            found = f"is {value!r}, not an integer from {least} to {most}"
-            found = "is missing" if value is None else found
-            raise self.wrong(f"{name} {found}", "Correct it or export the model again")
+        maximum = 1024 if name.startswith("num_") else 1 << 40
+        if type(value) is not int or not minimum <= value <= maximum:
+            problem = f"is {value!r}, not an integer from {minimum} to {maximum}"
+            if value is None:
+                problem = "is missing"
+            raise self.wrong(f"{name} {problem}", "Correct it or export the model again")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
@@ -88,10 +92,12 @@ def decoder_fields(config: Config) -> dict[str, Any]:
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise config.refuse(f"hidden_act is {activation!r}")
     # by number, for layers that differ; transformers pads the numbers with zeros
-    own = config.section("per_layer_config")
-    own = Config(own.file, {key.lstrip("0") or "0": fields for key, fields in own.items()})
+    stated = config.section("per_layer_config")
+    by_layer = Config(
+        config.file, {key.lstrip("0") or "0": fields for key, fields in stated.items()}
+    )
     layers = tuple(
-        _layer(config.overridden_by(own.section(str(i))), kind)
+        _layer(config.overridden_by(by_layer.section(str(i))), kind)
         for i, kind in enumerate(layer_types(config))
     )
     longest = config.number("max_position_embeddings")
@@ -142,7 +148,7 @@ def layer_types(config: Config, every: int = 1) -> list[str]:
     if kinds is None:
         kinds = [SLIDING if (i + 1) % every else FULL for i in range(count)]
         if config.get("use_sliding_window") and config.get("sliding_window"):
-            first = config.number("max_window_layers", 28, least=0)
+            first = config.number("max_window_layers", 28, minimum=0)
             kinds = [SLIDING if i >= first else FULL for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise config.wrong(
@@ -178,7 +184,7 @@ def delta_net(config: Config, *, grouped: bool) -> DeltaNet:
         num_value_heads=config.number("linear_num_value_heads", 32),
         key_dim=config.number("linear_key_head_dim", 128),
         value_dim=config.number("linear_value_head_dim", 128),
-        kernel_size=config.number("linear_conv_kernel_dim", 4, least=2),
+        kernel_size=config.number("linear_conv_kernel_dim", 4, minimum=2),
         grouped=grouped,
     )
     if net.num_value_heads % net.num_key_heads:
@@ -203,7 +209,8 @@ def rotary_share(config: Config, default: float) -> tuple[float, Config]:
 def experts(config: Config, *, normalized: bool) -> Experts:
     """Read experts: transformers 5 writes num_local_experts, Qwen's own files num_experts."""
     name = "num_experts" if "num_experts" in config else "num_local_experts"
-    count, chosen = config.number(name), config.number("num_experts_per_tok")
+    count = config.number(name)
+    chosen = config.number("num_experts_per_tok")
     if chosen > count:
         raise config.wrong(f"num_experts_per_tok is {chosen}, but there are {count} experts")
     return Experts(count=count, per_token=chosen, normalized=normalized)
@@ -213,13 +220,13 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
     """Return the RoPE of one layer type, with defaults as in transformers."""
     # transformers 5 writes rope_parameters, one for all layers or by type; older ones rope_theta
     # beside rope_scaling
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(found, dict) and isinstance(found.get(layer_type), dict):
-        found = found[layer_type]
-    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
-        raise config.refuse(f"RoPE parameters for {layer_type} layers are {found!r}")
-    values = config.overridden_by(found)
-    kind = found.get("rope_type", found.get("type", "default"))
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(stated, dict) and isinstance(stated.get(layer_type), dict):
+        stated = stated[layer_type]
+    if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
+        raise config.refuse(f"RoPE parameters for {layer_type} layers are {stated!r}")
+    values = config.overridden_by(stated)
+    kind = stated.get("rope_type", stated.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise config.refuse(f"RoPE scaling of type {kind!r}")
     if kind != "proportional" and (values.get("partial_rotary_factor") or 1.0) != 1.0:
@@ -227,7 +234,7 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
     theta = values.positive("rope_theta", 10000.0)
     longest = config.number("max_position_embeddings")
     # Phi-3's place for it, beside the parameters, takes precedence
-    values[ORIGINAL] = config.get(ORIGINAL) or found.get(ORIGINAL) or longest
+    values[ORIGINAL] = config.get(ORIGINAL) or stated.get(ORIGINAL) or longest
     if kind == "dynamic":  # it counts from the stated length, whatever else is given
         values[ORIGINAL] = longest
     if kind in ("yarn", "longrope") and values.get("factor") is None:
@@ -235,9 +242,10 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
     parameters: dict[str, Any] = {
         name: values.positive(name, default) for name, default in SCALINGS[kind].items()
     }
-    low, high = (parameters.get(f"{name}_freq_factor", i) for i, name in enumerate(("low", "high")))
+    low = parameters.get("low_freq_factor", 0)
+    high = parameters.get("high_freq_factor", 1)
     if theta <= 1 or parameters.get(ORIGINAL, 2) <= 1 or not low < high:
-        raise config.wrong(f"RoPE of {found!r} has no meaning")
+        raise config.wrong(f"RoPE of {stated!r} has no meaning")
     if kind == "yarn":
         parameters["truncate"] = bool(values.get("truncate", True))
     if kind == "longrope":
@@ -252,10 +260,11 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
 
 
 def _short_factor(values: Config, count: int) -> list[float]:
-    found = values.get("short_factor")
-    if not isinstance(found, list) or len(found) != count:
-        raise values.wrong(f"short_factor of longrope is not a list of {count} numbers")
-    return [Config(values.file, {"short_factor": each}).positive("short_factor") for each in found]
+    name = "short_factor"
+    factors = values.get(name)
+    if not isinstance(factors, list) or len(factors) != count:
+        raise values.wrong(f"{name} of longrope is not a list of {count} numbers")
+    return [Config(values.file, {name: factor}).positive(name) for factor in factors]
 
 
 def _attention_factor(kind: str, values: Config) -> float:
@@ -271,6 +280,6 @@ def _attention_factor(kind: str, values: Config) -> float:
         return math.sqrt(1 + math.log(factor) / math.log(values[ORIGINAL]))
     if not (values.get("mscale") and values.get("mscale_all_dim")):
         return 0.1 * math.log(factor) + 1
-    scales = (values.positive(name) for name in ("mscale", "mscale_all_dim"))
-    own, all_dim = (0.1 * scale * math.log(factor) + 1 for scale in scales)
-    return own / all_dim
+    scale = 0.1 * values.positive("mscale") * math.log(factor) + 1
+    all_dim_scale = 0.1 * values.positive("mscale_all_dim") * math.log(factor) + 1
+    return scale / all_dim_scale

@@ -62,7 +62,7 @@ class Model(Generic[Spec]):
     def number(self, name: str) -> int:
         """Return a field of the spec, or of a refused model's config; NotKnown if no integer."""
         spec = self.read[0] if self.read else None
-        value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
+        value = getattr(spec, name, self.values.get(name))
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
@@ -78,11 +78,14 @@ class Model(Generic[Spec]):
         """A drafter's target_layer_ids; 0 is the output of the first layer."""
         if self.read and isinstance(self.read[0], DrafterSpec):
             return self.read[0].target_layer_ids
-        shift = 1 if (stored := self.values.get("aux_hidden_state_layer_ids")) else 0
-        taps = stored or self.values.get("target_layer_ids")
+        first = 1  # the id of the first layer's output
+        taps = self.values.get("aux_hidden_state_layer_ids")
+        if not taps:
+            first = 0
+            taps = self.values.get("target_layer_ids")
         if not isinstance(taps, list) or not taps or any(type(tap) is not int for tap in taps):
             raise NotKnown("the drafter states no target_layer_ids")
-        return tuple(tap - shift for tap in taps)
+        return tuple(tap - first for tap in taps)
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -163,7 +166,8 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
     spec = model.spec
 
     def stretched(rope: Rope) -> Rope:
-        factor, original = (rope.parameters.get(name, 1.0) for name in ("factor", ORIGINAL))
+        factor = rope.parameters.get("factor", 1.0)
+        original = rope.parameters.get(ORIGINAL, 1.0)
         if rope.kind != "dynamic" or length <= original:
             return rope
         scale = (factor * factor - factor + 1) ** (rope.dim / (rope.dim - 2))
@@ -176,7 +180,8 @@ def for_length(model: Model[Spec], length: int) -> Model[Spec]:
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(config)
     for name in INNER:
-        if isinstance(inner := fields.get(name), dict):
+        inner = fields.get(name)
+        if isinstance(inner, dict):
             fields |= {key: value for key, value in inner.items() if value is not None}
     return fields | {"architectures": config.get("architectures")}
 

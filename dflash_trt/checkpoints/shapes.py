@@ -7,24 +7,27 @@ Shapes = dict[str, tuple[int, ...]]
 
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
     """Return tensor shapes of one decoder layer, [out, in] as stored."""
-    layer, hidden = spec.layers[index], spec.hidden_size
+    layer = spec.layers[index]
+    hidden = spec.hidden_size
     shapes: Shapes = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
         **{f"mlp.{name}": shape for name, shape in _mlp_shapes(layer, hidden).items()},
     }
     if layer.delta_net is None:
-        mixer, mixer_shapes = "self_attn", _attention_shapes(spec, layer)
+        for name, shape in _attention_shapes(spec, layer).items():
+            shapes[f"self_attn.{name}"] = shape
     else:
-        mixer, mixer_shapes = "linear_attn", _delta_net_shapes(layer.delta_net, hidden)
-    shapes |= {f"{mixer}.{name}": shape for name, shape in mixer_shapes.items()}
+        for name, shape in _delta_net_shapes(layer.delta_net, hidden).items():
+            shapes[f"linear_attn.{name}"] = shape
     if spec.sandwich_norms:
         for place in ("pre", "post"):
             shapes[f"{place}_feedforward_layernorm.weight"] = (hidden,)
     if spec.layer_scalar:
         shapes["layer_scalar"] = (1,)
     if layer.convolution is not None:
-        size, groups = layer.convolution.kernel_size, hidden // layer.convolution.group_size
+        size = layer.convolution.kernel_size
+        groups = hidden // layer.convolution.group_size
         for name in ("attention_conv", "mlp_conv"):
             shapes[f"{name}.base_kernel"] = (2, size, hidden)
             shapes[f"{name}.kernel_projection.weight"] = (2 * size * groups, hidden)
@@ -33,7 +36,8 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
 
 def _attention_shapes(spec: DecoderSpec, layer: LayerSpec) -> Shapes:
     hidden = spec.hidden_size
-    q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
+    q = spec.num_attention_heads * layer.head_dim
+    kv = layer.num_key_value_heads * layer.head_dim
     shapes: Shapes = {
         "q_proj.weight": (2 * q if spec.attention_gate else q, hidden),
         "k_proj.weight": (kv, hidden),
@@ -45,7 +49,8 @@ def _attention_shapes(spec: DecoderSpec, layer: LayerSpec) -> Shapes:
     for projection in spec.biases:
         shapes[f"{projection}_proj.bias"] = (shapes[f"{projection}_proj.weight"][0],)
     if spec.qk_norm:
-        shapes["q_norm.weight"] = shapes["k_norm.weight"] = (layer.head_dim,)
+        shapes["q_norm.weight"] = (layer.head_dim,)
+        shapes["k_norm.weight"] = (layer.head_dim,)
     if spec.sinks is not None:
         shapes[spec.sinks] = (spec.num_attention_heads,)
     return shapes
@@ -75,7 +80,8 @@ def _delta_net_shapes(net: DeltaNet, hidden: int) -> Shapes:
 
 
 def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
-    wide, experts = layer.intermediate_size, layer.experts
+    wide = layer.intermediate_size
+    experts = layer.experts
     plain: Shapes = {
         "gate_proj.weight": (wide, hidden),
         "up_proj.weight": (wide, hidden),
@@ -83,18 +89,21 @@ def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
     }
     if experts is None:
         return plain
-    many = experts.count
-    if experts.clamped is None:
-        each = {f"experts.{i}.{name}": shape for i in range(many) for name, shape in plain.items()}
-        return {"gate.weight": (many, hidden), **each, **_shared_shapes(experts, hidden)}
-    return {  # [in, out], gate and up interleaved
-        "router.weight": (many, hidden),
-        "router.bias": (many,),
-        "experts.gate_up_proj": (many, hidden, 2 * wide),
-        "experts.gate_up_proj_bias": (many, 2 * wide),
-        "experts.down_proj": (many, wide, hidden),
-        "experts.down_proj_bias": (many, hidden),
-    }
+    count = experts.count
+    if experts.clamped is not None:
+        return {  # [in, out], gate and up interleaved
+            "router.weight": (count, hidden),
+            "router.bias": (count,),
+            "experts.gate_up_proj": (count, hidden, 2 * wide),
+            "experts.gate_up_proj_bias": (count, 2 * wide),
+            "experts.down_proj": (count, wide, hidden),
+            "experts.down_proj_bias": (count, hidden),
+        }
+    shapes: Shapes = {"gate.weight": (count, hidden)}
+    for expert in range(count):
+        for name, shape in plain.items():
+            shapes[f"experts.{expert}.{name}"] = shape
+    return shapes | _shared_shapes(experts, hidden)
 
 
 def _shared_shapes(experts: Experts, hidden: int) -> Shapes:

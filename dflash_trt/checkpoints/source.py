@@ -83,7 +83,8 @@ def locate_config(source: Source, role: str, report: Report, scratch: Path) -> L
 
 def packaged_config(source: Source, role: str, scratch: Path, error: CheckpointError) -> Located:
     """Write a published model's config.json to `scratch`; raises the error if it is not known."""
-    if (values := published_config(source.hub or "")) is None:
+    values = published_config(source.hub or "")
+    if values is None:
         raise error
     print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
     (scratch / role).mkdir()
@@ -115,11 +116,13 @@ def _status_of(endpoint: str) -> int | None:
 
 def small_files(directory: Path) -> list[Path]:
     """Return what `locate` fetches besides weights; CheckpointError for a link to outside."""
-    found = [file for file in directory.iterdir() if file.is_file()]
-    found += directory.glob(MORE_TEMPLATES)
-    small = [f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS)]
-    for file in small:
-        check_inside(directory, file)
+    files = [file for file in directory.iterdir() if file.is_file()]
+    files += directory.glob(MORE_TEMPLATES)
+    small = []
+    for file in files:
+        if any(fnmatch(file.name, pattern) for pattern in FILES_BUT_WEIGHTS):
+            check_inside(directory, file)
+            small.append(file)
     return sorted(small)
 
 
@@ -128,7 +131,8 @@ def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> 
 
     Without the Hub of a published model only what `locate_config` finds.
     """
-    path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
+    path = Path(argument)
+    hub = re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
     packaged = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
     if path.is_dir():
         return path
@@ -160,12 +164,13 @@ def _reporting_bars(step: str, report: Report) -> Any:
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            self.shown, self.size = step, 1
+            self.shown = step
+            self.size = 1
             if options.get("unit") == "B":
                 # a total that grows as files begin suits a bar, not a log line
-                whole = options.get("name") == "huggingface_hub.snapshot_download"
-                shown = whole and sys.stderr.isatty()
-                self.shown, self.size = f"{step}, MB" if shown else "", 1_000_000
+                is_whole = options.get("name") == "huggingface_hub.snapshot_download"
+                self.shown = f"{step}, MB" if is_whole and sys.stderr.isatty() else ""
+                self.size = 1_000_000
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
             self.update(0)
 

@@ -32,6 +32,36 @@ from dflash_trt.weights.json_file import read_json
 from dflash_trt.weights.weights import Weights
 
 HEAD = "lm_head.weight"
+# fields of generation_config.json, as in vLLM, to request fields
+SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
+}  # fmt: skip
+# defaults that a published config.json omits (transformers Gemma3TextConfig, Gemma4TextConfig)
+GEMMA3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+GEMMA2 = GEMMA3 | {
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+GEMMA4 = {
+    "hidden_size_per_layer_input": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "rope_parameters": {
+        SLIDING: {"rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
 
 
 def load_target(directory: Path) -> Target:
@@ -48,11 +78,11 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
     directory = config.file.parent
     # text_config: in a multimodal model
     config = config.overridden_by(config.section("text_config").stated())
-    named = config.get("architectures")
-    named = named if isinstance(named, list) else []
+    architectures = config.get("architectures")
+    named = architectures if isinstance(architectures, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
     if not known:
-        raise config.refuse(f"the architecture is {config.get('architectures')}")
+        raise config.refuse(f"the architecture is {architectures}")
     fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
     mixtures = [layer.experts for layer in fields["layers"] if layer.experts is not None]
@@ -97,17 +127,27 @@ def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
     ids: list[Any] = []
     for place in (generation_config(directory), config, config.section("text_config")):
         stated = place.get("eos_token_id")
-        ids += stated if isinstance(stated, list) else [] if stated is None else [stated]
+        if isinstance(stated, list):
+            ids += stated
+        elif stated is not None:
+            ids.append(stated)
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
                 f"{directory}: eos_token_id {token!r} is not a token of the vocabulary",
                 "Correct eos_token_id in generation_config.json or config.json",
             )
-    if (directory / REQUIRED).is_file() and (named := special_tokens(directory).get("eos_token")):
-        end = load_tokenizer(directory).token_to_id(named)
-        ids += [end] if end is not None and end < vocab_size else []
+    end = _tokenizer_end(directory)
+    if end is not None and end < vocab_size:
+        ids.append(end)
     return tuple(dict.fromkeys(ids))
+
+
+def _tokenizer_end(directory: Path) -> int | None:
+    if not (directory / REQUIRED).is_file():
+        return None
+    name = special_tokens(directory).get("eos_token")
+    return load_tokenizer(directory).token_to_id(name) if name else None
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
@@ -115,40 +155,21 @@ def generation_config(directory: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-# fields of generation_config.json, as in vLLM, to request fields
-SAMPLING = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
-}  # fmt: skip
-
-
 def sampling_defaults(directory: Path) -> tuple[dict[str, int | float], str]:
     """Return generation_config.json's sampling defaults by request field, and a problem or ""."""
-    stated = {name: generation_config(directory).get(key) for key, name in SAMPLING.items()}
-    found = {name: value for name, value in stated.items() if value is not None}
-    found |= {"top_k": 0} if found.get("top_k") == -1 else {}  # both mean off
+    config = generation_config(directory)
+    defaults = {}
+    for key, name in SAMPLING.items():
+        if config.get(key) is not None:
+            defaults[name] = config[key]
+    if defaults.get("top_k") == -1:
+        defaults["top_k"] = 0  # both mean off
     try:
-        GenerateRequest.model_validate(found)
+        GenerateRequest.model_validate(defaults)
     except ValidationError as error:
-        return {}, "generation_config.json: {} {}".format(*first_fault(error.errors()))
-    return found, ""
-
-
-GEMMA3 = {  # defaults that a published config.json omits (transformers Gemma3TextConfig)
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-GEMMA2 = GEMMA3 | {
-    "vocab_size": 256_000,
-    "max_position_embeddings": 8192,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-}
+        field, problem = first_fault(error.errors())
+        return {}, f"generation_config.json: {field} {problem}"
+    return defaults, ""
 
 
 def gemma2(config: Config) -> dict[str, Any]:
@@ -161,12 +182,15 @@ def gemma2(config: Config) -> dict[str, Any]:
 def gemma3(config: Config) -> dict[str, Any]:
     """Read Gemma 3: local and global layers have separate RoPEs, in the old or the new form."""
     config = config.with_defaults(GEMMA3)
-    given, scaling = (config.section(f"rope_{name}") for name in ("parameters", "scaling"))
+    parameters = config.section("rope_parameters")
+    scaling = config.section("rope_scaling")
     ropes = {
         FULL: {"rope_theta": config.get("rope_theta", 1e6)} | scaling,
         SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
     }
-    config["rope_parameters"] = {kind: own | given.section(kind) for kind, own in ropes.items()}
+    config["rope_parameters"] = {
+        kind: rope | parameters.section(kind) for kind, rope in ropes.items()
+    }
     kinds = layer_types(config, config.number("sliding_window_pattern", 6))
     return _gemma(config, kinds) | _gemma2_and_3(config) | {"qk_norm": True}
 
@@ -176,30 +200,19 @@ def _gemma2_and_3(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "attention_scale": scale}
 
 
-def _gemma(config: Config, kinds: list[str], *two_sided: str, **own: Any) -> dict[str, Any]:
-    """Read fields common to all; two_sided: inputs other than text, own: fields that override."""
+def _gemma(config: Config, kinds: list[str], *two_sided: str, **overrides: Any) -> dict[str, Any]:
+    """Read fields common to all; two_sided: inputs other than text."""
     if config.get("use_bidirectional_attention") not in (None, False, *two_sided):
         raise config.refuse("a token sees those after it (use_bidirectional_attention)")
     activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
-    own |= {"hidden_act": activation, "layer_types": kinds}
-    fields = decoder_fields(config.overridden_by(own))
+    overrides |= {"hidden_act": activation, "layer_types": kinds}
+    fields = decoder_fields(config.overridden_by(overrides))
     return fields | {
         "tie_word_embeddings": config.get("tie_word_embeddings") is not False,
         "sandwich_norms": True,
         "embedding_scale": fields["hidden_size"] ** 0.5,
         "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
     }
-
-
-GEMMA4 = {  # transformers Gemma4TextConfig
-    "hidden_size_per_layer_input": 256,
-    "global_head_dim": 512,
-    "sliding_window": 512,
-    "rope_parameters": {
-        SLIDING: {"rope_theta": 1e4},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    },
-}
 
 
 def gemma4(config: Config) -> dict[str, Any]:
@@ -220,9 +233,11 @@ def gemma4(config: Config) -> dict[str, Any]:
     by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
     by_layer = config.get("per_layer_config") or by_index
     fields = _gemma(config, kinds, "vision", per_layer_config=by_layer)
-    layers = (replace(x, value_is_key=shared and x.window is None) for x in fields["layers"])
+    layers = tuple(
+        replace(layer, value_is_key=shared and layer.window is None) for layer in fields["layers"]
+    )
     return fields | {
-        "layers": tuple(layers),
+        "layers": layers,
         "qk_norm": True,
         "value_norm": True,
         "layer_scalar": True,
@@ -231,14 +246,14 @@ def gemma4(config: Config) -> dict[str, Any]:
 
 
 def gpt_oss(config: Config) -> dict[str, Any]:
-    own = {
+    overrides = {
         "attention_bias": config.get("attention_bias", True),
         "layer_types": layer_types(config, every=2),
     }
-    fields = decoder_fields(config.overridden_by(own))
-    clamped = config.positive("swiglu_alpha", 1.702), config.positive("swiglu_limit", 7.0)
-    found = replace(experts(config, normalized=True), clamped=clamped)
-    layers = tuple(replace(layer, experts=found) for layer in fields["layers"])
+    fields = decoder_fields(config.overridden_by(overrides))
+    clamped = (config.positive("swiglu_alpha", 1.702), config.positive("swiglu_limit", 7.0))
+    mixture = replace(experts(config, normalized=True), clamped=clamped)
+    layers = tuple(replace(layer, experts=mixture) for layer in fields["layers"])
     return fields | {"prefix": "model.", "layers": layers, "sinks": "sinks"}
 
 
@@ -265,17 +280,16 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
 
 def _with_experts(config: Config, fields: dict[str, Any], sparse: Experts) -> dict[str, Any]:
     """Put experts into the layers that are not listed as dense."""
-    wide, every = config.number("moe_intermediate_size"), config.number("decoder_sparse_step", 1)
+    wide = config.number("moe_intermediate_size")
+    every = config.number("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise config.refuse(f"mlp_only_layers is {dense!r}")
-    layers = tuple(
-        layer
-        if i in dense or (i + 1) % every
-        else replace(layer, experts=sparse, intermediate_size=wide)
-        for i, layer in enumerate(fields["layers"])
-    )
-    return fields | {"layers": layers}
+    layers = list(fields["layers"])
+    for i, layer in enumerate(layers):
+        if i not in dense and (i + 1) % every == 0:
+            layers[i] = replace(layer, experts=sparse, intermediate_size=wide)
+    return fields | {"layers": tuple(layers)}
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:
@@ -310,7 +324,8 @@ def _hybrid(config: Config, *, grouped: bool) -> dict[str, Any]:
         raise config.refuse("attention has no gate (attn_output_gate)")
     if config.get("hidden_act") not in (None, "silu"):
         raise config.refuse(f"hidden_act is {config.get('hidden_act')!r}")
-    kinds, net = hybrid_layer_types(config), delta_net(config, grouped=grouped)
+    kinds = hybrid_layer_types(config)
+    net = delta_net(config, grouped=grouped)
     share, whole = rotary_share(config.with_defaults({"head_dim": 256}), 0.25)
     fields = decoder_fields(whole.overridden_by({"layer_types": [FULL] * len(kinds)}))
     rotated = int(share * fields["layers"][0].head_dim)

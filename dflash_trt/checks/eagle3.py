@@ -12,21 +12,26 @@ from dflash_trt.checks.findings import Check, Found, check
 @check("error")
 def head_vocabulary(pair: Pair) -> Found:
     """Check the vocabulary: the head embeds the target's tokens."""
-    own, target = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
-    what = f"the head knows {own} tokens, the target {target}"
-    return Found(own == target, what, OTHER_DRAFTER)
+    drafter = pair.drafter.number("vocab_size")
+    target = pair.target.number("vocab_size")
+    what = f"the head knows {drafter} tokens, the target {target}"
+    return Found(drafter == target, what, OTHER_DRAFTER)
 
 
 @check("error")
 def head_tokens(pair: Pair) -> Found:
     """Check for d2t: without it drafts are read as the target's first tokens."""
     size = pair.drafter.values.get("draft_vocab_size")
-    fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
-    if fewer and pair.drafter.stored is None:
+    weights = pair.drafter.stored
+    is_reduced = isinstance(size, int) and size < pair.target.number("vocab_size")
+    if is_reduced and weights is None:
         raise NotKnown("the head's tensors cannot be read here")
-    mapped = pair.drafter.stored is not None and "d2t" in pair.drafter.stored.names
-    what = f"the head drafts {size or 'all'} tokens, d2t is {'' if mapped else 'not '}there"
-    return Found(mapped or not fewer, what, "Use the head as it was published, d2t included")
+    is_mapped = weights is not None and "d2t" in weights.names
+    where = "there" if is_mapped else "not there"
+    what = f"the head drafts {size or 'all'} tokens, d2t is {where}"
+    return Found(
+        is_mapped or not is_reduced, what, "Use the head as it was published, d2t included"
+    )
 
 
 EAGLE3_CHECKS: list[Check[[Pair]]] = [

@@ -50,11 +50,12 @@ class Check(Generic[P]):
 
     def __call__(self, *subject: P.args, **options: P.kwargs) -> Finding:
         try:
-            ok, what, fix, severity = self.look(*subject, **options)
+            seen = self.look(*subject, **options)
         except NotKnown as missing:
             return Finding(self.name, "not checked", str(missing))
-        result = "passed" if ok else severity or self.severity
-        return Finding(self.name, result, what, "" if ok else fix)
+        if seen.ok:
+            return Finding(self.name, "passed", seen.what)
+        return Finding(self.name, seen.severity or self.severity, seen.what, seen.fix)
 
 
 def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]], Check[P]]:
@@ -62,16 +63,16 @@ def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]]
 
 
 def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
-    return [each for each in checks if not each.methods or method in each.methods]
+    return [check for check in checks if not check.methods or method in check.methods]
 
 
 def run(checks: Iterable[Check[P]], *subject: P.args, **options: P.kwargs) -> Iterator[Finding]:
     """Yield each check's finding; a DflashError becomes an error."""
-    for each in checks:
+    for check in checks:
         try:
-            yield each(*subject, **options)
+            yield check(*subject, **options)
         except DflashError as error:
-            yield Finding(each.name, "error", error.problem, error.fix)
+            yield Finding(check.name, "error", error.problem, error.fix)
 
 
 def warnings_of(findings: Iterable[Finding], error: type[DflashError]) -> list[Finding]:

@@ -51,30 +51,38 @@ def _checks(pair: Pair, other_checks: Sequence[Check[[Pair]]]) -> list[Check[[Pa
 def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return for each kind `kind`, `fits`, `reasons` against it, and `notes`."""
     models = (pair.target, pair.drafter)
-    wrong = [each for each in own_findings if each.result == "error"]
-    graphs = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
-    graphs += [f"{each.name}: {each.found}" for each in wrong]
-    # it reads tensors itself
-    upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
+    graphs = [f"{model.role}: {model.refusal.problem}" for model in models if model.refusal]
+    upstream = []
+    for finding in own_findings:
+        if finding.result != "error":
+            continue
+        reason = f"{finding.name}: {finding.found}"
+        graphs.append(reason)
+        if finding.name not in READER_CHECKS:  # it reads tensors itself
+            upstream.append(reason)
     for model in models:
         if model.refusal and any(model.directory.glob("*.safetensors")):
             try:  # a bundle takes any complete file
                 open_files(model.directory)
             except CheckpointError as error:
                 upstream.append(f"{model.role}: {error.problem}")
-    found = run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair)
-    upstream += [each.found for each in found if each.result == "error"]
-    hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
-    plans = [*graphs, f"target: {NO_PLAN}"] if hybrid else graphs
-    recurrent = {kind: [*NOTES.get(kind, []), RECURRENT] for kind in ("onnxruntime", "pytorch")}
-    notes = NOTES | recurrent if hybrid else NOTES
-    reasons = {
+    for finding in run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair):
+        if finding.result == "error":
+            upstream.append(finding.found)
+    plans = graphs
+    notes = NOTES
+    if pair.target.read is not None and pair.target.spec.delta_nets:
+        plans = [*graphs, f"target: {NO_PLAN}"]
+        notes = NOTES | {
+            kind: [*NOTES.get(kind, []), RECURRENT] for kind in ("onnxruntime", "pytorch")
+        }
+    reasons_by_kind = {
         "onnxruntime": graphs,
         "pytorch": graphs,
         "tensorrt": plans,
         "tensorrt_llm": upstream,
     }
     return [
-        {"kind": kind, "fits": not why, "reasons": why, "notes": notes.get(kind, [])}
-        for kind, why in reasons.items()
+        {"kind": kind, "fits": not reasons, "reasons": reasons, "notes": notes.get(kind, [])}
+        for kind, reasons in reasons_by_kind.items()
     ]

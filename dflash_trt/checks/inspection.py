@@ -31,7 +31,8 @@ def inspect(
     """Return a report for JSON, None for the unreadable; CheckpointError without config.json."""
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     tied = pair.target.values.get("tie_word_embeddings")
-    tied = tied if isinstance(tied, bool) else None
+    if not isinstance(tied, bool):
+        tied = None
     report = {"target": {**_describe(pair.target), "tie_word_embeddings": tied}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_describe_drafter(pair.drafter)}
@@ -41,10 +42,15 @@ def inspect(
 
 
 def _describe(model: Model[Any]) -> dict[str, Any]:
-    refusal, gguf, cached = model.refusal, model.directory / LINK, _numbers_per_token(model)
+    refusal = model.refusal
+    cached = _numbers_per_token(model)
     size = _size(model)
+    place = model.directory
+    gguf = model.directory / LINK
+    if gguf.is_file():
+        place = gguf.resolve()
     return {
-        "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
+        "directory": str(place),
         "architecture": model.architecture,
         "family": model.values.get("model_type"),
         "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
@@ -71,8 +77,10 @@ def _count_layers(model: Model[Any]) -> list[str] | None:
     kinds = model.values.get("layer_types")
     if model.read:
         kinds = [_layer_kind(layer) for layer in model.layers]
-    counted = Counter(map(str, kinds if isinstance(kinds, list) else ()))
-    return [f"{count} x {kind}" for kind, count in counted.most_common(8)] or None
+    if not isinstance(kinds, list) or not kinds:
+        return None
+    counted = Counter(map(str, kinds))
+    return [f"{count} x {kind}" for kind, count in counted.most_common(8)]
 
 
 def _layer_kind(layer: LayerSpec) -> str:
@@ -82,8 +90,8 @@ def _layer_kind(layer: LayerSpec) -> str:
 
 
 def _describe_weights(model: Model[Any]) -> dict[str, Any] | None:
-    found = model.stored.files if model.stored else model.directory.glob("model*")
-    files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
+    candidates = model.stored.files if model.stored else model.directory.glob("model*")
+    files = sorted(file for file in candidates if file.suffix in (".safetensors", ".gguf"))
     try:
         tensors = sum(map(count_stored_types, files), Counter[str]())
     except CheckpointError:
@@ -94,19 +102,21 @@ def _describe_weights(model: Model[Any]) -> dict[str, Any] | None:
 
 def _memory(model: Model[Any]) -> dict[str, Any]:
     """Return the parameters and their bytes by dtype; int8 and int4 keep vectors float32."""
-    if (weights := model.stored) is None:
+    weights = model.stored
+    if weights is None:
         return {"parameters": None, "memory_bytes": None}
-    matrices = others = 0
+    matrices = 0
+    others = 0
     for name in weights.names:
         shape = weights.shape(name)
         if len(shape) > 1 and not name.endswith("embed_tokens.weight"):
             matrices += math.prod(shape)
         else:
             others += math.prod(shape)
-    memory = {
-        dtype: int(matrices * size + others * (size if size >= 2 else BYTES["float32"]))
-        for dtype, size in BYTES.items()
-    }
+    memory = {}
+    for dtype, size in BYTES.items():
+        size_of_others = size if size >= 2 else BYTES["float32"]
+        memory[dtype] = int(matrices * size + others * size_of_others)
     return {"parameters": matrices + others, "memory_bytes": memory}
 
 
@@ -114,9 +124,13 @@ def _numbers_per_token(model: Model[Any]) -> int | None:
     """Return the numbers cached per token; with latent attention (MLA) the latent's."""
     if model.read is not None:
         spec: DecoderSpec = model.spec
-        return sum(2 * x.num_key_value_heads * x.head_dim for x in spec.attention_layers)
+        return sum(
+            2 * layer.num_key_value_heads * layer.head_dim for layer in spec.attention_layers
+        )
     size = _size(model)
-    return sum(layer.cached for layer in size.layers) if size else None
+    if size is None:
+        return None
+    return sum(layer.cached for layer in size.layers)
 
 
 def _size(model: Model[Any]) -> ModelSize | None:

@@ -12,6 +12,8 @@ from dflash_trt.checkpoints.target import HEAD
 from dflash_trt.checks.findings import Check, Found, check
 from dflash_trt.checks.target import tensors_fit
 
+AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
+
 
 @check("error")
 def hidden_size(pair: Pair) -> Found:
@@ -34,12 +36,13 @@ def target_layers(pair: Pair) -> Found:
 @check("error")
 def draft_tokens(pair: Pair) -> Found:
     """Check that drafts fit the trained block: positions beyond it were never trained."""
-    size, asked = pair.drafter.number("block_size"), pair.draft_tokens
-    if asked is None:
+    size = pair.drafter.number("block_size")
+    requested = pair.draft_tokens
+    if requested is None:
         return Found(True, f"a round drafts at most {size - 1} tokens")
     return Found(
-        asked < size,
-        f"speculation.draft_tokens is {asked}, a block of {size} holds {size - 1} draft tokens",
+        requested < size,
+        f"speculation.draft_tokens is {requested}, a block of {size} holds {size - 1} draft tokens",
         f"Set it to at most {size - 1}, or leave it out",
     )
 
@@ -54,24 +57,25 @@ def context_length(pair: Pair) -> Found:
         original = finite_or_none(layer.rope.parameters.get("original_max_position_embeddings"))
         if factor and original:
             reach = min(reach, int(factor * original))
-    asked = pair.max_seq_len
-    longest = pair.target.number("max_position_embeddings") if asked is None else asked
+    if pair.max_seq_len is None:
+        longest = pair.target.number("max_position_embeddings")
+        required = f"the target {longest}"
+    else:
+        longest = pair.max_seq_len
+        required = f"serving.max_seq_len is {longest}"
     return Found(
         longest <= reach,
-        f"the drafter knows {reach} positions, "
-        + (f"the target {longest}" if asked is None else f"serving.max_seq_len is {asked}"),
+        f"the drafter knows {reach} positions, {required}",
         f"Set serving.max_seq_len to at most {reach}, or use a drafter trained on longer texts",
     )
 
 
 def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
-    drafter, target = pair.drafter.number(of_drafter), pair.target.number(of_target)
-    return Found(
-        drafter == target,
-        f"the drafter's {of_drafter} is {drafter}, {'and' if drafter == target else 'but'} the "
-        f"target has {target}",
-        OTHER_DRAFTER,
-    )
+    drafter = pair.drafter.number(of_drafter)
+    target = pair.target.number(of_target)
+    word = "and" if drafter == target else "but"
+    what = f"the drafter's {of_drafter} is {drafter}, {word} the target has {target}"
+    return Found(drafter == target, what, OTHER_DRAFTER)
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
@@ -85,7 +89,8 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
 def taps_in_range(pair: Pair) -> Found:
     """Check that the target has every tapped layer, and more after the last."""
     # transformers returns the last layer's output normed, other servers do not
-    last, taps = pair.target.number("num_hidden_layers") - 1, pair.drafter.taps
+    last = pair.target.number("num_hidden_layers") - 1
+    taps = pair.drafter.taps
     wrong = tuple(tap for tap in taps if not 0 <= tap < last)
     return Found(
         not wrong,
@@ -100,11 +105,15 @@ def taps_off_by_one(pair: Pair) -> Found:
     """Check for taps off by one, which draft badly: z-lab counts from 0, others from 1."""
     taps = pair.drafter.taps
     usual = default_taps(pair.target.number("num_hidden_layers"), len(taps))
-    beside = [off for off in (1, -1) if taps == tuple(tap + off for tap in usual)]
+    what = f"the drafter's taps are {joined(taps)}"
+    is_off = False
+    for offset in (1, -1):
+        if taps == tuple(tap + offset for tap in usual):
+            is_off = True
+            what += f", each {offset:+d} from the usual {joined(usual)}"
     return Found(
-        len(taps) < 2 or not beside,
-        f"the drafter's taps are {joined(taps)}"
-        + (f", each {beside[0]:+d} from the usual {joined(usual)}" if beside else ""),
+        len(taps) < 2 or not is_off,
+        what,
         "Check target_layer_ids against the published ones: z-lab's ids count from 0, those of "
         "speculators and llama.cpp from 1",
     )
@@ -114,41 +123,44 @@ def joined(taps: tuple[int, ...]) -> str:
     return ", ".join(map(str, taps))
 
 
-AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
-
-
 @check("error")
 def mask_in_vocabulary(pair: Pair) -> Found:
     """Check that the mask has a row in the target's embedding."""
-    mask, size = pair.drafter.number("mask_token_id"), pair.target.number("vocab_size")
+    mask = pair.drafter.number("mask_token_id")
+    size = pair.target.number("vocab_size")
     inside = 0 <= mask < size
-    return Found(
-        inside,
-        f"the drafter's mask_token_id {mask} is {'in' if inside else 'outside'} the target's "
-        f"vocabulary of {size}",
-        OTHER_DRAFTER,
-    )
+    where = "in" if inside else "outside"
+    what = f"the drafter's mask_token_id {mask} is {where} the target's vocabulary of {size}"
+    return Found(inside, what, OTHER_DRAFTER)
 
 
 @check("warning")
 def mask_is_reserved(pair: Pair) -> Found:
     """Check that the mask is a special token or the first free id, but no end or padding token."""
     # z-lab and speculators choose so; some trainers fall back to the end, which texts hold too
-    mask, target = pair.drafter.number("mask_token_id"), pair.target
-    token, free, same = target.token_texts.get(mask), target.highest_token + 1, []
-    for name in ("eos_token_id", "pad_token_id"):
-        ids = target.values.get(name)
-        if name == "eos_token_id" and target.read is not None:
-            ids = list(target.spec.eos_token_ids)
+    mask = pair.drafter.number("mask_token_id")
+    target = pair.target
+    text = target.token_texts.get(mask)
+    free = target.highest_token + 1
+    ends = target.values.get("eos_token_id")
+    if target.read is not None:
+        ends = list(target.spec.eos_token_ids)
+    same = []
+    others = {"eos_token_id": ends, "pad_token_id": target.values.get("pad_token_id")}
+    for name, ids in others.items():
         if mask in (ids if isinstance(ids, list) else [ids]):
             same.append(name)
-    wrong = f"the target's {' and '.join(same)}" if same else ""
-    if token is None and mask != free:
-        wrong = wrong or f"no token; the first free id is {free}"
-    elif token is not None and mask not in target.tokenizer.get_added_tokens_decoder():
-        wrong = wrong or f"a token of ordinary text: {token!r}"
-    what = wrong or (f"the token {token!r}" if token else "the tokenizer's first free id")
-    return Found(not wrong, f"mask_token_id {mask} is {what}", AS_TRAINED)
+    ok = False
+    if same:
+        what = f"the target's {' and '.join(same)}"
+    elif text is None and mask != free:
+        what = f"no token; the first free id is {free}"
+    elif text is not None and mask not in target.tokenizer.get_added_tokens_decoder():
+        what = f"a token of ordinary text: {text!r}"
+    else:
+        ok = True
+        what = f"the token {text!r}" if text else "the tokenizer's first free id"
+    return Found(ok, f"mask_token_id {mask} is {what}", AS_TRAINED)
 
 
 @check("error")
@@ -160,10 +172,11 @@ def same_tokenizer(pair: Pair) -> Found:
         text for text, token in target.items()
         if drafter.get(text, token) != token or texts.get(token, text) != text
     ]  # fmt: skip
+    first = f", first {moved[0]!r}" if moved else ""
     return Found(
         not moved,
         f"the drafter's tokenizer gives {len(moved) or 'none'} of the target's {len(target)} "
-        "tokens another id" + (f", first {moved[0]!r}" if moved else ""),
+        f"tokens another id{first}",
         OTHER_DRAFTER,
     )
 
@@ -172,13 +185,13 @@ def same_tokenizer(pair: Pair) -> Found:
 def no_own_vocabulary(pair: Pair) -> Found:
     """Check for an own embedding or head, which would be left out."""
     drafter = pair.drafter
-    own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
-    own = [name for name in own if name not in TRAINING_ONLY]
-    own = [name for name in own if name.endswith((HEAD, "embed_tokens.weight"))]
+    used = {*drafter_shapes(drafter.spec), *TRAINING_ONLY}
+    unused = sorted(set(drafter.weights.names) - used)
+    tables = [name for name in unused if name.endswith((HEAD, "embed_tokens.weight"))]
     return Found(
-        not own,
-        f"the drafter has {', '.join(own) or 'no embedding and no head'} of its own that would be "
-        "left out",
+        not tables,
+        f"the drafter has {', '.join(tables) or 'no embedding and no head'} of its own that would "
+        "be left out",
         "Remove them if they are copies of the target's, else use a drafter that shares them",
     )
 
@@ -193,7 +206,8 @@ def drafter_tensors(pair: Pair) -> Found:
 @check("warning")
 def rope(pair: Pair) -> Found:
     """Check RoPE's scaling and base: the target's in training, but an export may lose them."""
-    drafter, target = _ropes(pair.drafter.values), _ropes(pair.target.values)
+    drafter = _ropes(pair.drafter.values)
+    target = _ropes(pair.target.values)
     return Found(
         (bool(drafter) and drafter <= target) or not target,
         f"the drafter's RoPE is {_joined_ropes(drafter)}, the target's {_joined_ropes(target)}",
@@ -205,14 +219,15 @@ def rope(pair: Pair) -> Found:
 @check("warning")
 def embedding_scale(pair: Pair) -> Found:
     """Check that the drafter scales embeddings like its target (Gemma: sqrt(hidden_size))."""
-    own, expected = finite_or_none(pair.drafter.values.get("input_embedding_scale")), 1.0
+    scale = finite_or_none(pair.drafter.values.get("input_embedding_scale")) or 1.0
+    expected = 1.0
     if pair.target.read is not None:
         expected = pair.target.spec.embedding_scale
     elif str(pair.target.values.get("model_type")).startswith("gemma"):
         expected = max(pair.target.number("hidden_size"), 1) ** 0.5
     return Found(
-        abs((own or 1.0) - expected) <= 0.01 * expected,
-        f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
+        abs(scale - expected) <= 0.01 * expected,
+        f"the drafter's input_embedding_scale is {scale:g}, the target's embeddings are "
         f"multiplied by {expected:g}",
         "Check input_embedding_scale in the drafter's config.json against the published one",
     )
@@ -220,16 +235,18 @@ def embedding_scale(pair: Pair) -> Found:
 
 def _ropes(config: Mapping[str, Any]) -> set[str]:
     """Return scaling and base of each stated RoPE: one for all layers, or by layer type."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    inner = list(found.values()) if isinstance(found, dict) else []
-    ropes = [rope for rope in inner if isinstance(rope, dict)] or [found]
+    parameters = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(parameters, dict):
+        parameters = {}
+    by_type = [rope for rope in parameters.values() if isinstance(rope, dict)]
     stated = set()
-    for rope in ropes:
-        own = {**config, **rope} if isinstance(rope, dict) else config
-        kind = own.get("rope_type", own.get("type", "default"))
-        # proportional: rotates part of each head, which is no scaling
-        kind = "default" if kind == "proportional" else kind
-        if theta := finite_or_none(own.get("rope_theta")):
+    for rope in by_type or [parameters]:
+        values = {**config, **rope}
+        kind = values.get("rope_type", values.get("type", "default"))
+        if kind == "proportional":  # rotates part of each head, which is no scaling
+            kind = "default"
+        theta = finite_or_none(values.get("rope_theta"))
+        if theta:
             stated.add(f"{kind} {theta:g}")
     return stated
 

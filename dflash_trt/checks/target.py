@@ -36,16 +36,18 @@ def tokenizer(pair: Pair) -> Found:
 @check("warning")
 def sampling_recommended(pair: Pair) -> Found:
     """Check generation_config.json, whose values are defaults of requests."""
-    found, problem = sampling_defaults(pair.target.directory)
-    stated = ", ".join(f"{name} {value}" for name, value in found.items()) or "nothing"
-    what = f"{problem}: the file is ignored" if problem else f"the target recommends {stated}"
-    return Found(not problem, what, "Correct it")
+    defaults, problem = sampling_defaults(pair.target.directory)
+    if problem:
+        return Found(False, f"{problem}: the file is ignored", "Correct it")
+    stated = ", ".join(f"{name} {value}" for name, value in defaults.items()) or "nothing"
+    return Found(True, f"the target recommends {stated}")
 
 
 @check("error")
 def tokenizer_fits(pair: Pair) -> Found:
     """Check that the embedding has a row for every id of the tokenizer."""
-    highest, size = pair.target.highest_token, pair.target.number("vocab_size")
+    highest = pair.target.highest_token
+    size = pair.target.number("vocab_size")
     return Found(
         highest < size,
         f"the target's tokenizer gives ids up to {highest}, its vocabulary has {size}",
@@ -64,8 +66,9 @@ def tensors_fit(
                 f"config.json asks for {list(shape)}",
                 "Use the config.json and the weights of one model",
             )
-    extra = [n for n in weights.names if not n.endswith("rotary_emb.inv_freq")]
-    extra = [n for n in extra if n.startswith(scope) and n not in expected and n not in ignored]
+    used = {*expected, *ignored}
+    extra = [name for name in weights.names if name.startswith(scope) and name not in used]
+    extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
     if extra:
         raise CheckpointError(
             f"{weights.directory} holds {len(extra)} tensors that this kind of model does not have "

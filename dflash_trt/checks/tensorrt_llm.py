@@ -15,7 +15,8 @@ TAPPED = (
     "GptOssFor", "Kimi", "Laguna", "Llama", "MiniMaxM2", "Mistral", "Qwen3For", "Qwen3MoeFor",
     "Qwen3NextFor", "Qwen3_5",
 )  # fmt: skip
-ZLABS = "Use the drafter in z-lab's layout"
+# fields of DSpark heads
+DSPARK = ("shift_label", "use_confidence_head", "enable_confidence_head", "markov_rank")
 # methods that it has since 1.4.0rc1, and dflash-trt does not build
 UNBUILT = {
     "LiLiCorr": "TensorRT-LLM drafts with LiLiCorr (pull request 19856), but no drafter's "
@@ -27,10 +28,11 @@ UNBUILT = {
 def hidden_states_captured(pair: Pair) -> Found:
     """Check that TensorRT-LLM captures hidden states of this target, which the drafter needs."""
     name = pair.target.architecture
-    tapped = name.startswith(TAPPED)
+    is_tapped = name.startswith(TAPPED)
+    states = "the hidden states" if is_tapped else "no hidden states"
     return Found(
-        tapped,
-        f"TensorRT-LLM hands out {'the' if tapped else 'no'} hidden states of {name}",
+        is_tapped,
+        f"TensorRT-LLM hands out {states} of {name}",
         "Take another engine kind, or a target of another family",
     )
 
@@ -38,44 +40,44 @@ def hidden_states_captured(pair: Pair) -> Found:
 @check("error")
 def target_layout(pair: Pair) -> Found:
     """Check the target's format: the PyTorch backend loads what transformers saves."""
-    gguf = (pair.target.directory / LINK).is_file()
-    return Found(
-        not gguf,
-        f"the target is in {'GGUF' if gguf else 'safetensors'}; TensorRT-LLM reads safetensors",
-        "Take the model's safetensors",
-    )
+    is_gguf = (pair.target.directory / LINK).is_file()
+    form = "GGUF" if is_gguf else "safetensors"
+    what = f"the target is in {form}; TensorRT-LLM reads safetensors"
+    return Found(not is_gguf, what, "Take the model's safetensors")
 
 
 @check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
     """Check the drafter's layout: others have other names, or tables of their own."""
-    form, head = drafter_format(pair.drafter.values), pair.method == "eagle3"
-    whose = "that of EAGLE-3's authors" if head else "z-lab's"
-    return Found(
-        form == "z-lab",
-        f"the drafter is in {'its own layout' if form == 'z-lab' else f'the {form} format'}; "
-        f"TensorRT-LLM reads {whose}",
-        "Use a head in the layout of EAGLE-3's authors" if head else ZLABS,
-    )
+    form = drafter_format(pair.drafter.values)
+    layout = "its own layout" if form == "z-lab" else f"the {form} format"
+    required = "z-lab's"
+    fix = "Use the drafter in z-lab's layout"
+    if pair.method == "eagle3":
+        required = "that of EAGLE-3's authors"
+        fix = "Use a head in the layout of EAGLE-3's authors"
+    what = f"the drafter is in {layout}; TensorRT-LLM reads {required}"
+    return Found(form == "z-lab", what, fix)
 
 
 @check("error", "dflash", "eagle3")
 def drafter_method(pair: Pair) -> Found:
     """Check that the drafter is of the configured method; upstream stops at DSpark heads."""
     values = pair.drafter.values
-    heads = [
-        name
-        for name in ("shift_label", "use_confidence_head", "enable_confidence_head", "markov_rank")
-        if values.get(name)
-    ]
+    heads = [name for name in DSPARK if values.get(name)]
     other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
-    found = "eagle3" if is_eagle3(values) else "" if other else "dflash"
-    named = other or {"eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
-    what = f"the drafter is {named}, speculation.method {pair.method}"
+    method = "dflash"
+    name = "DFlash"
+    if is_eagle3(values):
+        method = "eagle3"
+        name = "an EAGLE-3 head"
+    elif other:
+        method = ""
+    what = f"the drafter is {other or name}, speculation.method {pair.method}"
     if other in UNBUILT:
         what += f". {UNBUILT[other]}"
-    fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
-    return Found(found == pair.method, what, fix)
+    fix = f"Set speculation.method: {method}" if method else "Use a DFlash drafter"
+    return Found(method == pair.method, what, fix)
 
 
 @check("error", "dflash")

@@ -99,7 +99,7 @@ def matrix(
 
     Each method is loaded with each number of users and each prompts. Resumes an interrupted run.
     """
-    from dflash_trt.bench import Matrix, load_asked, matrix_table, run_matrix
+    from dflash_trt.bench import Matrix, load_prompts, matrix_table, run_matrix
     from dflash_trt.config import load_config
 
     count = max(requests, 2 * max(concurrency))
@@ -107,7 +107,7 @@ def matrix(
         config=load_config(config),
         methods=methods,
         users=concurrency,
-        prompts={label: load_asked(name, count) for label, name in _labeled(prompts).items()},
+        prompts={label: load_prompts(name, count) for label, name in _labeled(prompts).items()},
         requests=requests,
         max_tokens=max_tokens,
     )

@@ -3,14 +3,18 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_trt.cli.output import Built, Check, Config, Json, print_json, reporting
 from dflash_trt.errors import RequestError
+
+if TYPE_CHECKING:
+    from dflash_trt.decoding.lossless import LosslessReport
 
 
 def plan(
@@ -46,22 +50,22 @@ def plan(
     with TemporaryDirectory(prefix="dflash-trt-plan-") as scratch, reporting() as report:
         target = locate_planned(settings.target, "target", report, Path(scratch))
         drafter = locate_planned(dflash_drafter(settings), "drafter", report, Path(scratch))
-        found = make_plan(settings, target, drafter, hardware, context, acceptance)
+        made = make_plan(settings, target, drafter, hardware, context, acceptance)
     if json_:
-        print_json(**found)
+        print_json(**made)
     else:
-        show_plan(found)
+        show_plan(made)
 
 
 def _list_downloads(config: Path, json_: bool) -> None:
     from dflash_trt.builder.downloads import downloads, lines
     from dflash_trt.config import load_config
 
-    found = downloads(load_config(config))
+    listed = downloads(load_config(config))
     if json_:
-        print_json(**found)
+        print_json(**listed)
     else:
-        print("\n".join(lines(found)))
+        print("\n".join(lines(listed)))
 
 
 def inspect(
@@ -81,16 +85,18 @@ def inspect(
     from dflash_trt.cli.show import show
 
     with TemporaryDirectory(prefix="dflash-trt-inspect-") as scratch, reporting() as report:
-        at = [locate_argument(target, "target", report, Path(scratch))]
+        at = locate_argument(target, "target", report, Path(scratch))
+        drafter_at = None
         if drafter is not None:
-            at.append(locate_argument(drafter, "drafter", report, Path(scratch)))
-        found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
-        found["chats"] = about_chats(at[0])
+            drafter_at = locate_argument(drafter, "drafter", report, Path(scratch))
+        facts = run(at, drafter_at, CHAT_CHECKS)
+        facts["chats"] = about_chats(at)
     if json_:
-        print_json(**found)
+        print_json(**facts)
     else:
-        show(found)
-    raise typer.Exit(0 if any(kind["fits"] for kind in found["engine_kinds"]) else 1)
+        show(facts)
+    fits = any(kind["fits"] for kind in facts["engine_kinds"])
+    raise typer.Exit(0 if fits else 1)
 
 
 def verify(
@@ -106,13 +112,12 @@ def verify(
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
     from dflash_trt.builder import check_build, read_manifest, speculation_of
     from dflash_trt.chat import load_encoding
-    from dflash_trt.checkpoints import load_tokenizer
     from dflash_trt.decoding import check_lossless as run
-    from dflash_trt.files import replace_text
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
-    if manifest["config"]["engine"]["kind"] == "tensorrt_llm":
+    config = manifest["config"]
+    if config["engine"]["kind"] == "tensorrt_llm":
         raise RequestError(
             "verify compares in engines of ours, and this build runs in TensorRT-LLM",
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
@@ -121,15 +126,14 @@ def verify(
     if outputs is not None and not outputs.absolute().parent.is_dir():
         raise RequestError(f"--outputs {outputs}: its folder is not there", "Make it first")
     check_build(directory, check)
-    longest = manifest["config"]["serving"]["max_seq_len"]
     tokens = read_prompts(
         prompts,
         load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
-        longest=max(longest - max_tokens, 0),
+        longest=max(config["serving"]["max_seq_len"] - max_tokens, 0),
     )
     with reporting() as report:
-        found = run(
+        result = run(
             directory / "engines",
             tokens,
             max_tokens,
@@ -137,33 +141,45 @@ def verify(
             lambda done: report("prompts", done, len(tokens)),
         )
     if outputs is not None:
-        tokenizer = load_tokenizer(directory / "tokenizer")
-        lines = [
-            {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False)}
-            for ids in found.outputs
-        ]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        replace_text(outputs, text)
-    summary = asdict(found) | {"rounds": found.rounds}
-    del summary["prompt_rounds"]
-    del summary["outputs"]
+        _write_outputs(outputs, result.outputs, directory / "tokenizer")
+    _print_result(result, json_)
+    if result.first_mismatch is not None:
+        raise typer.Exit(1)
+
+
+def _write_outputs(file: Path, outputs: Sequence[Sequence[int]], tokenizer_files: Path) -> None:
+    from dflash_trt.checkpoints import load_tokenizer
+    from dflash_trt.files import replace_text
+
+    tokenizer = load_tokenizer(tokenizer_files)
+    lines = []
+    for ids in outputs:
+        line = {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False)}
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    replace_text(file, "".join(lines))
+
+
+def _print_result(result: "LosslessReport", json_: bool) -> None:
     if json_:
+        summary = asdict(result) | {"rounds": result.rounds}
+        del summary["prompt_rounds"]
+        del summary["outputs"]
         print_json(**summary)
     else:
         print(
-            f"{found.identical}/{found.total} identical, one and {found.together} at a time; one "
-            f"at a time: tau {found.tau:.2f}, speedup {found.speedup:.2f}x "
-            f"({found.dflash_tokens_per_s:.0f} tokens/s, target alone "
-            f"{found.plain_tokens_per_s:.0f})"
+            f"{result.identical}/{result.total} identical, one and {result.together} at a time; "
+            f"one at a time: tau {result.tau:.2f}, speedup {result.speedup:.2f}x "
+            f"({result.dflash_tokens_per_s:.0f} tokens/s, target alone "
+            f"{result.plain_tokens_per_s:.0f})"
         )
-    if (first := found.first_mismatch) is not None:
+    first = result.first_mismatch
+    if first is not None:
+        together = ", decoded with others," if first.together else ""
         print(
-            f"error: prompt {first.prompt}{', decoded with others,' if first.together else ''} "
-            f"differs first at token {first.position}: the target alone gives id "
-            f"{first.expected}, DFlash gave {first.got}.",
+            f"error: prompt {first.prompt}{together} differs first at token {first.position}: "
+            f"the target alone gives id {first.expected}, DFlash gave {first.got}.",
             file=sys.stderr,
         )
-        raise typer.Exit(1)
 
 
 def doctor(
@@ -177,12 +193,13 @@ def doctor(
     from dflash_trt.cli.show import show_checks
     from dflash_trt.doctor import examine
 
-    found = []
+    checks = []
     for finding in examine(directory, generate=not no_generate):
-        found.append(asdict(finding))
+        check = asdict(finding)
+        checks.append(check)
         if not json_:
-            show_checks(found[-1:])
-    healthy = all(check["result"] != "error" for check in found)
+            show_checks([check])
+    healthy = all(check["result"] != "error" for check in checks)
     if json_:
-        print_json(directory=str(directory), healthy=healthy, checks=found)
+        print_json(directory=str(directory), healthy=healthy, checks=checks)
     raise typer.Exit(0 if healthy else 1)

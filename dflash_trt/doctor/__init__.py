@@ -18,14 +18,16 @@ def examine(directory: Path, *, generate: bool) -> Iterator[Finding]:
     generate: whether to let TensorRT-LLM decode a few prompts, if there was no error before.
     """
     check_build(directory)
-    patient, wrong = checks.Patient(directory.resolve()), False
+    patient = checks.Patient(directory.resolve())
+    wrong = False
     kind = read_manifest(directory)["config"]["engine"]["kind"]
-    bundle = kind == KIND
     of_kind = {KIND: checks.OF_BUNDLE, "pytorch": one_gpu.OF_PYTORCH}.get(kind, ())
     for finding in run((*checks.ANY_KIND, *of_kind), patient):
         wrong |= finding.result == "error"
         yield finding
-    if bundle and generate and wrong:
+    if kind != KIND or not generate:
+        return
+    if wrong:
         yield Finding(checks.generation.name, "not checked", "there were errors before", "Fix them")
-    elif bundle and generate:
-        yield from run((checks.generation, checks.acceptance, checks.greedy_texts), patient)
+        return
+    yield from run(checks.OF_DECODING, patient)

@@ -40,8 +40,19 @@ from dflash_trt.tensorrt_llm import (
 from dflash_trt.tensorrt_llm.first_generation import TOKENS, Case, Generated, Measured
 
 GIB = 1 << 30
-LEAST_SHARED = GIB  # NCCL and Triton's Python models fail with Docker's default of 64 MiB
+MIN_SHARED = GIB  # NCCL and Triton's Python models fail with Docker's default of 64 MiB
 NO_GPU = "no GPU was found"
+TIMEOUT = 3600.0  # seconds, for a process that decodes
+MIN_LENGTH = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
+PARALLEL = 64  # limit of parallel texts, which are compared with plain decoding's
+MAX_LONG = 8000  # limit of the long prompt in tokens
+COLLAPSED = (
+    "Check that target and drafter are the published pair, and that engine.args leaves speculation "
+    "on and kv_cache_config.enable_block_reuse off"
+)
+# names of cases
+ONE = "one at a time"
+LONG_PROMPT = "long prompt"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +91,14 @@ def shared_memory(_: Patient) -> Found:
     except OSError:
         return Found(False, "there is no /dev/shm", fix)
     size = status.f_frsize * status.f_blocks
-    return Found(size >= LEAST_SHARED, f"/dev/shm has {size / GIB:.2f} GiB", fix)
+    return Found(size >= MIN_SHARED, f"/dev/shm has {size / GIB:.2f} GiB", fix)
 
 
 @check("warning")
 def cpu_binding(_: Patient) -> Found:
     """Check that no launcher has bound this process to some of the container's CPUs."""
-    bound, cpus = len(os.sched_getaffinity(0)), container_cpus()
+    bound = len(os.sched_getaffinity(0))
+    cpus = container_cpus()
     fix = "Start it unbound: with srun --cpu-bind=none, mpirun --bind-to none, without taskset"
     return Found(bound >= cpus, f"this process may use {bound} of {cpus} CPUs", fix)
 
@@ -101,12 +113,14 @@ def triton(_: Patient) -> Found:
 @check("error")
 def gpu_count(patient: Patient) -> Found:
     """Check the number of GPUs: each rank needs one."""
-    info, found = patient.info, patient.all_gpus
-    names = ", ".join(sorted({gpu.name for gpu in found})) or "none"
-    what = f"{len(found)} GPUs ({names}), and the build takes {info.gpus}"
-    what += f" on each of {info.nodes} machines" if info.nodes > 1 else ""
+    info = patient.info
+    count = len(patient.all_gpus)
+    names = ", ".join(sorted({gpu.name for gpu in patient.all_gpus})) or "none"
+    what = f"{count} GPUs ({names}), and the build takes {info.gpus}"
+    if info.nodes > 1:
+        what += f" on each of {info.nodes} machines"
     fix = "Start a container with --gpus all, or build with a smaller engine.gpus"
-    return Found(len(found) >= info.gpus, what, fix)
+    return Found(count >= info.gpus, what, fix)
 
 
 @check("warning")
@@ -114,7 +128,8 @@ def gpu_model(patient: Patient) -> Found:
     """Check the GPU model, which the arguments depend on."""
     if not patient.gpus:
         raise NotKnown(NO_GPU)
-    info, gpu = patient.info, patient.gpus[0]
+    info = patient.info
+    gpu = patient.gpus[0]
     what = f"{gpu.name} (SM{gpu.sm}); the build was made for {info.machine}: {info.gpu} "
     what += f"(SM{info.sm})"
     return Found(gpu.sm == info.sm, what, "Build it with this machine as engine.hardware")
@@ -125,25 +140,26 @@ def gpu_memory(patient: Patient) -> Found:
     """Check free memory, from which the KV cache is sized at start."""
     if not patient.gpus:
         raise NotKnown(NO_GPU)
-    least, wanted = min(gpu.free_bytes for gpu in patient.gpus), patient.info.memory_bytes
-    what = f"{least / GIB:.0f} GiB are free on each GPU; the build was made for {wanted / GIB:.0f}"
-    return Found(least >= wanted * 0.95, what, "End what `nvidia-smi` lists there")
+    free = min(gpu.free_bytes for gpu in patient.gpus)
+    expected = patient.info.memory_bytes
+    what = f"{free / GIB:.0f} GiB are free on each GPU; the build was made for {expected / GIB:.0f}"
+    return Found(free >= expected * 0.95, what, "End what `nvidia-smi` lists there")
 
 
 @check("error")
 def tensorrt_llm(patient: Patient) -> Found:
     """Check that TensorRT-LLM is installed, and that its `TorchLlmArgs` accepts the arguments."""
-    wanted = patient.info.version
-    fix = f"Run: pip install tensorrt-llm=={wanted}, or use an image that has it"
+    expected = patient.info.version
+    fix = f"Run: pip install tensorrt-llm=={expected}, or use an image that has it"
     try:
         version, refused = judged_arguments(patient.engine)
     except NotKnown as missing:
         return Found(False, f"{missing} ({sys.prefix})", fix)
-    what = f"TensorRT-LLM {version}; the build is for {wanted}"
+    what = f"TensorRT-LLM {version}; the build is for {expected}"
     if refused:
         what += f"; TorchLlmArgs refuses its arguments: {refused[0]}"
         return Found(False, what, "Correct engine.args, and build again")
-    return Found(version == wanted, what, fix, "warning")
+    return Found(version == expected, what, fix, "warning")
 
 
 @check("warning")
@@ -153,34 +169,17 @@ def faults_known(patient: Patient) -> Found:
     return look_up(LlmArgs(patient.args), seen, patient.info.architecture)
 
 
-ANY_KIND: tuple[Check[[Patient]], ...] = (shared_memory, cpu_binding, triton)
-OF_BUNDLE: tuple[Check[[Patient]], ...] = (
-    gpu_count, gpu_model, gpu_memory, tensorrt_llm, faults_known
-)  # fmt: skip
-
-# --- decoding -----------------------------------------------------------------------------------
-
-TIMEOUT = 3600.0  # seconds, for a process
-LEAST_LENGTH = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
-PARALLEL = 64  # limit of parallel texts, which are compared with plain decoding's
-MOST_LONG = 8000  # limit of the long prompt in tokens
-COLLAPSED = (
-    "Check that target and drafter are the published pair, and that engine.args leaves speculation "
-    "on and kv_cache_config.enable_block_reuse off"
-)
-ONE, LONG_PROMPT = "one at a time", "long prompt"
-
-
 @check("error")
 def generation(patient: Patient) -> Found:
     """Check that it decodes, and that the drafter pays."""
     made = _generate(patient, plain=False)
     if isinstance(made, Found):
         return made
-    found = judge_acceptance(made.cases[:1], patient.info)
-    tokens, texts = sum(map(len, made.cases[0].texts)), len(made.cases[0].texts)
-    what = f"{tokens} tokens of {texts} prompts, loaded in {made.seconds:.0f} s; {found.what}"
-    return found._replace(what=what)
+    judged = judge_acceptance(made.cases[:1], patient.info)
+    texts = made.cases[0].texts
+    tokens = sum(map(len, texts))
+    what = f"{tokens} tokens of {len(texts)} prompts, loaded in {made.seconds:.0f} s; {judged.what}"
+    return judged._replace(what=what)
 
 
 @check("error")
@@ -204,9 +203,12 @@ def greedy_texts(patient: Patient) -> Found:
 
 def judge_acceptance(cases: Sequence[Measured], info: BundleInfo) -> Found:
     lengths = {case.name: case.acceptance_length or 1.0 for case in cases}
-    results = [f"{case.name} {case.error or f'{lengths[case.name]:.2f}'}" for case in cases]
+    results = []
+    for case in cases:
+        length = f"{lengths[case.name]:.2f}"
+        results.append(f"{case.name} {case.error or length}")
     what = f"tokens a round: {', '.join(results)}"
-    low = [name for name, length in lengths.items() if length < LEAST_LENGTH]
+    low = [name for name, length in lengths.items() if length < MIN_LENGTH]
     failed = any(case.error for case in cases)
     if not failed and all(case.acceptance_length is None for case in cases):
         fix = "See that engine.args leaves speculation on"
@@ -225,7 +227,7 @@ def judge_acceptance(cases: Sequence[Measured], info: BundleInfo) -> Found:
 def compare_texts(drafted: Measured, plain: Measured) -> Found:
     """Compare texts; kernels for a row and for a block differ, which turns near-ties."""
     pairs = list(zip(drafted.texts, plain.texts, strict=True))
-    equal = sum(ours == its for ours, its in pairs)
+    equal = sum(text == plain_text for text, plain_text in pairs)
     what = f"{equal} of {len(pairs)} greedy texts are plain decoding's"
     fix = "Report it upstream with the build's arguments; without drafts texts are right"
     return Found(equal * 2 > len(pairs), what, fix)
@@ -242,21 +244,23 @@ def _drafted_cases(patient: Patient) -> list[Measured]:
 
 def _prompt_cases(patient: Patient) -> Iterator[Case]:
     """Yield prompts one at a time, then many at once, then a long one."""
-    folder, args = patient.directory / "tokenizer", patient.args
-    encode, most = load_encoding(folder), int(args.get("max_seq_len") or 1024) - TOKENS
+    args = patient.args
+    folder = patient.directory / "tokenizer"
+    encode = load_encoding(folder)
+    limit = int(args.get("max_seq_len") or 1024) - TOKENS  # of a prompt
     if not args.get("enable_chunked_prefill"):
-        most = min(most, int(args.get("max_num_tokens") or 8192))
-    most = max(most, 1)
-    yield Case(ONE, chat_prompts(folder, most))
+        limit = min(limit, int(args.get("max_num_tokens") or 8192))
+    limit = max(limit, 1)
+    yield Case(ONE, chat_prompts(folder, limit))
     at_once = min(PARALLEL, int(args.get("max_batch_size") or 1))
     texts = [f"Request {i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, PARALLEL + 1)]
-    many = [encode(as_chat(text))[-most:] for text in texts]
+    many = [encode(as_chat(text))[-limit:] for text in texts]
     yield Case(f"{at_once} at once", many, at_once)
-    lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, MOST_LONG // 8)]
-    each = len(encode("\n".join(lines))) / len(lines)
-    kept = lines[: max(int(min(most, MOST_LONG) * 0.9 / each), 1)]
-    long = as_chat("\n".join([*kept, "Answer the first of these."]))
-    yield Case(LONG_PROMPT, [encode(long)[-most:]])
+    lines = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, MAX_LONG // 8)]
+    tokens_per_line = len(encode("\n".join(lines))) / len(lines)
+    count = max(int(min(limit, MAX_LONG) * 0.9 / tokens_per_line), 1)
+    long = as_chat("\n".join([*lines[:count], "Answer the first of these."]))
+    yield Case(LONG_PROMPT, [encode(long)[-limit:]])
 
 
 @cache
@@ -265,15 +269,19 @@ def _generate(patient: Patient, *, plain: bool) -> Generated | Found:
     info = patient.info
     if info.nodes > 1:
         raise NotKnown(f"it takes {info.nodes} machines, and this is one")
-    cases = [case for case in _prompt_cases(patient) if not plain or len(case.prompts) == PARALLEL]
+    cases = list(_prompt_cases(patient))
+    if plain:
+        cases = [case for case in cases if len(case.prompts) == PARALLEL]
     runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-doctor-"))
-    tasks, result, log = (runtime / name for name in ("cases.json", "result.json", "log"))
-    tasks.write_text(json.dumps([*map(asdict, cases)]))
-    paths = [str(path) for path in (patient.engine, tasks, result)]
-    command = [sys.executable, "-m", first_generation.__name__, *paths]
+    tasks = runtime / "cases.json"
+    result = runtime / "result.json"
+    log = runtime / "log"
+    tasks.write_text(json.dumps([asdict(case) for case in cases]))
+    command = [sys.executable, "-m", first_generation.__name__]
+    command += [str(patient.engine), str(tasks), str(result), "plain" if plain else "drafts"]
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [*command, "plain" if plain else "drafts"],
+            command,
             stdout=stream,
             stderr=stream,
             env=os.environ | info.environment,
@@ -293,4 +301,12 @@ def _generate(patient: Patient, *, plain: bool) -> Generated | Found:
         return made
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     what = f"not done after {TIMEOUT:.0f} s" if late else "TensorRT-LLM ended"
-    return Found(False, f"{what}: {lines[-1] if lines else ''}", f"Read its log: {log}")
+    last = lines[-1] if lines else ""
+    return Found(False, f"{what}: {last}", f"Read its log: {log}")
+
+
+ANY_KIND: tuple[Check[[Patient]], ...] = (shared_memory, cpu_binding, triton)
+OF_BUNDLE: tuple[Check[[Patient]], ...] = (
+    gpu_count, gpu_model, gpu_memory, tensorrt_llm, faults_known
+)  # fmt: skip
+OF_DECODING: tuple[Check[[Patient]], ...] = (generation, acceptance, greedy_texts)

@@ -20,9 +20,9 @@ def one_gpu(patient: Patient) -> Found:
         return Found(False, NO_GPU, fix)
     gpu = patient.all_gpus[0]
     capability = divmod(gpu.sm, 10)
-    least = least_capability(read_info(patient.directory / "engines" / "target"))
+    required = least_capability(read_info(patient.directory / "engines" / "target"))
     what = f"{gpu.name}, compute capability {as_text(capability)}, driver {gpu.driver}"
-    return Found(capability >= least, what, f"Use one of {as_text(least)} or newer")
+    return Found(capability >= required, what, f"Use one of {as_text(required)} or newer")
 
 
 @check("error")
@@ -30,7 +30,8 @@ def one_gpu_memory(patient: Patient) -> Found:
     """Check free memory before weights and caches are loaded."""
     if not patient.all_gpus:
         raise NotKnown(NO_GPU)
-    free, needed = patient.all_gpus[0].free_bytes, BESIDE + needed_bytes(patient.directory)
+    free = patient.all_gpus[0].free_bytes
+    needed = BESIDE + needed_bytes(patient.directory)
     what = f"{free / GIB:.1f} GiB are free; weights, caches and the rest take {needed / GIB:.1f}"
     return Found(free >= needed, what, "End what `nvidia-smi` lists, or build with fewer slots")
 
@@ -45,7 +46,8 @@ def pytorch(_: Patient) -> Found:
         except ImportError as error:
             return Found(False, f"{name} cannot be imported: {error}", INSTALL)
     cuda = importlib.import_module("torch").version.cuda
-    what = f"{' and '.join(versions)}, built for {f'CUDA {cuda}' if cuda else 'CPUs only'}"
+    built_for = f"CUDA {cuda}" if cuda else "CPUs only"
+    what = f"{' and '.join(versions)}, built for {built_for}"
     return Found(cuda is not None, what, "Install PyTorch's build for CUDA: pytorch.org says how")
 
 

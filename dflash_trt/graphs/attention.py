@@ -25,13 +25,14 @@ def attention_block(
     """
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
-    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    heads = g.spec.num_attention_heads
+    kv_heads = layer.spec.num_key_value_heads
     gate: ir.Value | None = None
     x = rms_norm(g, hidden, f"{layer.prefix}input_layernorm")
     x, kernel = convolve_before(g, layer, "attention_conv", x, at)
     if context is None:
         qkv = _project_heads(g, layer, x, at.queries, at, "q", *stored)
-        q, *kv = g.split(qkv, (_query_heads(g), *(kv_heads for _ in stored)), axis=1)
+        q, *kv = g.split(qkv, [_query_heads(g)] + [kv_heads] * len(stored), axis=1)
         if g.spec.attention_gate:
             q, gate = _every_other_head(g, q)
     else:
@@ -41,18 +42,24 @@ def attention_block(
         both = g.op("Reshape", both, g.ints(-1, g.spec.hidden_size))
         both = _project_heads(g, layer, both, at.keys, at, "k", "v")
         kv = [*g.split(both, (kv_heads, kv_heads), axis=1)]
-    k, v = kv[0], kv[-1]
+    k = kv[0]
+    v = kv[-1]
     if g.spec.qk_norm:
         q = rms_norm(g, q, f"{attn}.q_norm")
         k = rms_norm(g, k, f"{attn}.k_norm")
     if g.spec.value_norm:
         ones = g.constant(f"{attn}.v_norm", np.ones(layer.spec.head_dim, np.float32))
         v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=g.spec.rms_norm_eps)
-    q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
-    keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
-    attend, mask = partial(_attend, g, layer, keys, values), at.layer_mask(g, layer.spec)
-    quantized_target = context is None and g.storage.bits
-    mixed = _in_several_rows(g, layer, at, q, mask, attend) if quantized_target else attend(q, mask)
+    q = at.rotate(g, layer.spec, q, at.queries)
+    k = at.rotate(g, layer.spec, k, at.keys)
+    keys = _write(g, layer, "key", k, at)
+    values = _write(g, layer, "value", v, at)
+    attend = partial(_attend, g, layer, keys, values)
+    mask = at.layer_mask(g, layer.spec)
+    if context is None and g.storage.bits:
+        mixed = _in_several_rows(g, layer, at, q, mask, attend)
+    else:
+        mixed = attend(q, mask)
     if gate is not None:
         mixed = g.op("Mul", mixed, g.op("Sigmoid", gate))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
@@ -72,16 +79,19 @@ def _attend(
     parser refuses the op's own) and sinks `[heads]`, the scores of an extra key without value
     (gpt-oss).
     """
-    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    heads = g.spec.num_attention_heads
+    kv_heads = layer.spec.num_key_value_heads
     scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
-    cap, sinks = g.spec.attn_logit_softcapping, None
+    cap = g.spec.attn_logit_softcapping
+    sinks = None
     if cap is None and g.spec.sinks is None:
         return g.op("Attention", q, keys, values, mask, scale=scale)
     if g.spec.sinks is not None:
         sinks = g.vector(f"{layer.prefix}self_attn.{g.spec.sinks}")
     q = g.op("Mul", q, g.number(scale))
     # query heads of one kv head are rows of one product, so keys are not repeated
-    folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
+    folded = g.ints(0, kv_heads, -1, 0)
+    unfolded = g.ints(0, heads, -1, 0)
     q = g.op("Reshape", q, folded)
     scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
     if cap is not None:
@@ -89,9 +99,9 @@ def _attend(
     scores = g.op("Where", mask, g.op("Reshape", scores, unfolded), g.number(MASKED))
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
-        each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
+        shape = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
         # in front: the order of the sum must not depend on the number of masked keys
-        scores = g.op("Concat", g.op("Expand", sinks, each), scores, axis=-1)
+        scores = g.op("Concat", g.op("Expand", sinks, shape), scores, axis=-1)
     shares = g.op("Softmax", scores, axis=-1)
     if sinks is not None:
         end = g.op("Shape", shares, start=3)
@@ -110,9 +120,10 @@ def _in_several_rows(
     heads of one kv head become rows of one product, which reads keys once. If heads are not shared,
     the last query is repeated.
     """
-    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    heads = g.spec.num_attention_heads
+    kv_heads = layer.spec.num_key_value_heads
     if heads == kv_heads:
-        mixed = attend(*(at.with_last_twice(g, x) for x in (q, mask)))
+        mixed = attend(at.with_last_twice(g, q), at.with_last_twice(g, mask))
         return g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     if g.spec.attn_logit_softcapping is not None or g.spec.sinks is not None:
         return attend(q, mask)  # it already uses several rows
@@ -125,11 +136,12 @@ def _project_heads(
     g: GraphBuilder, layer: Layer, x: ir.Value, where: ir.Value, at: Positions, *which: str
 ) -> ir.Value:
     """Project tokens at positions `where` `[n, S]`: `[n * S, H]` to `[n, heads, S, head_dim]`."""
-    names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
+    names = [f"{layer.prefix}self_attn.{projection}_proj" for projection in which]
     out = linear(g, x, *names, bias=which[0] in g.spec.biases)
     # not -1: TensorRT's parser cannot infer the number of heads
-    each = {"q": _query_heads(g)}
-    heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
+    heads = 0
+    for projection in which:
+        heads += _query_heads(g) if projection == "q" else layer.spec.num_key_value_heads
     out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
     return g.op("Transpose", out, perm=(0, 2, 1, 3))
 
@@ -141,7 +153,9 @@ def _query_heads(g: GraphBuilder) -> int:
 
 def _every_other_head(g: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Separate queries and gates, which take turns: `[n, 2 * heads, S, head_dim]`."""
-    end, axis, step = g.ints(_query_heads(g)), g.ints(1), g.ints(2)
+    end = g.ints(_query_heads(g))
+    axis = g.ints(1)
+    step = g.ints(2)
     queries = g.op("Slice", x, g.ints(0), end, axis, step)
     return queries, g.op("Slice", x, g.ints(1), end, axis, step)
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,98 +32,12 @@ from dflash_trt.graphs.quantized import (
 from dflash_trt.weights import BITS, Blocks, Span, Weights
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
-CHUNK, BUFFERS = 1 << 19, 12  # bytes per copy, and copies in flight
+CHUNK = 1 << 19  # bytes per copy
+BUFFERS = 12  # copies in flight
 WRITERS = 4  # threads: one alone is slower at handing data to the kernel
 FLUSH = 1 << 26  # bytes after which the disk starts writing
 WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory, plus one larger tensor
-
-Compute = Callable[[], npt.NDArray[np.generic]]
-Build = Callable[[], ir.Value]
-
-
-class DataFile:
-    """Tensors of a data file; `write` copies those stored in files and computes the others."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._tensors: list[tuple[str, int, int, Sequence[Span] | Compute]] = []
-
-    def add(self, name: str, size: int, source: Sequence[Span] | Compute) -> int:
-        """Add a tensor of `size` bytes; return its offset in the file."""
-        offset = self._size + -self._size % ALIGNMENT
-        self._tensors.append((name, offset, size, source))
-        self._size = offset + size
-        return offset
-
-    def write(self, file: Path, progress: Callable[[str], None]) -> Entry:
-        """Write the file; call `progress` with each name. Returns its manifest entry."""
-        kind, digest = digest_for(self._size)
-        with (
-            file.open("wb", buffering=0) as stream,
-            ThreadPoolExecutor(1) as hasher,  # in order
-            ThreadPoolExecutor(WRITERS) as writers,
-        ):
-            place, end, held = stream.fileno(), 0, 0
-            waiting: deque[tuple[int, Future[object], Future[None]]] = deque()
-            flushed = finished = 0
-            for chunk in chain(self._chunks(progress), [None]):
-                if chunk is not None:
-                    hashed = hasher.submit(digest.update, chunk)
-                    waiting.append((len(chunk), hashed, writers.submit(_write, place, chunk, end)))
-                    end, held = end + len(chunk), held + len(chunk)
-                while waiting and (chunk is None or len(waiting) >= BUFFERS or held > IN_FLIGHT):
-                    size, hashed, written = waiting.popleft()
-                    hashed.result()
-                    written.result()
-                    finished, held = finished + size, held - size
-                if finished - flushed >= FLUSH:
-                    # for its side effect: the disk begins to write without anyone waiting
-                    os.posix_fadvise(place, flushed, finished - flushed, os.POSIX_FADV_DONTNEED)
-                    flushed = finished
-            assert end == self._size
-        return {kind: digest.hexdigest(), "size": self._size}
-
-    def _chunks(self, progress: Callable[[str], None]) -> Iterator[memoryview]:
-        """Yield all bytes in order; a chunk is valid until `BUFFERS - 1` more are yielded."""
-        buffers, end = cycle([memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)]), 0
-        with ThreadPoolExecutor(WORKERS) as pool:
-            computed = self._compute_ahead(pool)
-            for name, offset, size, source in self._tensors:
-                if offset > end:
-                    yield memoryview(bytes(offset - end))
-                if callable(source):
-                    yield next(computed).data
-                else:
-                    for span in source:
-                        yield from span.read(buffers)
-                end = offset + size
-                progress(name)
-
-    def _compute_ahead(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.uint8]]:
-        waiting: deque[tuple[int, Future[npt.NDArray[np.uint8]]]] = deque()
-        for _, _, size, source in self._tensors:
-            if not callable(source):
-                continue
-            while waiting and (
-                len(waiting) >= 2 * WORKERS or size + sum(n for n, _ in waiting) > IN_FLIGHT
-            ):
-                yield waiting.popleft()[1].result()
-            waiting.append((size, pool.submit(_bytes, source)))
-        for _, future in waiting:
-            yield future.result()
-
-
-def _write(file: int, chunk: memoryview, at: int) -> None:
-    while chunk:  # one call writes less than 2 GiB
-        size = os.pwrite(file, chunk, at)
-        chunk, at = chunk[size:], at + size
-
-
-def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(compute()).reshape(-1).view(np.uint8)
-
-
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 HYBRID_OPSET = 27  # and LinearAttention
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
@@ -135,6 +49,119 @@ ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
 Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
+Compute = Callable[[], npt.NDArray[np.generic]]
+Build = Callable[[], ir.Value]
+
+
+class PlacedTensor(NamedTuple):
+    name: str
+    offset: int  # in the data file
+    size: int  # bytes
+    source: Sequence[Span] | Compute
+
+
+class Chunk(NamedTuple):
+    """A chunk that is being hashed and written."""
+
+    size: int
+    hashed: Future[object]
+    written: Future[None]
+
+
+class Computed(NamedTuple):
+    size: int
+    data: Future[npt.NDArray[np.uint8]]
+
+
+class DataFile:
+    """Tensors of a data file; `write` copies those stored in files and computes the others."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._tensors: list[PlacedTensor] = []
+
+    def add(self, name: str, size: int, source: Sequence[Span] | Compute) -> int:
+        """Add a tensor of `size` bytes; return its offset in the file."""
+        offset = self._size + -self._size % ALIGNMENT
+        self._tensors.append(PlacedTensor(name, offset, size, source))
+        self._size = offset + size
+        return offset
+
+    def write(self, file: Path, progress: Callable[[str], None]) -> Entry:
+        """Write the file; call `progress` with each name. Returns its manifest entry."""
+        kind, digest = digest_for(self._size)
+        with (
+            file.open("wb", buffering=0) as stream,
+            ThreadPoolExecutor(1) as hasher,  # in order
+            ThreadPoolExecutor(WRITERS) as writers,
+        ):
+            descriptor = stream.fileno()
+            waiting: deque[Chunk] = deque()
+            end = 0
+            finished = 0
+            flushed = 0
+            for data in chain(self._chunks(progress), [None]):
+                if data is not None:
+                    hashed = hasher.submit(digest.update, data)
+                    written = writers.submit(_write, descriptor, data, end)
+                    waiting.append(Chunk(len(data), hashed, written))
+                    end += len(data)
+                while waiting and (
+                    data is None or len(waiting) >= BUFFERS or end - finished > IN_FLIGHT
+                ):
+                    chunk = waiting.popleft()
+                    chunk.hashed.result()
+                    chunk.written.result()
+                    finished += chunk.size
+                if finished - flushed >= FLUSH:
+                    # for its side effect: the disk begins to write without anyone waiting
+                    size = finished - flushed
+                    os.posix_fadvise(descriptor, flushed, size, os.POSIX_FADV_DONTNEED)
+                    flushed = finished
+            assert end == self._size
+        return {kind: digest.hexdigest(), "size": self._size}
+
+    def _chunks(self, progress: Callable[[str], None]) -> Iterator[memoryview]:
+        """Yield all bytes in order; a chunk is valid until `BUFFERS - 1` more are yielded."""
+        buffers = cycle([memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)])
+        end = 0
+        with ThreadPoolExecutor(WORKERS) as pool:
+            computed = self._compute_ahead(pool)
+            for tensor in self._tensors:
+                if tensor.offset > end:
+                    yield memoryview(bytes(tensor.offset - end))
+                if callable(tensor.source):
+                    yield next(computed).data
+                else:
+                    for span in tensor.source:
+                        yield from span.read(buffers)
+                end = tensor.offset + tensor.size
+                progress(tensor.name)
+
+    def _compute_ahead(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.uint8]]:
+        waiting: deque[Computed] = deque()
+        for tensor in self._tensors:
+            if not callable(tensor.source):
+                continue
+            room = IN_FLIGHT - tensor.size
+            while waiting and (
+                len(waiting) >= 2 * WORKERS or sum(ahead.size for ahead in waiting) > room
+            ):
+                yield waiting.popleft().data.result()
+            waiting.append(Computed(tensor.size, pool.submit(_bytes, tensor.source)))
+        for ahead in waiting:
+            yield ahead.data.result()
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:  # one call writes less than 2 GiB
+        size = os.pwrite(file, data, offset)
+        data = data[size:]
+        offset += size
+
+
+def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(compute()).reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -164,7 +191,8 @@ class GraphBuilder:
         kind: Kind = "onnxruntime",
         storage: Storage = COPIED,
     ) -> None:
-        self.spec, self.weights = spec, weights
+        self.spec = spec
+        self.weights = weights
         self.kind = kind
         self.storage = storage
         self._data = DataFile()
@@ -186,7 +214,9 @@ class GraphBuilder:
     def output(
         self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str] | ir.Shape
     ) -> None:
-        value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
+        value.name = name
+        value.type = ir.TensorType(dtype)
+        value.shape = ir.Shape(shape)
         self.graph.outputs.append(value)
 
     def op(
@@ -216,7 +246,7 @@ class GraphBuilder:
         self._nodes = Tape(branch)
         branch.outputs.append(build())
         self._nodes = outer
-        values = (value for node in branch for value in node.outputs)
+        values = [value for node in branch for value in node.outputs]
         for i, value in enumerate(values):  # names are unique across branches
             value.name = f"{name}_{i}"
         return branch
@@ -281,10 +311,11 @@ class GraphBuilder:
         name = f"{'|'.join(names)}.fp8"
 
         def quantized(part: int) -> npt.NDArray[np.generic]:
-            pieces = (rows for name in names for rows in weights.pieces(name, ROWS))
-            return np.concatenate(
-                [quantize_to_fp8(rows.astype(np.float32))[part] for rows in pieces]
-            )
+            parts = []
+            for name in names:
+                for rows in weights.pieces(name, ROWS):
+                    parts.append(quantize_to_fp8(rows.astype(np.float32))[part])
+            return np.concatenate(parts)
 
         codes = self.lazy(name, (outputs, inputs), partial(quantized, 0), FP8)
         scales = self.lazy(f"{name}_scale", (outputs,), partial(quantized, 1))
@@ -295,18 +326,19 @@ class GraphBuilder:
     ) -> ir.Value:
         """Multiply `x` `[T, in]` by matrices `[out, in]`, in blocks of 32 inputs: `[T, outs]`.
 
-        Blocks of equal or fewer bits in the checkpoint are kept. Weights are stored transposed,
+        Blocks of equal or fewer bits in the checkpoint are copied. Weights are stored transposed,
         because ONNX Runtime multiplies quantized weights only in that form.
         """
-        shape, name = _joined_shape(weights, names), f"{'|'.join(names)}.{bits}_bit"
+        shape = _joined_shape(weights, names)
+        name = f"{'|'.join(names)}.{bits}_bit"
         formats = {name: weights.block_format(name) for name in names}
-        kept = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
+        copied = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
         has_offsets = "Q4_1" in formats.values() and bits == 4
-        has_zeros = len(kept) < len(names) if bits == 4 else "Q4_1" in formats.values()
+        has_zeros = len(copied) < len(names) if bits == 4 else "Q4_1" in formats.values()
 
         def pieces() -> Iterator[Blocks]:
             for name in names:
-                if name not in kept:
+                if name not in copied:
                     for rows in weights.pieces(name, ROWS):
                         yield quantize_rows(rows.astype(np.float32), bits)
                     continue
@@ -340,11 +372,12 @@ class GraphBuilder:
 
         Each row of `x` has a scale, so that no row depends on another, and so has each output.
         """
-        shape, name = _joined_shape(weights, names), f"{'|'.join(names)}.int8"
+        shape = _joined_shape(weights, names)
+        name = f"{'|'.join(names)}.int8"
 
         def pieces() -> Iterator[Blocks]:
-            for each in names:
-                for rows in weights.pieces(each, ROWS):
+            for name in names:
+                for rows in weights.pieces(name, ROWS):
                     yield quantize_to_7_bits(rows.astype(np.float32))
 
         parts = self._matrix_of(pieces, shape, 1, 2)
@@ -368,7 +401,8 @@ class GraphBuilder:
         parts: int,
     ) -> Callable[[], Matrix]:
         """Return what computes a matrix once for its parts, which workers ask for at once."""
-        lock, left = Lock(), list[Matrix]()  # one for each part that is still to come
+        lock = Lock()
+        left: list[Matrix] = []  # one for each part that is still to come
 
         def compute() -> Matrix:
             with lock:
@@ -379,9 +413,11 @@ class GraphBuilder:
         return compute
 
     def bias(self, *names: str) -> ir.Value:
-        shape = (sum(self.weights.shape(name)[0] for name in names),)
-        read = self._float32
-        return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))
+        def read() -> npt.NDArray[np.generic]:
+            return np.concatenate([self._float32(name) for name in names])
+
+        size = sum(self.weights.shape(name)[0] for name in names)
+        return self.lazy("|".join(names), (size,), read)
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
         """Write the graph; return the manifest's entry of its data, so that nobody reads it again.
@@ -389,12 +425,13 @@ class GraphBuilder:
         `progress` is called with each tensor's name.
         """
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="dflash-trt")
-        values = [v for graph in model.graphs() for v in graph.initializers.values()]
+        values = [value for graph in model.graphs() for value in graph.initializers.values()]
         for value in values:
             tensor = value.const_value
             assert tensor is not None
             if not isinstance(tensor, ir.ExternalTensor) and tensor.nbytes > INSIDE:
-                shape, name = tuple(tensor.shape.numpy()), tensor.name or ""
+                shape = tuple(tensor.shape.numpy())
+                name = tensor.name or ""
                 value.const_value = self._placed(name, shape, tensor.dtype, tensor.numpy)
         entry = self._data.write(directory / WEIGHTS_FILE, progress)
         ir.save(model, directory / "model.onnx")
@@ -418,11 +455,11 @@ class GraphBuilder:
         def read() -> npt.NDArray[np.generic]:
             return np.concatenate([weights.read(name) for name in names], dtype=dtype.numpy())
 
-        spans = [
-            Span(*place, _size(weights.shape(name), dtype))
-            for name in names
-            if (place := weights.place(name)) and DTYPES[weights.dtype(name)] == dtype
-        ]
+        spans = []
+        for name in names:
+            place = weights.place(name)
+            if place is not None and DTYPES[weights.dtype(name)] == dtype:
+                spans.append(Span(*place, _size(weights.shape(name), dtype)))
         source = spans if len(spans) == len(names) else read
         return self._tape.initializer(self._placed("|".join(names), shape, dtype, source))
 

@@ -24,6 +24,15 @@ NORM_EPSILON = 1e-6  # of the norms of queries and keys (transformers `l2norm`)
 END = 2**62  # of a slice
 
 
+class Inputs(NamedTuple):
+    """What a layer projects, for each token."""
+
+    mixed: ir.Value  # queries, keys and values side by side
+    z: ir.Value  # gate of the output
+    beta: ir.Value
+    alpha: ir.Value  # of the decay
+
+
 class Tokens(NamedTuple):
     """What the recurrence reads of tokens; S of them in each of n sequences."""
 
@@ -49,7 +58,8 @@ def open_rollback(g: GraphBuilder, tokens: ir.Value) -> Rollback:
     """Declare the inputs known int64 `[1]` and accepted int64 `[n]`, see `Rollback`."""
     known = g.input("known", ir.DataType.INT64, (1,))
     accepted = g.input("accepted", ir.DataType.INT64, ("n",))
-    zero, one = (g.constant(f"scalar_{i}", np.array(i, np.int64)) for i in (0, 1))
+    zero = g.constant("scalar_0", np.array(0, np.int64))
+    one = g.constant("scalar_1", np.array(1, np.int64))
     accepted = g.op("Unsqueeze", accepted, g.ints(1))
     replayed = g.op("ReduceMax", accepted, g.ints(0), keepdims=0)
     folded = g.op("Add", replayed, known)
@@ -75,43 +85,41 @@ def delta_net_block(
     g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions, rollback: Rollback
 ) -> ir.Value:
     """Build a Gated DeltaNet with residual; `hidden` is `[n * S, hidden_size]`."""
-    net, prefix = layer.spec.delta_net, f"{layer.prefix}linear_attn"
+    net = layer.spec.delta_net
+    prefix = f"{layer.prefix}linear_attn"
     assert net is not None
     x = rms_norm(g, hidden, f"{layer.prefix}input_layernorm")
-    mixed, z, beta, alpha = (_project_grouped if net.grouped else _project)(g, net, prefix, x)
-    mixed = _convolve(g, layer, net, at.by_sequence(g, mixed, at.queries, net.channels), rollback)
+    project = _project_grouped if net.grouped else _project
+    inputs = project(g, net, prefix, x)
+    mixed = at.by_sequence(g, inputs.mixed, at.queries, net.channels)
+    mixed = _convolve(g, layer, net, mixed, rollback)
     queries, keys, values = g.split(mixed, (net.keys, net.keys, net.values), axis=2)
-    tokens = Tokens(
-        keys=_unit_norm(g, net, keys),
-        values=values,
-        decays=_decays(g, prefix, at.by_sequence(g, alpha, at.queries, net.num_value_heads)),
-        betas=g.op("Sigmoid", at.by_sequence(g, beta, at.queries, net.num_value_heads)),
-    )
+    keys = _unit_norm(g, net, keys)
+    alpha = at.by_sequence(g, inputs.alpha, at.queries, net.num_value_heads)
+    decays = _decays(g, prefix, alpha)
+    beta = at.by_sequence(g, inputs.beta, at.queries, net.num_value_heads)
+    tokens = Tokens(keys, values, decays, betas=g.op("Sigmoid", beta))
     out = _recur(g, layer, net, _unit_norm(g, net, queries), tokens, rollback)
     out = g.op("Reshape", out, g.ints(0, 0, net.num_value_heads, net.value_dim))
     scale = g.vector(f"{prefix}.norm.weight")
     out = g.op("RMSNormalization", out, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
     out = g.op("Reshape", out, g.ints(-1, net.values))
-    out = g.op("Mul", out, _silu(g, z))
+    out = g.op("Mul", out, _silu(g, inputs.z))
     return g.op("Add", hidden, linear(g, out, f"{prefix}.out_proj", bias=False))
 
 
-def _project(
-    g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value
-) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
-    """Return queries, keys and values side by side, z, and the inputs of beta and decay."""
+def _project(g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value) -> Inputs:
+    """Project rows `[T, hidden_size]`, as Qwen3.5 does."""
     heads = net.num_value_heads
     wide = linear(g, x, f"{prefix}.in_proj_qkv", f"{prefix}.in_proj_z", bias=False)
     mixed, z = g.split(wide, (net.channels, net.values), axis=1)
     # exact: few columns, which decide how long the state remembers
     gates = linear(g, x, f"{prefix}.in_proj_b", f"{prefix}.in_proj_a", bias=False, exact=True)
     beta, alpha = g.split(gates, (heads, heads), axis=1)
-    return mixed, z, beta, alpha
+    return Inputs(mixed, z, beta, alpha)
 
 
-def _project_grouped(
-    g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value
-) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+def _project_grouped(g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value) -> Inputs:
     """Do the same for Qwen3-Next, whose projections have all of a key head side by side."""
     shared = net.num_value_heads // net.num_key_heads
     value = shared * net.value_dim
@@ -128,7 +136,7 @@ def _project_grouped(
     *mixed, z = by_kind(wide, net.key_dim, net.key_dim, value, value)
     gates = linear(g, x, f"{prefix}.in_proj_ba", bias=False, exact=True)
     beta, alpha = by_kind(gates, shared, shared)
-    return g.op("Concat", *mixed, axis=1), z, beta, alpha
+    return Inputs(g.op("Concat", *mixed, axis=1), z, beta, alpha)
 
 
 def _convolve(
@@ -138,7 +146,8 @@ def _convolve(
 
     Written out: ONNX Runtime's `CausalConvWithState` has another kernel for one token.
     """
-    cache, name = layer.caches["inputs"], f"{layer.prefix}linear_attn.conv1d.weight"
+    cache = layer.caches["inputs"]
+    name = f"{layer.prefix}linear_attn.conv1d.weight"
     before = g.op("GatherND", cache, rollback.window, batch_dims=1)
     x = g.op("Concat", before, x, axis=1)
     last_inputs = g.op("Slice", x, rollback.known, g.ints(END), g.ints(1))
@@ -193,7 +202,8 @@ def _recur(
     rollback: Rollback,
 ) -> ir.Value:
     """Build both runs over the state; queries `[n, S, keys]`; returns `[n, S, values]`."""
-    drafts_before, after = layer.caches["drafts"], g.ints(END)
+    drafts_before = layer.caches["drafts"]
+    after = g.ints(END)
     last = g.op("Slice", drafts_before, g.ints(0), rollback.replayed, g.ints(1))
     both = g.op("Concat", last, g.op("Concat", *tokens, axis=2), axis=1)
     # of `both`, so that the last drafts are read before they are overwritten
@@ -224,7 +234,7 @@ def _recur(
 
 
 def _tokens(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> Tokens:
-    """Take tokens apart that are kept side by side."""
+    """Take tokens apart that are stored side by side."""
     heads = net.num_value_heads
     return Tokens(*g.split(x, (net.keys, net.values, heads, heads), axis=2))
 
@@ -233,7 +243,8 @@ def _attend(
     g: GraphBuilder, net: DeltaNet, queries: ir.Value, tokens: Tokens, state: ir.Value
 ) -> Sequence[ir.Value]:
     """Return what tokens read, `[n, S, values]`, and the state after them."""
-    queries, keys = (_repeat(g, net, x) for x in (queries, tokens.keys))
+    queries = _repeat(g, net, queries)
+    keys = _repeat(g, net, tokens.keys)
     return g.ops(
         "LinearAttention",
         queries,

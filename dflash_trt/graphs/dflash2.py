@@ -7,6 +7,8 @@ from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Best, Layer, linear
 from dflash_trt.graphs.positions import Positions
 
+PREFIX = "candidate_selector."
+
 
 def convolve_before(
     g: GraphBuilder, layer: Layer, name: str, x: ir.Value, at: Positions
@@ -20,7 +22,8 @@ def convolve_before(
     name = f"{layer.prefix}{name}"
     if convolution is None or _changes_nothing(g, convolution, name):
         return x, None
-    size, group = convolution.kernel_size, convolution.group_size
+    size = convolution.kernel_size
+    group = convolution.group_size
     # a kernel per channel, plus a token-dependent one per group of channels
     dynamic = linear(g, x, f"{name}.kernel_projection", bias=False)
     dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
@@ -33,9 +36,8 @@ def _changes_nothing(g: GraphBuilder, convolution: Convolution, name: str) -> bo
     """Whether each token is multiplied by 1, as in a drafter that was trained without them."""
     if convolution.kernel_size > 1:
         return False
-    base, dynamic = (
-        g.weights.read(f"{name}.{part}") for part in ("base_kernel", "kernel_projection.weight")
-    )
+    base = g.weights.read(f"{name}.base_kernel")
+    dynamic = g.weights.read(f"{name}.kernel_projection.weight")
     return bool((base == 1).all() and not dynamic.any())
 
 
@@ -61,16 +63,14 @@ def _convolve(
     if last:
         padded = g.op("Pad", shifted[0], g.ints(0, last, 0, 0, 0, 0))
         for offset in range(1, last + 1):
-            bounds = g.ints(last - offset), g.ints(-offset), g.ints(1)
-            shifted.append(g.op("Slice", padded, *bounds))
+            start = g.ints(last - offset)
+            end = g.ints(-offset)
+            shifted.append(g.op("Slice", padded, start, end, g.ints(1)))
     wide = g.op("Concat", *shifted, axis=2)
     grouped = g.ints(0, 0, last + 1, -1, convolution.group_size)
     weighed = g.op("Mul", g.op("Reshape", wide, grouped), kernel)
     out = g.op("ReduceSum", weighed, g.ints(2), keepdims=0)
     return g.op("Reshape", out, g.op("Shape", x))
-
-
-PREFIX = "candidate_selector."
 
 
 def pair_scores(g: GraphBuilder, selector: Selector, block: ir.Value, best: Best) -> None:
@@ -80,7 +80,8 @@ def pair_scores(g: GraphBuilder, selector: Selector, block: ir.Value, best: Best
     `[r, i, j]` is the score of candidate j after candidate i; at a block's first mask the anchor
     precedes, whatever i. The host chooses a path, because it may sample.
     """
-    k, ids = selector.top_k, best.ids
+    k = selector.top_k
+    ids = best.ids
     anchor = g.op("Slice", block, g.ints(0), g.ints(1), g.ints(1))
     anchor = g.op("Expand", g.op("Unsqueeze", anchor, g.ints(2)), g.ints(1, 1, k))
     n = g.op("Shape", block, start=0, end=1)

@@ -6,10 +6,9 @@ from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, draft_token_ids
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.dflash2 import pair_scores
-from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
+from dflash_trt.graphs.layers import Table, embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.weights import Weights
 
 CANDIDATES = 16  # best tokens of a draft; fewer would change speed, never texts
 
@@ -52,10 +51,11 @@ def drafter_graph(
     context = g.op("Reshape", features, g.ints(-1, width))
     context = linear(g, context, "fc", bias=False, exact=True)
     context = rms_norm(g, context, "hidden_norm")
-    each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
-    context = g.op("Reshape", context, each)
-    embedding, table = _tables(g, spec, target)
-    hidden = embed(g, embedding, block)  # with the drafter's own scale (z-lab)
+    shape = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
+    context = g.op("Reshape", context, shape)
+    embedding, output = _tables(g, spec, target)
+    table = g.matrix(embedding.name, embedding.weights)
+    hidden = embed(g, table, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, index, cache_len)
         hidden = attention_block(g, layer, hidden, context, at)
@@ -63,20 +63,20 @@ def drafter_graph(
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(g.weights, spec))
-    best = head(g, hidden, table, head_rows, candidates_per_draft(spec), token_ids)
+    best = head(g, hidden, output, head_rows, candidates_per_draft(spec), token_ids)
     if spec.selector is not None:
         pair_scores(g, spec.selector, block, best)
     return g
 
 
-def _tables(
-    g: GraphBuilder, spec: DrafterSpec, target: Target
-) -> tuple[ir.Value, tuple[Weights, str]]:
-    """Return the embedding `[vocab, hidden_size]` and the head's tensor, own or the target's."""
-    embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
-    table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
+def _tables(g: GraphBuilder, spec: DrafterSpec, target: Target) -> tuple[Table, Table]:
+    """Return the tables of embedding and head, the drafter's or the target's."""
+    embedding = Table(target.weights, f"{target.spec.prefix}embed_tokens.weight")
+    output = embedding
+    if not target.spec.tie_word_embeddings:
+        output = Table(target.weights, "lm_head.weight")
     if "embed_tokens" in spec.own_tables:
-        embedding = (g.weights, "embed_tokens.weight")
+        embedding = Table(g.weights, "embed_tokens.weight")
     if "lm_head" in spec.own_tables:
-        table = (g.weights, "lm_head.weight")
-    return g.matrix(embedding[1], embedding[0]), table
+        output = Table(g.weights, "lm_head.weight")
+    return embedding, output

@@ -26,6 +26,13 @@ class Layer:
         g.output(value, f"new_{name}_{self.index}", ir.DataType.FLOAT, shape)
 
 
+class Table(NamedTuple):
+    """A tensor `[vocab, hidden_size]`, the drafter's or its target's."""
+
+    weights: Weights
+    name: str
+
+
 class Best(NamedTuple):
     hidden: ir.Value  # `[r, hidden_size]`, normed
     ids: ir.Value  # int64 `[r, best]`: tokens of the largest logits
@@ -65,22 +72,22 @@ def rms_norm(g: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
 def head(
     g: GraphBuilder,
     hidden: ir.Value,
-    table: tuple[Weights, str],
+    table: Table,
     rows: ir.Value,
     best: int,
     token_ids: ir.Value | None = None,
 ) -> Best:
     """Build the final norm and output head for `r` hidden states; declares the outputs.
 
-    hidden `[T, hidden_size]`; table: a tensor `[vocab, hidden_size]`; rows int64 `[r]`, hidden
-    states that get logits; token_ids int64 `[vocab]`, if the table's rows are not the tokens in
-    order. Outputs: logits float32 `[r, vocab]`, and each row's `best` largest in descending order
-    as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
+    hidden `[T, hidden_size]`; rows int64 `[r]`, hidden states that get logits; token_ids int64
+    `[vocab]`, if the table's rows are not the tokens in order. Outputs: logits float32 `[r,
+    vocab]`, and each row's `best` largest in descending order as top_ids int64 (tokens) and
+    top_logits float32 `[r, best]`.
     """
     x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
     # int8 even if other layers are int4: on the demo pair int8 here adds nothing to their error
     # (5.3 % rms), int4 a seventh of it
-    logits = _product(g, table[0], x, table[1:], 8 if g.storage.bits else None)
+    logits = _product(g, table.weights, x, [table.name], 8 if g.storage.bits else None)
     if g.spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
@@ -102,12 +109,15 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False) -> ir.Value:
     """Build linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized."""
-    biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
+    biases = []
+    if bias:
+        biases.append(g.bias(*[f"{name}.bias" for name in names]))
     matrices = [f"{name}.weight" for name in names]
-    if g.storage.fp8 and not exact:
+    if exact:
+        return _product(g, g.weights, x, matrices, None, biases)
+    if g.storage.fp8:
         return g.op("Gemm", x, g.fp8_rows(g.weights, matrices), *biases, transB=1)
-    bits = None if exact else g.storage.bits
-    return _product(g, g.weights, x, matrices, bits, biases)
+    return _product(g, g.weights, x, matrices, g.storage.bits, biases)
 
 
 def _product(

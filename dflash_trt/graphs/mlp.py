@@ -28,13 +28,14 @@ class Routed(NamedTuple):
 
 def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:
     biased = experts.clamped is not None
-    router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
+    name = "router" if biased else "gate"
+    router = f"{layer.prefix}mlp.{name}"
     shared_gate: ir.Value | None = None
     if experts.shared is None:
         scores = linear(g, x, router, bias=biased, exact=True)
     else:  # one product: kernels for a single column are others
-        names = router, f"{layer.prefix}mlp.shared_expert_gate"
-        gates = linear(g, x, *names, bias=False, exact=True)
+        gate = f"{layer.prefix}mlp.shared_expert_gate"
+        gates = linear(g, x, router, gate, bias=False, exact=True)
         scores, shared_gate = g.split(gates, (experts.count, 1), axis=1)
     if not experts.normalized:
         scores = g.op("Softmax", scores, axis=-1)
@@ -123,8 +124,9 @@ def _multiply_each(
 ) -> list[ir.Value]:
     names = [_tensor_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
-        ((name,), *_) = names
-        shape, dtype = g.weights.shape(name)[1:], DTYPES[g.weights.dtype(name)]
+        [name] = names[0]  # of all experts
+        shape = g.weights.shape(name)[1:]
+        dtype = DTYPES[g.weights.dtype(name)]
         outs = []
         for i, x in enumerate(pieces):
             read = partial(_read_separated, g.weights, name, i)
@@ -134,18 +136,22 @@ def _multiply_each(
     if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: results must not depend on how many tokens share an expert, see `Engine._bind`
         return [
-            linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
+            linear(g, x, *layers, bias=False, exact=True)
+            for x, layers in zip(pieces, names, strict=True)
         ]
     # one Cast for all: thousands of them slow down loading
-    stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
+    stack = g.rows(g.weights, [f"{name}.weight" for layers in names for name in layers])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
     """Return all experts' matrices, `[E, in, out]`: of kind pytorch in the checkpoint's dtype."""
-    hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
-    shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
+    hidden = g.spec.hidden_size
+    wide = layer.spec.intermediate_size
+    shape = (experts.count, wide, hidden)
+    if half == "gate_up":
+        shape = (experts.count, hidden, 2 * wide)
     first = _tensor_names(layer, experts, half, 0)[0]
     stored = first if experts.clamped is not None else f"{first}.weight"
     dtype = DTYPES[g.weights.dtype(stored)] if g.kind == "pytorch" else ir.DataType.FLOAT
@@ -183,12 +189,12 @@ def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
 
 def _read_separated(weights: Weights, name: str, index: int | None) -> Array:
     """Read gpt-oss' tensor of one expert or all, with interleaved gate and up separated."""
-    found = weights.read(name, index)
+    tensor = weights.read(name, index)
     if "gate_up" not in name:
-        return found
-    bits = found.view(f"u{found.itemsize}")  # numpy is slow with dtypes of extensions
+        return tensor
+    bits = tensor.view(f"u{tensor.itemsize}")  # numpy is slow with dtypes of extensions
     bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
-    return bits.view(found.dtype)
+    return bits.view(tensor.dtype)
 
 
 def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) -> ir.Value:
@@ -197,7 +203,8 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
     norm = "pre_feedforward" if g.spec.sandwich_norms else "post_attention"
     x = rms_norm(g, hidden, f"{layer.prefix}{norm}_layernorm")
     x, kernel = convolve_before(g, layer, "mlp_conv", x, at)
-    if (experts := layer.spec.experts) is not None:
+    experts = layer.spec.experts
+    if experts is not None:
         # on a GPU no shape depends on data: there all experts compute all tokens
         mixture = _chosen_experts if g.kind == "onnxruntime" else _all_experts
         routed = _route(g, layer, experts, x)

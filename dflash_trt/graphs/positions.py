@@ -17,10 +17,9 @@ Floats = npt.NDArray[np.float32]
 def rope_tables(g: GraphBuilder, rope: Rope, length: int, name: str) -> tuple[ir.Value, ir.Value]:
     """Return cosines and sines, float32 `[length, dim / 2]`; equal layers share them."""
     angles = np.outer(np.arange(length, dtype=np.float32), inverse_frequencies(rope))
-    cos, sin = (
-        table * np.float32(rope.attention_factor) for table in (np.cos(angles), np.sin(angles))
-    )
-    return g.constant(f"{name}_cos", cos), g.constant(f"{name}_sin", sin)
+    factor = np.float32(rope.attention_factor)
+    cosines = g.constant(f"{name}_cos", np.cos(angles) * factor)
+    return cosines, g.constant(f"{name}_sin", np.sin(angles) * factor)
 
 
 def inverse_frequencies(rope: Rope) -> Floats:
@@ -30,30 +29,31 @@ def inverse_frequencies(rope: Rope) -> Floats:
     wavelengths = np.float32(rope.theta) ** exponents  # over 2 pi
     values = rope.parameters
     if rope.kind == "linear":
-        found = 1 / wavelengths / np.float32(values["factor"])
+        frequencies = 1 / wavelengths / np.float32(values["factor"])
     elif rope.kind == "llama3":
-        found = _llama3(1 / wavelengths, values)
+        frequencies = _llama3(1 / wavelengths, values)
     elif rope.kind == "longrope":
         # long_factor is for texts beyond the original length, which the spec refuses
-        found = 1 / (np.array(values["short_factor"], np.float32) * wavelengths)
+        frequencies = 1 / (np.array(values["short_factor"], np.float32) * wavelengths)
     elif rope.kind == "proportional":
         rotated = int(values["partial_rotary_factor"] * rope.dim // 2)
-        found = 1 / wavelengths / np.float32(values["factor"])
-        found[rotated:] = 0
+        frequencies = 1 / wavelengths / np.float32(values["factor"])
+        frequencies[rotated:] = 0
     elif rope.kind == "yarn":
-        found = _yarn(wavelengths, rope)
+        frequencies = _yarn(wavelengths, rope)
     else:
-        found = 1 / wavelengths
-    return found.astype(np.float32)
+        frequencies = 1 / wavelengths
+    return frequencies.astype(np.float32)
 
 
 def _llama3(plain: Floats, values: dict[str, Any]) -> Floats:
     """Stretch long wavelengths, keep short ones, and blend between the two bounds."""
-    factor, low, high = (values[f] for f in ("factor", "low_freq_factor", "high_freq_factor"))
+    low = values["low_freq_factor"]
+    high = values["high_freq_factor"]
     turns = values["original_max_position_embeddings"] * plain / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    found: Floats = (1 - kept) * plain / factor + kept * plain
-    return found
+    share = np.clip((turns - low) / (high - low), 0, 1)  # of the plain frequency
+    frequencies: Floats = (1 - share) * plain / values["factor"] + share * plain
+    return frequencies
 
 
 def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
@@ -64,15 +64,19 @@ def _yarn(wavelengths: Floats, rope: Rope) -> Floats:
         longest = values["original_max_position_embeddings"] / (turns * 2 * math.pi)
         return rope.dim * math.log(longest) / (2 * math.log(rope.theta))
 
-    low, high = dimension_with(values["beta_fast"]), dimension_with(values["beta_slow"])
+    low = dimension_with(values["beta_fast"])
+    high = dimension_with(values["beta_slow"])
     if values["truncate"]:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, rope.dim - 1)
     if low == high:
         high += 0.001
     stretched = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    found: Floats = stretched / (values["factor"] * wavelengths) + (1 - stretched) / wavelengths
-    return found
+    slow = stretched / (values["factor"] * wavelengths)
+    frequencies: Floats = slow + (1 - stretched) / wavelengths
+    return frequencies
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,8 @@ class Positions:
         """Return positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
         if "rows" in self._shared:
             return self._shared["rows"]
-        zero, one = (g.constant(f"number_{i}", np.array(i, np.int64)) for i in (0, 1))
+        zero = g.constant("number_0", np.array(0, np.int64))
+        one = g.constant("number_1", np.array(1, np.int64))
         rows = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
         rows = g.op("Unsqueeze", rows, g.ints(0))
         if self.context_len is not None:

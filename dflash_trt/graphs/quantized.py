@@ -27,16 +27,22 @@ class Matrix(NamedTuple):
 
 def join_transposed(pieces: Iterable[Blocks], shape: tuple[int, int], blocks: int) -> Matrix:
     """Transpose rows of a matrix `[out, in]`, given in order; `shape` is `[in, out]`."""
-    small, column = (blocks, shape[1]), 0
-    scales, offsets = np.zeros((2, *small), np.float32)
-    found = Matrix(np.empty(shape, np.int8), scales, offsets, np.zeros(small, np.int8))
+    small = (blocks, shape[1])
+    matrix = Matrix(
+        codes=np.empty(shape, np.int8),
+        scales=np.zeros(small, np.float32),
+        offsets=np.zeros(small, np.float32),
+        zeros=np.zeros(small, np.int8),
+    )
+    first = 0
     for piece in pieces:
-        columns = slice(column, column := column + len(piece.codes))
-        parts: Iterable[tuple[Array, Array | None]] = zip(found, piece, strict=True)
+        last = first + len(piece.codes)
+        parts: Iterable[tuple[Array, Array | None]] = zip(matrix, piece, strict=True)
         for whole, part in parts:
             if part is not None:
-                whole[:, columns] = part.reshape(len(part), -1).T
-    return found
+                whole[:, first:last] = part.reshape(len(part), -1).T
+        first = last
+    return matrix
 
 
 def pack_int4(integers: Array) -> Array:
@@ -72,7 +78,8 @@ def quantize_to_7_bits(rows: Floats) -> Blocks:
 
 def _quantize_to_8_bits(blocks: Floats) -> Blocks:
     """Quantize to 8 bits, with scales that use the extra integer below 0."""
-    high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
+    high = blocks.max(-1, keepdims=True)
+    low = blocks.min(-1, keepdims=True)
     scale = np.maximum(high / 127, low / -128)
     scale = np.where(scale > 0, scale, 1)
     return Blocks(np.rint(blocks / scale).clip(-128, 127).astype(np.int8), scale)
@@ -82,8 +89,9 @@ def _quantize_to_4_bits(blocks: Floats) -> Blocks:
     """Quantize to 4 bits by the range with the smallest squared error, and its best scale."""
     high = blocks.max(-1, keepdims=True).clip(0)
     low = blocks.min(-1, keepdims=True).clip(None, 0)
-    least = np.full_like(high, np.inf)
-    codes, scales = np.zeros(blocks.shape, np.int8), np.ones_like(high)
+    smallest = np.full_like(high, np.inf)
+    codes = np.zeros(blocks.shape, np.int8)
+    scales = np.ones_like(high)
     zero_points = np.zeros(high.shape, np.int8)
     for share in SHRUNK:
         scale = (high - low) * np.float32(share / 15)
@@ -94,11 +102,11 @@ def _quantize_to_4_bits(blocks: Floats) -> Blocks:
         fitted = (blocks * counts).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
         scale = np.where(fitted > 0, fitted, scale)
         error = np.square(blocks - counts * scale).sum(-1, keepdims=True)
-        better = error < least
+        better = error < smallest
         np.copyto(codes, (counts + zeros).astype(np.int8), where=better)
         np.copyto(scales, scale, where=better)
         np.copyto(zero_points, zeros.astype(np.int8), where=better)
-        least = np.minimum(error, least)
+        smallest = np.minimum(error, smallest)
     return Blocks(codes, scales, None, zero_points)
 
 
@@ -111,12 +119,14 @@ def widen_to_8_bits(blocks: Blocks) -> Blocks:
     """
     assert blocks.offsets is not None
     lowest = blocks.offsets / blocks.scales - 8  # of code -8, in steps
-    cuts, least = np.zeros_like(lowest), np.full_like(lowest, np.inf)
+    cuts = np.zeros_like(lowest)
+    smallest = np.full_like(lowest, np.inf)
     for cut in range(17, 0, -1):
         first = np.rint(lowest * cut)
         span = (first + 15 * cut).clip(0) - first.clip(None, 0)
         error = np.where(span <= 255, np.abs(first / cut - lowest), np.inf)
-        cuts, least = np.where(error < least, cut, cuts), np.minimum(error, least)
+        cuts = np.where(error < smallest, cut, cuts)
+        smallest = np.minimum(error, smallest)
     fits = cuts > 0
     cuts = np.where(fits, cuts, 1)
     first = np.rint(np.where(fits, lowest, 0) * cuts)

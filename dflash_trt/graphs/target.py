@@ -8,7 +8,7 @@ from dflash_trt.checkpoints import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.delta_net import delta_net_block, open_rollback
-from dflash_trt.graphs.layers import embed, head, open_layer
+from dflash_trt.graphs.layers import Table, embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 
@@ -59,7 +59,7 @@ def target_graph(
             hidden = g.op("Mul", hidden, g.vector(f"{layer.prefix}layer_scalar"))
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else "lm_head.weight"
-    head(g, hidden, (g.weights, table), head_rows, best=1)
+    head(g, hidden, Table(g.weights, table), head_rows, best=1)
     if not taps:
         return g
     width = len(taps) * spec.hidden_size

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_trt.hardware import Machine
-from dflash_trt.planning.model_size import ModelSize
+from dflash_trt.planning.model_size import Layer, ModelSize
 from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, fastest
 
 OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
@@ -77,8 +77,12 @@ class Deployment:
         return max(int(count), 0) * (layout.gpus if layout.attention_dp else 1)
 
     def _arena_bytes(self, layout: Layout) -> int:
-        memory, weights = self.machine.gpu.memory_bytes, self.target_bytes(layout)
-        return arena_budget(memory, weights, self.pool_fraction, pool_first=self.pool_first)
+        return arena_budget(
+            self.machine.gpu.memory_bytes,
+            self.target_bytes(layout),
+            self.pool_fraction,
+            pool_first=self.pool_first,
+        )
 
     def memory(self, contexts: Sequence[int], longest: int) -> Iterator[dict[str, Any]]:
         """Yield each layout, with bytes on one GPU and sequences of the whole machine by length.
@@ -89,8 +93,9 @@ class Deployment:
             if layout.experts_parallel and not layout.attention_dp:
                 continue  # it weighs the same without
             instances = self.gpus // layout.gpus
-            windowless = sum(n * x.cached for x, n in self.target.kinds.items() if not x.window)
-            heads = min((x.kv_heads for x in self.target.kinds if x.cached), default=1)
+            kinds = self.target.kinds
+            windowless = sum(n * layer.cached for layer, n in kinds.items() if not layer.window)
+            heads = min((layer.kv_heads for layer in kinds if layer.cached), default=1)
             yield {
                 "layout": str(layout),
                 "gpus": layout.gpus,
@@ -117,41 +122,45 @@ class Deployment:
         room = {layout: self.fit(layout, context, longest) for layout in self.layouts()}
         concurrency = 1
         while concurrency <= MAX_CONCURRENCY:
-            found = []
+            rounds = {}
             for layout, sequences in room.items():
                 rows = -(-concurrency * layout.gpus // self.gpus)  # of the fullest instance
                 if rows <= sequences:
                     runtime = Runtime(self.machine.gpu, layout, constants, kv_bytes=self.kv_bytes)
-                    choice, step = fastest(self.target, method, runtime, rows, context)
-                    found.append((choice.acceptance / step.seconds, layout, choice, step))
-            if not found:
+                    rounds[layout] = fastest(self.target, method, runtime, rows, context)
+            if not rounds:
                 return
-            rate, layout, choice, step = max(found, key=lambda one: one[0])
+            layout, best = max(rounds.items(), key=lambda item: item[1].rate)
             yield {
-                "method": choice.name,
+                "method": best.method.name,
                 "concurrency": concurrency,
                 "layout": str(layout),
-                "draft_tokens": choice.draft_tokens,
-                "acceptance": round(choice.acceptance, 3),
-                "tokens_per_user": round(rate, 1),
-                "tokens_per_gpu": round(rate * concurrency / self.gpus, 1),
-                "round": asdict(step),
+                "draft_tokens": best.method.draft_tokens,
+                "acceptance": round(best.method.acceptance, 3),
+                "tokens_per_user": round(best.rate, 1),
+                "tokens_per_gpu": round(best.rate * concurrency / self.gpus, 1),
+                "round": asdict(best.step),
             }
             concurrency *= 2
 
 
 def bytes_per_gpu(model: ModelSize, layout: Layout) -> float:
     # attention-DP replicates everything but the experts
-    experts = sum(x.experts * x.expert * x.expert_format.bytes for x in model.layers)
+    experts = sum(
+        layer.experts * layer.expert * layer.expert_format.bytes for layer in model.layers
+    )
     return (model.weight_bytes - experts) / layout.split + experts / layout.gpus
 
 
 def cache_bytes(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
     """Return the bytes per GPU of a sequence; size: bytes of a number."""
+
+    def layer_bytes(layer: Layer) -> float:
+        in_window = min(tokens, layer.window or tokens)
+        return layer.cached * in_window * size + layer.state * STATE_BYTES
+
     return sum(
-        count
-        * (layer.cached * min(tokens, layer.window or tokens) * size + layer.state * STATE_BYTES)
-        / min(layout.split, layer.kv_heads)
+        count * layer_bytes(layer) / min(layout.split, layer.kv_heads)
         for layer, count in model.kinds.items()
     )
 

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from dflash_trt.errors import CheckpointError
 
 MAX_LAYERS = 1024  # ten times that of any published model
+# as `engines.most_verified`: a round verifies at most 16 tokens of a sequence, unless its drafter's
+# blocks are longer
+MOST_DRAFTS = 15
 Values = Mapping[str, Any]  # flat config.json (checkpoints.model.flat)
 
 
@@ -67,8 +70,10 @@ class Layer:
     @property
     def state(self) -> int:
         """Numbers of 16 bits per sequence of any length: a float32 counts as two."""
-        kept = self.recurrent
-        return 2 * kept.matrices + kept.window * kept.channels if kept else 0
+        recurrent = self.recurrent
+        if recurrent is None:
+            return 0
+        return 2 * recurrent.matrices + recurrent.window * recurrent.channels
 
     def parameters_by_format(self) -> list[tuple[int, Format]]:
         return [
@@ -109,7 +114,8 @@ class ModelSize:
 
 def target_size(values: Values) -> ModelSize:
     """Return the target's size; CheckpointError if the config lacks basic sizes."""
-    return _Reader(values, "target").size(tables=1 if values.get("tie_word_embeddings") else 2)
+    tables = 1 if values.get("tie_word_embeddings") else 2
+    return _Reader(values, "target").size(tables=tables)
 
 
 def drafter_size(values: Values, target: ModelSize) -> ModelSize:
@@ -118,7 +124,8 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
     taps = config.entries("target_layer_ids") or config.entries("aux_hidden_state_layer_ids")
     hidden = config.required("hidden_size")
     other = hidden * (len(taps) or 5) * target.hidden
-    if group := config.number("conv_group_size"):  # DFlash 2: two convolutions a layer, pair scores
+    group = config.number("conv_group_size")
+    if group:  # DFlash 2: two convolutions a layer, pair scores
         kernel = config.number("conv_kernel_size", 2)
         layers = config.required("num_hidden_layers")
         other += layers * 2 * 2 * kernel * (hidden // group) * hidden
@@ -126,19 +133,14 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
     return config.size(tables=0, other=other)
 
 
-# as `engines.most_verified`: a round verifies at most 16 tokens of a sequence, unless its drafter's
-# blocks are longer
-MOST_DRAFTS = 15
-
-
 def state_bytes(model: ModelSize) -> dict[str, int] | None:
     """Return what a hybrid's states take in our engines: `slot` of a sequence, `kept` after it."""
-    layers = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
-    if not layers:
+    states = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
+    if not states:
         return None
     return {
-        "slot": sum(layer.bytes_in_slot(MOST_DRAFTS) for layer in layers),
-        "kept": sum(layer.bytes_in_slot(0) for layer in layers),
+        "slot": sum(state.bytes_in_slot(MOST_DRAFTS) for state in states),
+        "kept": sum(state.bytes_in_slot(0) for state in states),
     }
 
 
@@ -150,7 +152,8 @@ def section(values: Values, name: str) -> dict[str, Any]:
 
 class _Reader:
     def __init__(self, values: Values, role: str) -> None:
-        self.values, self.role = values, role
+        self.values = values
+        self.role = role
 
     def number(self, name: str, default: int = 0) -> int:
         """Return a size; `default` if missing or invalid."""
@@ -158,12 +161,13 @@ class _Reader:
         return value if type(value) is int and 0 < value < 1 << 40 else default
 
     def required(self, name: str) -> int:
-        if found := self.number(name):
-            return found
-        raise CheckpointError(
-            f"the config.json of the {self.role} states no {name}",
-            "Take the one that came with it",
-        )
+        value = self.number(name)
+        if not value:
+            raise CheckpointError(
+                f"the config.json of the {self.role} states no {name}",
+                "Take the one that came with it",
+            )
+        return value
 
     def entries(self, name: str) -> list[Any]:
         value = self.values.get(name)
@@ -183,14 +187,12 @@ class _Reader:
         )
 
     def _layer(self, index: int) -> Layer:
-        kind, module, config = self._layer_type(index), "self_attn.q_proj", self
-        # layers that differ; transformers 5 pads their numbers: "05"
-        if own := section(self.values, "per_layer_config"):
-            padded = str(index).zfill(max(map(len, own)))
-            more = {**section(own, str(index)), **section(own, padded)}
-            config = _Reader({**self.values, **more}, self.role)
+        kind = self._layer_type(index)
+        config = self._of_layer(index)
+        module = "self_attn.q_proj"
         if kind == "linear_attention":
-            layer, module = config._linear(), "linear_attn.in_proj_qkv"
+            layer = config._linear()
+            module = "linear_attn.in_proj_qkv"
         elif self.values.get("kv_lora_rank"):
             layer = config._latent()
         else:
@@ -207,28 +209,42 @@ class _Reader:
         kinds = self.entries("layer_types")
         if index < len(kinds):
             return str(kinds[index])
-        if every := self.number("full_attention_interval"):
-            return "full_attention" if (index + 1) % every == 0 else "linear_attention"
-        every = 2 if self.values.get("model_type") == "gpt_oss" else 0
-        if every := every or self.number("sliding_window_pattern"):
-            return "full_attention" if (index + 1) % every == 0 else "sliding_attention"
-        return "full_attention"
+        other = "linear_attention"
+        interval = self.number("full_attention_interval")
+        if not interval:
+            other = "sliding_attention"
+            interval = self.number("sliding_window_pattern")
+            if self.values.get("model_type") == "gpt_oss":
+                interval = 2
+        is_full = not interval or (index + 1) % interval == 0
+        return "full_attention" if is_full else other
+
+    def _of_layer(self, index: int) -> "_Reader":
+        """Return the config of a layer, which may differ from the others'."""
+        layers = section(self.values, "per_layer_config")
+        if not layers:
+            return self
+        padded = str(index).zfill(max(map(len, layers)))  # transformers 5 writes "05"
+        fields = {**section(layers, str(index)), **section(layers, padded)}
+        return _Reader({**self.values, **fields}, self.role)
 
     def _grouped(self, kind: str) -> Layer:
-        hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
+        hidden = self.required("hidden_size")
+        heads = self.required("num_attention_heads")
         kv_heads = self.number("num_key_value_heads", heads)
         head_dim = self.number("head_dim", hidden // heads)
-        both = 2  # keys and values
+        projections = 2  # keys and values
         if kind == "full_attention":
             if self.values.get("attention_k_eq_v"):  # Gemma 4
-                kv_heads, both = self.number("num_global_key_value_heads", kv_heads), 1
+                kv_heads = self.number("num_global_key_value_heads", kv_heads)
+                projections = 1
             head_dim = self.number("global_head_dim", head_dim)
         query = heads * head_dim
         # Qwen3-Next and Qwen3.5 gate the output of attention without saying so
         is_qwen = "linear_num_value_heads" in self.values and "attn_output_gate" not in self.values
         gate = query if is_qwen or self.values.get("attn_output_gate") else 0
         return Layer(
-            attention=hidden * (query + gate + both * kv_heads * head_dim + query),
+            attention=hidden * (query + gate + projections * kv_heads * head_dim + query),
             query=query,
             kv_heads=kv_heads,
             cached=2 * kv_heads * head_dim,
@@ -236,14 +252,18 @@ class _Reader:
 
     def _latent(self) -> Layer:
         """Return DeepSeek's MLA: one compressed row a token, which every GPU holds."""
-        hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
-        rank, rope = self.required("kv_lora_rank"), self.required("qk_rope_head_dim")
-        plain, value = self.required("qk_nope_head_dim"), self.required("v_head_dim")
-        query, low = heads * (plain + rope), self.number("q_lora_rank")
-        through = hidden * low + low * query if low else hidden * query
+        hidden = self.required("hidden_size")
+        heads = self.required("num_attention_heads")
+        rank = self.required("kv_lora_rank")
+        rope = self.required("qk_rope_head_dim")
+        plain = self.required("qk_nope_head_dim")
+        value = self.required("v_head_dim")
+        query = heads * (plain + rope)
+        query_rank = self.number("q_lora_rank")
+        queries = (hidden + query) * query_rank if query_rank else hidden * query
         compressed = hidden * (rank + rope) + rank * heads * (plain + value)
         return Layer(
-            attention=through + compressed + heads * value * hidden,
+            attention=queries + compressed + heads * value * hidden,
             query=heads * (rank + rope),  # decoding multiplies in the compressed space
             kv_heads=1,
             cached=rank + rope,
@@ -251,15 +271,17 @@ class _Reader:
 
     def _linear(self) -> Layer:
         """Return a gated delta rule layer (Qwen3-Next)."""
-        hidden, heads = self.required("hidden_size"), self.number("linear_num_value_heads")
+        hidden = self.required("hidden_size")
+        heads = self.number("linear_num_value_heads")
         key = self.number("linear_key_head_dim", 128)
         value = self.number("linear_value_head_dim", 128)
         conv = self.number("linear_conv_kernel_dim", 4)
-        keys, both = self.number("linear_num_key_heads", heads) * key, heads * value
-        conv_width = 2 * keys + both
+        keys = self.number("linear_num_key_heads", heads) * key
+        values = heads * value
+        conv_width = 2 * keys + values
         return Layer(
             # q, k, v, the output gate, two gates of the state, the convolution, the projection
-            attention=hidden * (2 * keys + 3 * both + 2 * heads) + conv * conv_width,
+            attention=hidden * (2 * keys + 3 * values + 2 * heads) + conv * conv_width,
             query=0,
             kv_heads=max(heads, 1),
             cached=0,
@@ -267,12 +289,13 @@ class _Reader:
                 matrices=heads * key * value,
                 channels=conv_width,
                 window=conv - 1,
-                draft=keys + both + 2 * heads,
+                draft=keys + values + 2 * heads,
             ),
         )
 
     def _mlp_fields(self, index: int) -> dict[str, Any]:
-        hidden, place = self.required("hidden_size"), f"model.layers.{index}.mlp"
+        hidden = self.required("hidden_size")
+        module = f"model.layers.{index}.mlp"
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         count = next(filter(None, map(self.number, names)), 0)
         is_dense = (
@@ -282,7 +305,7 @@ class _Reader:
             or self.values.get("enable_moe_block") is False
         )
         if not count or is_dense:
-            mlp_format = self._format(f"{place}.gate_proj")
+            mlp_format = self._format(f"{module}.gate_proj")
             return {"mlp": 3 * hidden * self.number("intermediate_size"), "mlp_format": mlp_format}
         width = self.number("moe_intermediate_size") or self.required("intermediate_size")
         shared = width * self.number("n_shared_experts")
@@ -290,43 +313,49 @@ class _Reader:
         if self.values.get("enable_moe_block"):  # Gemma 4: the MLP beside the experts
             shared = self.required("intermediate_size")
         chosen = self.number("num_experts_per_tok", self.number("top_k_experts", 1))
-        name = f"{place}.shared_expert{'s' if self.values.get('n_shared_experts') else ''}"
+        name = "shared_experts" if self.values.get("n_shared_experts") else "shared_expert"
         return {
             "mlp": 3 * hidden * shared + hidden * count,
-            "mlp_format": self._format(f"{name}.gate_proj"),
+            "mlp_format": self._format(f"{module}.{name}.gate_proj"),
             "experts": count,
             "chosen": min(chosen, count),
             "expert": 3 * hidden * width,
-            "expert_format": self._format(f"{place}.experts.0.gate_proj", expert=True),
+            "expert_format": self._format(f"{module}.experts.0.gate_proj", expert=True),
         }
 
     def _format(self, module: str, *, expert: bool = False) -> Format:
         """Return a module's format, from `quantization_config` as in published models."""
         quant = self.object_in("quantization_config")
-        lists = ("modules_to_not_convert", "ignore", "exclude_modules")
-        skipped = (str(pattern) for name in lists for pattern in quant.entries(name))
-        if any(_matches(pattern, module) for pattern in skipped):
-            return BF16
-        method, algorithm = quant.values.get("quant_method"), quant.values.get("quant_algo")
-        if listed := section(quant.values, "quantized_layers"):
-            found = [name for name in listed if _matches(name, module)]
-            algorithm = section(listed, found[0]).get("quant_algo") if found else None
+        for name in ("modules_to_not_convert", "ignore", "exclude_modules"):
+            if any(_matches(str(pattern), module) for pattern in quant.entries(name)):
+                return BF16
+        method = quant.values.get("quant_method")
         if method == "mxfp4":
             return MXFP4 if expert else BF16
+        algorithm = quant.values.get("quant_algo")
+        layers = section(quant.values, "quantized_layers")
+        if layers:
+            matching = [name for name in layers if _matches(name, module)]
+            algorithm = section(layers, matching[0]).get("quant_algo") if matching else None
         groups = quant.object_in("config_groups")
-        weights = groups.object_in(next(iter(groups.values), "")).object_in("weights")
-        stored = weights.values.get("num_bits"), weights.values.get("type")
+        first = next(iter(groups.values), "")
+        weights = groups.object_in(first).object_in("weights")
+        stored = (weights.values.get("num_bits"), weights.values.get("type"))
         if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
             return FP8
         if algorithm in ("W4A16_AWQ", "W4A8_AWQ") or stored == (4, "int"):  # as in Kimi-K2 Thinking
             size = 0.5 + 2 / weights.number("group_size", 128)
-            return Format("int4", size, "fp8" if algorithm == "W4A8_AWQ" else "bf16")
-        return NVFP4 if algorithm == "NVFP4" or stored == (4, "float") else BF16
+            multiplied = "fp8" if algorithm == "W4A8_AWQ" else "bf16"
+            return Format("int4", size, multiplied)
+        if algorithm == "NVFP4" or stored == (4, "float"):
+            return NVFP4
+        return BF16
 
 
 def _matches(pattern: str, module: str) -> bool:
     # prefixes before `layers` may differ
     if pattern.startswith("re:"):
         return re.search(pattern[3:], module) is not None
-    pattern, module = (re.sub(r"^.*?layers\.", "layers.", text) for text in (pattern, module))
+    pattern = re.sub(r"^.*?layers\.", "layers.", pattern)
+    module = re.sub(r"^.*?layers\.", "layers.", module)
     return fnmatch(module, pattern) or fnmatch(module, f"{pattern}.*")

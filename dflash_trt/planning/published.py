@@ -46,14 +46,18 @@ def acceptance_tables() -> tuple[Acceptance, ...]:
 
 def _tables_of(drafter: str) -> list[Acceptance]:
     """Return a drafter's tables, by its Hub id or its name alone, as a directory may have."""
-    return [x for x in acceptance_tables() if drafter in (x.drafter, x.drafter.split("/")[1])]
+    return [
+        table
+        for table in acceptance_tables()
+        if drafter in (table.drafter, table.drafter.split("/")[1])
+    ]
 
 
 def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
     """Return the table for a drafter with this number of draft tokens, or its largest."""
-    found = _tables_of(drafter)
-    length = draft_tokens or max((each.draft_tokens for each in found), default=0)
-    return next((each for each in found if each.draft_tokens == length), None)
+    tables = _tables_of(drafter)
+    length = draft_tokens or max((table.draft_tokens for table in tables), default=0)
+    return next((table for table in tables if table.draft_tokens == length), None)
 
 
 def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float, str]:
@@ -62,15 +66,18 @@ def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float
     Prefers the engine's own figure with at most as many draft tokens, because more are accepted if
     more are drafted; otherwise a fraction (`NEAR`) of the lowest that another engine published.
     """
-    own = _tables_of(drafter)
-    own = [x for x in own if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
-    found = max(own, key=lambda each: each.draft_tokens, default=None)
-    found = found or published_acceptance(drafter, draft_tokens)
-    if found is None:
+    of_engine = [
+        table
+        for table in _tables_of(drafter)
+        if table.hardware.endswith(engine) and table.draft_tokens <= draft_tokens
+    ]
+    table = max(of_engine, key=lambda table: table.draft_tokens, default=None)
+    table = table or published_acceptance(drafter, draft_tokens)
+    if table is None:
         return 0.0, ""
-    drafts = f"{found.draft_tokens} draft tokens, {', '.join(found.tau)}"
-    least = found.least or NEAR * min(found.tau.values())
-    return least, f"{found.source}, {found.hardware}, {drafts}"
+    drafts = f"{table.draft_tokens} draft tokens, {', '.join(table.tau)}"
+    lowest = table.least or NEAR * min(table.tau.values())
+    return lowest, f"{table.source}, {table.hardware}, {drafts}"
 
 
 def published_config(hub: str) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dflash_trt.files import read_yaml_beside
 from dflash_trt.hardware import Gpu
@@ -19,7 +19,10 @@ from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize
 from dflash_trt.planning.published import published_acceptance
 
 # sequential kernels of a layer's attention, MLP or experts; of the head and sampling
-ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
+ATTENTION_KERNELS = 6
+MLP_KERNELS = 3
+EXPERTS_KERNELS = 6
+HEAD_KERNELS = 3
 ACTIVATION_BYTES = 2
 DRAFT_RATE = 0.8  # fraction of drafts accepted, if nothing is published for a drafter
 Software = Literal["tensorrt_llm", "sglang"]
@@ -60,8 +63,9 @@ class Layout:
     def __str__(self) -> str:
         if self.gpus == 1:
             return "1 GPU"
+        attention = "DP" if self.attention_dp else "TP"
         experts = f" EP{self.gpus}" if self.experts_parallel else ""
-        return f"{'DP' if self.attention_dp else 'TP'}{self.gpus}{experts}"
+        return f"{attention}{self.gpus}{experts}"
 
     @property
     def split(self) -> int:
@@ -88,7 +92,8 @@ class Step:
         return float(sum(vars(self).values()))
 
     def plus(self, other: "Step", times: int = 1) -> "Step":
-        return Step(**{name: one + times * vars(other)[name] for name, one in vars(self).items()})
+        added = vars(other)
+        return Step(**{name: part + times * added[name] for name, part in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,11 @@ class Runtime:
 
     def exchange(self, size: float) -> float:
         """Return the seconds of an all-reduce, or half of an exchange of tokens between experts."""
-        gpus, link, constants = self.layout.gpus, self.gpu.link_bandwidth, self.constants
+        gpus = self.layout.gpus
         if gpus == 1:
             return 0.0
+        link = self.gpu.link_bandwidth
+        constants = self.constants
         sent = size * (gpus - 1)
         one_shot = constants.all_reduce + sent / (link * constants.one_shot)
         return min(one_shot, constants.two_shots + 2 * sent / gpus / link)
@@ -136,13 +143,24 @@ class Method:
 PLAIN = Method("plain")
 
 
+class PlannedRound(NamedTuple):
+    method: Method
+    step: Step
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of a sequence."""
+        return self.method.acceptance / self.step.seconds
+
+
 def dflash(drafter: ModelSize, acceptance: float, draft_tokens: int) -> Method:
     return Method("DFlash", draft_tokens, acceptance, drafter, draft_tokens + 1)
 
 
 def draft_rate(acceptance: float, draft_tokens: int) -> float:
     """Return the acceptance rate p of a draft: sum of p^i, i = 0 .. n, is tau."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(50):
         middle = (low + high) / 2
         if _tokens_of_a_round(middle, draft_tokens) < acceptance:
@@ -157,30 +175,33 @@ def _tokens_of_a_round(rate: float, draft_tokens: int) -> float:
 
 
 def convert_acceptance(acceptance: float, drafts: int, to: int) -> float:
-    return acceptance if to == drafts else _tokens_of_a_round(draft_rate(acceptance, drafts), to)
+    if to == drafts:
+        return acceptance
+    return _tokens_of_a_round(draft_rate(acceptance, drafts), to)
 
 
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """Return the expected tokens per round, and their source; drafter: its Hub id."""
-    if (table := published_acceptance(drafter)) is not None:
-        tau = convert_acceptance(mean(table.tau.values()), table.draft_tokens, draft_tokens)
-        tasks = len(table.tau)
-        return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
-    tokens = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
-    return tokens, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
+    table = published_acceptance(drafter)
+    if table is None:
+        tau = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
+        return tau, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
+    tau = convert_acceptance(mean(table.tau.values()), table.draft_tokens, draft_tokens)
+    tasks = len(table.tau)
+    return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
 
 
 def fastest(
     target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
-) -> tuple[Method, Step]:
+) -> PlannedRound:
     """Return the method with the fastest number of drafts, from 1 to its own, and its round."""
     # TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has
     choices = [method.shortened(drafts) for drafts in range(1, method.draft_tokens + 1)]
     rounds = [
-        (choice, round_time(target, choice, runtime, rows, context))
+        PlannedRound(choice, round_time(target, choice, runtime, rows, context))
         for choice in choices or [method]
     ]
-    return max(rounds, key=lambda one: one[0].acceptance / one[1].seconds)
+    return max(rounds, key=lambda candidate: candidate.rate)
 
 
 def round_time(
@@ -216,9 +237,12 @@ def _forward(
     model: ModelSize, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
 ) -> Step:
     """Return one pass over `rows` sequences of `context` tokens, `tokens` new each; no head."""
-    layout, constants = runtime.layout, runtime.constants
-    split, rows_per_gpu = layout.split, layout.rows_per_gpu(rows)
-    new, everything = rows_per_gpu * tokens, rows * tokens
+    layout = runtime.layout
+    constants = runtime.constants
+    split = layout.split
+    rows_per_gpu = layout.rows_per_gpu(rows)
+    new = rows_per_gpu * tokens
+    everything = rows * tokens
     step = Step()
     for layer, count in model.kinds.items():
         seen = context + tokens
@@ -232,7 +256,8 @@ def _forward(
         work += runtime.multiply(new * layer.mlp / split, layer.mlp_format)
         # scores and values: each query meets each position twice
         work += runtime.multiply(new * 2 * layer.query * seen / split, BF16)
-        kernels, exchanged = ATTENTION_KERNELS + MLP_KERNELS, 0.0
+        kernels = ATTENTION_KERNELS + MLP_KERNELS
+        exchanged = 0.0
         if layer.experts:
             kernels = ATTENTION_KERNELS + EXPERTS_KERNELS
             read = experts_read(layer, everything, layout)
@@ -244,20 +269,21 @@ def _forward(
             )
         if not layout.attention_dp or layer.experts:
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)
-        one = Step(
+        one_layer = Step(
             weights=runtime.read(weights),
             cache=runtime.read(rows_per_gpu * cached / min(split, layer.kv_heads)),
             arithmetic=work,
             communication=exchanged,
             kernels=kernels * constants.kernel[runtime.software],
         )
-        step = step.plus(one, count)
+        step = step.plus(one_layer, count)
     return step.plus(Step(weights=runtime.read(model.other * ACTIVATION_BYTES / split)))
 
 
 def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:
     # divided by vocabulary; sampling included
-    split, rows_per_gpu = runtime.layout.split, runtime.layout.rows_per_gpu(rows)
+    split = runtime.layout.split
+    rows_per_gpu = runtime.layout.rows_per_gpu(rows)
     return Step(
         weights=runtime.read(model.head_size * ACTIVATION_BYTES / split),
         arithmetic=runtime.multiply(rows_per_gpu * tokens * model.head_size / split, BF16),

@@ -4,8 +4,9 @@ Arguments that its class or its start refuses are left to it. An error means use
 texts; a warning is slow or suboptimal; a note is what users of the server may notice.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from dflash_trt.checks import TENSORRT_LLM_CHECKS, Check, Finding, Found, check, checks_for, run
 from dflash_trt.config import Method
@@ -17,46 +18,59 @@ DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
 OWN = "engine.args.speculative_config"
 CACHE = "engine.args.kv_cache_config"
 TAIL = "speculative_config.context_recompute_tail"
+TOTAL_DRAFTS = "speculative_config.max_total_draft_tokens"
+UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
 GIB = 1 << 30
 
 
-# --- single values --------------------------------------------------------------------------------
+class Taken(NamedTuple):
+    """The only values of an argument that work."""
 
-# arguments with only a few working values: those values, and the reason
-TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
-    "attn_backend": (
+    values: Sequence[object]
+    why: str  # others do not
+
+
+TAKEN = {
+    "attn_backend": Taken(
         ("TRTLLM", "FLASHINFER", "VANILLA"),
         "TensorRT-LLM would silently use another",
     ),
-    "load_format": (("AUTO", "auto", 0), "no weights would be loaded"),
-    "encode_only": ((False,), "it returns hidden states and generates nothing"),
-    "mm_encoder_only": ((False,), "only the encoder of images would be there"),
-    "num_postprocess_workers": ((0,), "texts are made by our server"),
-    "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
+    "load_format": Taken(("AUTO", "auto", 0), "no weights would be loaded"),
+    "encode_only": Taken((False,), "it returns hidden states and generates nothing"),
+    "mm_encoder_only": Taken((False,), "only the encoder of images would be there"),
+    "num_postprocess_workers": Taken((0,), "texts are made by our server"),
+    "orchestrator_type": Taken((None, "rpc"), "our server starts ranks by MPI"),
 }
-# likewise, with drafts
-TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
-    "pipeline_parallel_size": ((1,), "hidden states do not reach the drafter from another stage"),
-    "context_parallel_size": ((1,), "speculation does not go with it"),
-    "max_beam_width": ((1,), "with a drafter there is one beam"),
-    "speculative_config.advanced_sampling_mode": (
-        ("full",),
-        "requests with top_k or top_p would be sampled without them, silently",
+TAKEN_WITH_DRAFTS = {
+    "pipeline_parallel_size": Taken(
+        (1,), "hidden states do not reach the drafter from another stage"
+    ),
+    "context_parallel_size": Taken((1,), "speculation does not go with it"),
+    "max_beam_width": Taken((1,), "with a drafter there is one beam"),
+    "speculative_config.advanced_sampling_mode": Taken(
+        ("full",), "requests with top_k or top_p would be sampled without them, silently"
     ),
 }
+
+
+# --- single values --------------------------------------------------------------------------------
 
 
 @check("error")
 def values_that_work(context: Context, args: LlmArgs) -> Found:
     """Check for values of the right type that upstream ignores or fails on."""
-    table = TAKEN | (TAKEN_WITH_DRAFTS if context.method != "none" else {})
-    if total := args.value("speculative_config.max_total_draft_tokens"):
-        name = "speculative_config.max_total_draft_tokens"
-        table = table | {name: ((args.drafts,), f"{total} is overwritten by max_draft_len")}
-    for name, (taken, why) in table.items():
-        if (value := args.value(name)) not in taken:
-            what = f"engine.args.{name} is {value!r}: {why}"
-            return Found(False, what, f"Set it to {' or '.join(map(str, taken))}, or leave it out")
+    table = dict(TAKEN)
+    if context.method != "none":
+        table |= TAKEN_WITH_DRAFTS
+    total = args.value(TOTAL_DRAFTS)
+    if total:
+        table[TOTAL_DRAFTS] = Taken((args.drafts,), f"{total} is overwritten by max_draft_len")
+    for name, taken in table.items():
+        value = args.value(name)
+        if value not in taken.values:
+            what = f"engine.args.{name} is {value!r}: {taken.why}"
+            values = " or ".join(map(str, taken.values))
+            return Found(False, what, f"Set it to {values}, or leave it out")
     return Found(True, "no argument has a value that TensorRT-LLM drops or breaks on")
 
 
@@ -64,9 +78,9 @@ def values_that_work(context: Context, args: LlmArgs) -> Found:
 def forced_acceptance(context: Context, args: LlmArgs) -> Found:
     """Check for a developers' variable that forces accepting drafts: texts would be wrong."""
     name = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
-    forced = name in (args.env_overrides or {})
-    what = f"{name} is {'' if forced else 'not '}set"
-    return Found(not forced, what, "Remove it from env_overrides")
+    if name in (args.env_overrides or {}):
+        return Found(False, f"{name} is set", "Remove it from env_overrides")
+    return Found(True, f"{name} is not set")
 
 
 @check("warning")
@@ -81,11 +95,12 @@ def faults_known(context: Context, args: LlmArgs) -> Found:
 @check("warning", "dflash")
 def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     """Check the number of drafts: fewer masks than in training draft worse."""
-    asked, most = args.speculative_config.max_draft_len, context.trained_draft_len
+    length = args.speculative_config.max_draft_len
+    trained = context.trained_draft_len
     return Found(
-        asked is None or asked >= most,
-        f"max_draft_len is {asked}, the drafter was trained to draft {most}",
-        f"Set it to {most}, or leave it and speculation.draft_tokens out; to verify fewer give "
+        length is None or length >= trained,
+        f"max_draft_len is {length}, the drafter was trained to draft {trained}",
+        f"Set it to {trained}, or leave it and speculation.draft_tokens out; to verify fewer give "
         f"{OWN}.draft_len_schedule, which takes the first drafts of a whole block",
     )
 
@@ -94,14 +109,14 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
 def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
     """Check taps and mask token, which upstream reads only in `dflash_config`."""
     # without them it goes on with other layers, and the vocabulary's size as mask
-    drafter, own = context.drafter, args.speculative_config
+    drafter = context.drafter
     inside = section(drafter.values, "dflash_config")
     stated = {
         "target_layer_ids": list(drafter.taps),
         "mask_token_id": drafter.number("mask_token_id"),
     }
     for name, value in stated.items():
-        given = own[name]
+        given = args.speculative_config[name]
         if given != value and not (given is None and inside.get(name) == value):
             what = f"{name} is {given}, the drafter's is {value}"
             return Found(False, what, f"Leave out {OWN}.{name}: the checkpoint's is written")
@@ -111,15 +126,15 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
 @check("warning", *DRAFTING)
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Check the schedule: without drafts the drafter misses tokens (pull request 16888)."""
-    own = args.speculative_config
-    drafting = [rows for rows, drafts in (own.draft_len_schedule or {}).items() if drafts]
-    last = max(drafting, default=own.max_concurrency)
+    schedule = args.speculative_config.draft_len_schedule or {}
+    drafting = [rows for rows, drafts in schedule.items() if drafts]
+    last = max(drafting, default=args.speculative_config.max_concurrency)
+    if last is None:
+        return Found(True, "speculation goes on at every batch size")
     batch = args.max_batch_size or 0
     return Found(
-        last is None or last >= batch,
-        "speculation goes on at every batch size"
-        if last is None
-        else f"speculation ends above a batch of {last}, max_batch_size is {batch}",
+        last >= batch,
+        f"speculation ends above a batch of {last}, max_batch_size is {batch}",
         f"Add {batch}: 1 to {OWN}.draft_len_schedule, or lower max_batch_size to {last}",
     )
 
@@ -129,7 +144,8 @@ def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
     """Check for a threshold: a few bad texts would turn speculation off until a restart."""
     limit = args.speculative_config.acceptance_rate_threshold
     what = f"acceptance_rate_threshold is {limit}"
-    what += "; below it upstream ends speculation for good" if limit else ""
+    if limit:
+        what += "; below it upstream ends speculation for good"
     fix = f"Leave out {OWN}.acceptance_rate_threshold and .acceptance_rate_window_size"
     return Found(not limit, what, f"{fix}, and watch the metrics instead")
 
@@ -139,7 +155,8 @@ def sampled_requests(context: Context, args: LlmArgs) -> Found:
     """Check for rejection sampling: without it sampled requests rarely accept a draft."""
     on = args.speculative_config.use_rejection_sampling
     what = f"use_rejection_sampling is {str(on).lower()}"
-    what += "" if on else ": requests with a temperature accept fewer drafts"
+    if not on:
+        what += ": requests with a temperature accept fewer drafts"
     fix = f"For them set {OWN}.use_rejection_sampling: true (a prototype; FlashInfer)"
     return Found(on, what, fix)
 
@@ -162,7 +179,8 @@ def guided_of_channels(context: Context, args: LlmArgs) -> Found:
 @check("warning")
 def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
     """Check for unused GPUs."""
-    ranks, gpus = args.tensor_parallel_size, context.gpus
+    ranks = args.tensor_parallel_size
+    gpus = context.gpus
     fix = f"Set engine.gpus to {ranks}, and start {gpus // ranks} instances on this machine"
     return Found(ranks >= gpus, f"{ranks} of {gpus} GPUs are used", fix)
 
@@ -170,7 +188,8 @@ def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
 @check("warning")
 def nvlink_domain(context: Context, args: LlmArgs) -> Found:
     """Check that NVLink joins the ranks: others all-reduce over the network in every half layer."""
-    ranks, joined = args.tensor_parallel_size, context.machine.domain
+    ranks = args.tensor_parallel_size
+    joined = context.machine.domain
     what = f"{ranks} ranks, NVLink joins {joined} GPUs of {context.machine.name}"
     return Found(ranks <= joined, what, f"Set engine.gpus to at most {joined}")
 
@@ -185,11 +204,12 @@ def target_attention(context: Context, args: LlmArgs) -> Found:
 @check("error", "dflash")
 def drafter_windows(context: Context, args: LlmArgs) -> Found:
     """Check the drafter's windows: TRTLLM's kernels have no two-sided ones (pull request 19159)."""
-    backend, both = args.speculative_config.attention_backend, context.two_sided_windows
+    backend = args.speculative_config.attention_backend
+    two_sided = context.two_sided_windows
+    ways = "both ways" if two_sided else "back only"
     return Found(
-        not (both and backend == "TRTLLM"),
-        f"the drafter's attention_backend is {backend}, its windows look "
-        f"{'both ways' if both else 'back only'}",
+        not (two_sided and backend == "TRTLLM"),
+        f"the drafter's attention_backend is {backend}, its windows look {ways}",
         f"Leave {OWN}.attention_backend out",
     )
 
@@ -200,16 +220,20 @@ def drafter_windows(context: Context, args: LlmArgs) -> Found:
 @check("error")
 def models_as_checked(context: Context, args: LlmArgs) -> Found:
     """Check that target and drafter are those that were checked, and a Hub target has its id."""
-    target, place = context.config.target, args.value("speculative_config.speculative_model")
+    target = context.config.target
+    place = args.value("speculative_config.speculative_model")
     if context.engine.checkpoints == "hub" and target.hub is None:
         fix = "Give target: {hub: ORG/NAME, revision: COMMIT}, or set checkpoints to copy"
         return Found(False, "engine.checkpoints is hub, the target a directory", fix)
     same = args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision)
+    what = f"model is {args.model}"
+    if args.revision:
+        what += f" at {args.revision}"
+    if place:
+        what += f", speculative_model {place}"
     return Found(
         same and place in (None, DRAFTER),
-        f"model is {args.model}"
-        + (f" at {args.revision}" if args.revision else "")
-        + (f", speculative_model {place}" if place else ""),
+        what,
         f"Set the config's target and drafter; leave engine.args.model, revision and {OWN}."
         "speculative_model out",
     )
@@ -242,7 +266,8 @@ def remote_code(context: Context, args: LlmArgs) -> Found:
 @check("error")
 def weights_fit(context: Context, args: LlmArgs) -> Found:
     """Check that the weights of both models, divided over the ranks, fit a GPU with overhead."""
-    ranks, gpu = args.tensor_parallel_size, context.gpu
+    ranks = args.tensor_parallel_size
+    gpu = context.gpu
     drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
     need = (target_bytes(context) + drafter) / ranks + OVERHEAD
     return Found(
@@ -259,7 +284,9 @@ def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
     # `DFlashWorker._managed_ctx_pool` (_torch/speculative/dflash.py@00679c66)
     dtype = args.kv_cache_config.dtype
     fine = dtype in ("auto", "bfloat16") or args.speculative_config.attention_backend != "TRTLLM"
-    what = f"the KV cache's dtype is {dtype}" + ("" if fine else ", the drafter's bfloat16")
+    what = f"the KV cache's dtype is {dtype}"
+    if not fine:
+        what += ", the drafter's bfloat16"
     fix = f"Leave {CACHE}.dtype at auto, or see that its context has room beside the cache"
     return Found(fine, what, fix)
 
@@ -267,13 +294,15 @@ def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
 @check("warning")
 def concurrency_met(context: Context, args: LlmArgs) -> Found:
     """Check the concurrency: with a dense drafter context fewer sequences may fit."""
-    asked = context.engine.concurrency or 0
-    each = args.tensor_parallel_size if args.enable_attention_dp else 1
-    together = (args.max_batch_size or 0) * each
+    requested = context.engine.concurrency or 0
+    batches = args.tensor_parallel_size if args.enable_attention_dp else 1
+    together = (args.max_batch_size or 0) * batches
+    what = f"{together} sequences are decoded together"
+    if requested:
+        what += f", engine.concurrency is {requested}"
     return Found(
-        together >= asked,
-        f"{together} sequences are decoded together"
-        + (f", engine.concurrency is {asked}" if asked else ""),
+        together >= requested,
+        what,
         "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
     )
 
@@ -281,15 +310,16 @@ def concurrency_met(context: Context, args: LlmArgs) -> Found:
 @check("error")
 def positions(context: Context, args: LlmArgs) -> Found:
     """Check positions: beyond the drafter's nothing is drafted, and upstream only logs it."""
-    asked, most = args.max_seq_len or 0, context.target.number("max_position_embeddings")
-    what = f"max_seq_len is {asked}, the target knows {most} positions"
-    if asked > most:
-        return Found(False, what, f"Set max_seq_len to at most {most}")
+    length = args.max_seq_len or 0
+    limit = context.target.number("max_position_embeddings")
+    what = f"max_seq_len is {length}, the target knows {limit} positions"
+    if length > limit:
+        return Found(False, what, f"Set max_seq_len to at most {limit}")
     if not context.is_dflash:
         return Found(True, what)
-    most = context.drafter.number("max_position_embeddings")
-    fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
-    return Found(asked <= most, f"{what}, the drafter {most}", fix, "warning")
+    limit = context.drafter.number("max_position_embeddings")
+    fix = f"Set max_seq_len to at most {limit}, or use a drafter trained on longer texts"
+    return Found(length <= limit, f"{what}, the drafter {limit}", fix, "warning")
 
 
 # upstream's tests (tests/unittest/_torch, TestSpecRecomputeClaimLimit, TestV1RewindReusedContext,
@@ -299,7 +329,8 @@ def positions(context: Context, args: LlmArgs) -> Found:
 @check("warning", "dflash")
 def block_reuse(context: Context, args: LlmArgs) -> Found:
     """Check block reuse: reused tokens have no hidden states, so the drafter misses them."""
-    reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
+    reused = args.kv_cache_config.enable_block_reuse
+    tail = args.value(TAIL)
     what = f"enable_block_reuse is {str(reused).lower()}, of reused prompts "
     what += f"the last {tail} tokens are run again" if tail else "no token is run again"
     fix = "Set serving.prefix_cache: recompute_tail in its place; texts stay right, but acceptance "
@@ -309,7 +340,8 @@ def block_reuse(context: Context, args: LlmArgs) -> Found:
 @check("error", "dflash")
 def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
     """Check for arguments that contradict serving.prefix_cache."""
-    tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
+    tail = args.value(TAIL) or 0
+    reused = args.kv_cache_config.enable_block_reuse
     longest = args.max_seq_len
     what = f"enable_block_reuse is {str(reused).lower()}, context_recompute_tail {tail}"
     if not context.reuses_prefixes:
@@ -319,8 +351,8 @@ def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
     elif longest is not None and tail >= longest:
         what += f", and max_seq_len {longest}: nothing is ever reused"
     fine = reused and 0 < tail < (longest or tail + 1)
-    return Found(fine, what, f"Leave enable_block_reuse and {TAIL} out of engine.args, or "
-                 "serving.prefix_cache out of the config")  # fmt: skip
+    fix = f"Leave enable_block_reuse and {TAIL} out of engine.args, or serving.prefix_cache out of "
+    return Found(fine, what, f"{fix}the config")
 
 
 @check("error", "dflash")
@@ -328,71 +360,74 @@ def tail_of_manager(context: Context, args: LlmArgs) -> Found:
     """Check the KV cache manager: V1 silently drops the tail, and the drafter sees nothing."""
     if not args.value(TAIL):
         return Found(True, "there is no tail to run again")
-    second = args.kv_cache_config.use_kv_cache_manager_v2 is not False
-    windows = any(layer.window for layer in context.target_size.layers)
-    chunks = args.enable_chunked_prefill
-    what = f"KV cache manager {'V2' if second else 'V1'}, the target has "
-    what += f"{'layers' if windows else 'no layer'} with a window, prompts go in "
-    what += "by chunks" if chunks else "whole"
+    is_v2 = args.kv_cache_config.use_kv_cache_manager_v2 is not False
+    has_windows = any(layer.window for layer in context.target_size.layers)
+    chunked = args.enable_chunked_prefill
+    manager = "V2" if is_v2 else "V1"
+    windows = "layers with a window" if has_windows else "no layer with a window"
+    pieces = "by chunks" if chunked else "whole"
+    what = f"KV cache manager {manager}, the target has {windows}, prompts go in {pieces}"
     fix = "Leave engine.args.kv_cache_config.use_kv_cache_manager_v2 out"
-    return Found(second or (chunks and not windows), what, fix)
+    return Found(is_v2 or (chunked and not has_windows), what, fix)
 
 
 @check("warning", "dflash", "eagle3")
 def one_server(context: Context, args: LlmArgs) -> Found:
     """Check for separate prefill: generation gets no hidden states (pull request 19352)."""
-    apart = args.cache_transceiver_config is not None
-    what = f"prefill and generation are {'apart' if apart else 'in one server'}"
+    if args.cache_transceiver_config is None:
+        return Found(True, "prefill and generation are in one server")
     fix = "Leave engine.args.cache_transceiver_config out; texts stay right, but acceptance drops"
-    return Found(not apart, what, fix)
+    return Found(False, "prefill and generation are apart", fix)
 
 
-UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
+class Fault(NamedTuple):
+    what: str  # with link and date
+    fix: str
 
 
 def look_up(args: LlmArgs, sm: Collection[int], architecture: str) -> Found:
     """Return whether known faults affect these arguments, on GPUs of these capabilities."""
-    found = list(_faults(args, sm, architecture))
-    if not found:
+    faults = list(_faults(args, sm, architecture))
+    if not faults:
         return Found(True, "no known fault of TensorRT-LLM touches it")
-    return Found(False, "; ".join(each for each, _ in found), "; ".join(fix for _, fix in found))
+    what = "; ".join(fault.what for fault in faults)
+    return Found(False, what, "; ".join(fault.fix for fault in faults))
 
 
-def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[tuple[str, str]]:
-    """Yield each fault, with link and date, and its fix."""
+def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[Fault]:
     if args.scheduler_config.capacity_scheduler_policy == "MAX_UTILIZATION":
-        yield (
+        yield Fault(
             f"requests are dropped under MAX_UTILIZATION ({UPSTREAM}/issues/16827, July 2026)",
             "Leave engine.args.scheduler_config.capacity_scheduler_policy out",
         )
         if args.guided_decoding_backend is not None:
-            yield (
+            yield Fault(
                 "a grammar begins again when MAX_UTILIZATION has a request computed again "
                 f"({UPSTREAM}/issues/18891, open, 2026-09-08)",
                 "Take GUARANTEED_NO_EVICT, the default",
             )
     drafts = args.value("speculative_config.decoding_type") in ("DFlash", "Eagle3")
     if drafts and args.cache_transceiver_config is not None:
-        yield (
+        yield Fault(
             "the drafter's KV cache is not sent from prefill to generation: acceptance is 4 % less "
             f"after short prompts, 25 % after 30,000 tokens ({UPSTREAM}/pull/17371, 2026-08-06)",
             "Leave cache_transceiver_config out",
         )
     if args.kv_connector_config is not None:
-        yield (
+        yield Fault(
             "a KV cache connector may hang when rejected drafts give back a block "
             f"({UPSTREAM}/issues/16448, open, 2026-07-15)",
             "Leave kv_connector_config out",
         )
     if args.guided_decoding_backend is not None and architecture.startswith("Qwen3"):
-        yield (
+        yield Fault(
             "JSON by a schema may never end with Qwen3 models "
             f"({UPSTREAM}/releases/tag/v1.4.0rc1, 2026-10-22)",
             "See that every request has a max_tokens",
         )
     gpt_oss = architecture.startswith("GptOss")
     if gpt_oss and args.tensor_parallel_size > 1:
-        yield (
+        yield Fault(
             "gpt-oss in 4 bits on several GPUs may lose much accuracy where norm and all-reduce "
             "are fused; whether 1.4.0rc1 still does is not known "
             f"({UPSTREAM}/releases/tag/v1.3.0rc24, summer 2026)",
@@ -401,7 +436,7 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
     manager = args.kv_cache_config.use_kv_cache_manager_v2
     eagle = args.value("speculative_config.decoding_type") == "Eagle3"
     if gpt_oss and eagle and manager is not False:
-        yield (
+        yield Fault(
             "KV cache manager V2 runs out of memory with gpt-oss and EAGLE-3 "
             f"({UPSTREAM}/releases/tag/v1.3.0rc26, summer 2026)",
             "Leave use_kv_cache_manager_v2 out: V1 is chosen for them",
@@ -409,7 +444,7 @@ def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[t
     paged = args.value("speculative_config.attention_backend") == "TRTLLM"
     # only for `doctor`
     if paged and 103 in sm and _installed_version("flashinfer-python") == "0.6.7":
-        yield (
+        yield Fault(
             "TRTLLM attention, which the drafter's is, hangs on SM103 with FlashInfer 0.6.7 "
             "(https://github.com/flashinfer-ai/flashinfer/issues/2939, 2026-04-01)",
             "Run: pip install 'flashinfer-python!=0.6.7', as TensorRT-LLM's requirements allow it",

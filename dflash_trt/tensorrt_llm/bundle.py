@@ -60,19 +60,20 @@ class BundleInfo:
 
 def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
     """Return JSON files, templates and weights; CheckpointError unless weights are complete."""
-    found = open_files(model.directory)[0] if weights else []
-    return sorted({*small_files(model.directory), *found})
+    weight_files = open_files(model.directory)[0] if weights else []
+    return sorted({*small_files(model.directory), *weight_files})
 
 
 def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Report) -> None:
     """Write `engines/tensorrt_llm`; a target on the Hub must have its commit."""
-    config, pair, section = context.config, context.pair, context.engine
-    by_id = section.checkpoints == "hub"
+    config = context.config
+    pair = context.pair
+    section = context.engine
     engine = directory / "engines" / KIND
     engine.mkdir(parents=True, exist_ok=True)
     if not pair.drafter.absent:
         _copy_checkpoint(pair.drafter, engine / "drafter", report)
-    if not by_id and section.quantize is None:  # quantizing writes the target there
+    if section.checkpoints != "hub" and section.quantize is None:  # quantizing writes it there
         _copy_checkpoint(pair.target, engine / "target", report)
 
     head = (
@@ -81,7 +82,8 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
     )
     (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
 
-    machine, environment = context.machine, env_vars(context)
+    machine = context.machine
+    environment = env_vars(context)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     (engine / "env.sh").write_text("\n".join(["# shellcheck shell=sh", *lines]) + "\n")
 

@@ -62,33 +62,33 @@ def _measured(llm: Any, case: Case) -> Measured:
         outputs = _answers(llm, case)
     except Exception as error:
         return Measured(case.name, error=f"{type(error).__name__}: {error}")
-    stats = [each.get("specDecodingStats") for each in llm.get_stats(timeout=STATS_TIMEOUT)]
-    return Measured(
-        case.name,
-        [list(output.token_ids) for output in outputs],
-        _acceptance_length([each for each in stats if each and each["numDraftTokens"] > 0]),
-    )
+    stats = [entry.get("specDecodingStats") for entry in llm.get_stats(timeout=STATS_TIMEOUT)]
+    drafted = [entry for entry in stats if entry and entry["numDraftTokens"] > 0]
+    texts = [list(output.token_ids) for output in outputs]
+    return Measured(case.name, texts, _acceptance_length(drafted))
 
 
 def _answers(llm: Any, case: Case) -> list[Any]:
     from tensorrt_llm import SamplingParams  # noqa: PLC0415
 
-    sampling, found = SamplingParams(max_tokens=TOKENS, temperature=0.0), []
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+    outputs = []
     for start in range(0, len(case.prompts), case.at_once):
-        some = [*case.prompts[start : start + case.at_once]]
-        found += [each.outputs[0] for each in llm.generate(some, sampling, use_tqdm=False)]
-    return found
+        prompts = [*case.prompts[start : start + case.at_once]]
+        for answer in llm.generate(prompts, sampling, use_tqdm=False):
+            outputs.append(answer.outputs[0])
+    return outputs
 
 
 def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
     """Return upstream's figure (accuracy_core.py, acceptance_length.yaml); None if none drafted."""
-    rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
-    accepted = sum(each["numAcceptedTokens"] for each in drafted)
+    rounds = sum(entry["numRequestsWithDraftTokens"] for entry in drafted)
+    accepted = sum(entry["numAcceptedTokens"] for entry in drafted)
     return (accepted + rounds) / rounds if rounds else None
 
 
 if __name__ == "__main__":
     engine, cases, result = map(Path, sys.argv[1:4])
-    asked = [Case(**case) for case in json.loads(cases.read_text())]
-    generated = generate(engine, asked, plain=sys.argv[4] == "plain")
+    tasks = [Case(**case) for case in json.loads(cases.read_text())]
+    generated = generate(engine, tasks, plain=sys.argv[4] == "plain")
     result.write_text(json.dumps(asdict(generated)))

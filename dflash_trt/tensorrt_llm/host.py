@@ -46,7 +46,7 @@ def gpus() -> list[SeenGpu]:
     except (OSError, subprocess.SubprocessError):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = []
+    seen = []
     for line in text.splitlines():
         with suppress(ValueError):  # "[N/A]": not a supported kind of GPU
             index, uuid, name, capability, total, free, driver = map(str.strip, line.split(","))
@@ -59,8 +59,8 @@ def gpus() -> list[SeenGpu]:
                 driver=driver,
             )
             if visible is None or {index, uuid} & {*visible.split(",")}:
-                found.append(gpu)
-    return found
+                seen.append(gpu)
+    return seen
 
 
 def check_host(info: BundleInfo, *, launched: bool = False) -> None:
@@ -68,10 +68,12 @@ def check_host(info: BundleInfo, *, launched: bool = False) -> None:
 
     launched: an MPI job over all machines started this process.
     """
-    missing = [] if importlib.util.find_spec("tensorrt_llm") else [f"TensorRT-LLM {info.version}"]
-    found = len(gpus())
-    if found < info.gpus:
-        missing.append(f"{info.gpus} NVIDIA GPUs (it has {found})")
+    missing = []
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        missing.append(f"TensorRT-LLM {info.version}")
+    count = len(gpus())
+    if count < info.gpus:
+        missing.append(f"{info.gpus} NVIDIA GPUs (it has {count})")
     if missing:
         raise EngineError(
             f"this build runs on {info.gpus * info.nodes} x {info.gpu} with TensorRT-LLM, and this "
@@ -96,8 +98,9 @@ def judged_arguments(engine: Path) -> tuple[str, list[str]]:
         raise NotKnown(f"TensorRT-LLM was not imported in {IMPORT_TIMEOUT:.0f} s") from None
     answers = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{ANSWER}"')]
     if not answers:
-        last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason"])[-1]
-        raise NotKnown(f"TensorRT-LLM cannot be imported: {last.strip()}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else "no reason"
+        raise NotKnown(f"TensorRT-LLM cannot be imported: {reason}")
     answer = json.loads(answers[-1])
     return answer[ANSWER], answer["refused"]
 
@@ -111,8 +114,11 @@ def _judge(engine: Path) -> dict[str, Any]:
         TorchLlmArgs(**read_llm_args(engine))
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's error is a ValueError
         listed: list[dict[str, Any]] = getattr(error, "errors", list)()
-        refused = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in listed]
-        refused = refused or [" ".join(str(error).split())]
+        for fault in listed:
+            name = ".".join(map(str, fault["loc"]))
+            refused.append(f"{name}: {fault['msg']}")
+        if not refused:
+            refused = [" ".join(str(error).split())]
     return {ANSWER: tensorrt_llm.__version__, "refused": refused}
 
 

@@ -34,6 +34,20 @@ from dflash_trt.weights import INDEX, MODELOPT_FILE, read_json
 DRAFTER_KERNELS = {90: "FA4", 100: "TRTLLM", 103: "TRTLLM"}
 CONTEXT = 4096  # tokens of a sequence, prompt included, that batch sizes are for
 TAIL = 2048  # tokens; the usual window of z-lab's drafters
+# folders beside llm_args.yaml
+TARGET = "target"
+DRAFTER = "drafter"
+MAX_SEQ_LEN = 131072  # tokens, if the models support more
+BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
+# docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md
+BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
+# Open MPI 5 binds one or two ranks to a core each, more to NUMA nodes, whichever their GPUs have.
+# TensorRT-LLM binds them better (docs/source/deployment-guide/configuring-cpu-affinity.md@08314e8e;
+# its OMPI_MCA_hwloc_base_binding_policy does nothing in Open MPI 5.0.11)
+BINDING = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "TLLM_NUMA_AWARE_WORKER_AFFINITY": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -57,13 +71,14 @@ class Context:
     @property
     def gpus(self) -> int:
         """GPUs of one instance; ConfigError if the machine has fewer."""
-        asked = self.engine.gpus
-        if asked is not None and asked > self.machine.all_gpus:
+        requested = self.engine.gpus
+        limit = self.machine.all_gpus
+        if requested is not None and requested > limit:
             raise ConfigError(
-                f"engine.gpus is {asked}, but {self.machine.name} has {self.machine.all_gpus}",
-                f"Set it to at most {self.machine.all_gpus}, or leave it out",
+                f"engine.gpus is {requested}, but {self.machine.name} has {limit}",
+                f"Set it to at most {limit}, or leave it out",
             )
-        return asked or self.machine.all_gpus
+        return requested or limit
 
     @property
     def method(self) -> Method:
@@ -128,16 +143,17 @@ class Context:
 def recompute_tail(drafter: ModelSize) -> int:
     """Return how many tokens of a reused prompt run again, for the drafter to see."""
     # with windows in all layers it cannot see more in any case
-    windows = [layer.window for layer in drafter.layers]
-    return max(window or TAIL for window in windows) if all(windows) else TAIL
+    windows = [layer.window or 0 for layer in drafter.layers]
+    return max(windows) if all(windows) else TAIL
 
 
 def target_values(directory: Path, values: Values) -> Values:
     """Return config.json with the quantization that ModelOpt writes beside it."""
-    if not (file := directory / MODELOPT_FILE).is_file():
+    file = directory / MODELOPT_FILE
+    if not file.is_file():
         return values
-    more = section(read_json(file), "quantization")
-    return {**values, "quantization_config": more | section(values, "quantization_config")}
+    stated = section(read_json(file), "quantization") | section(values, "quantization_config")
+    return {**values, "quantization_config": stated}
 
 
 def kv_bytes(values: Values, dtype: object) -> float:
@@ -180,10 +196,10 @@ def weight_bytes(model: Model[Any]) -> int:
     if isinstance(total, int) and total > 0:
         return total
     files = model.stored.files if model.stored else model.directory.glob("model*.safetensors")
-    found = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
-    if not found:
+    total = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
+    if not total:
         raise NotKnown(f"the {model.role} has no weights here")
-    return found
+    return total
 
 
 def target_bytes(context: Context) -> float:
@@ -196,18 +212,13 @@ def target_bytes(context: Context) -> float:
 
 # --- choices -------------------------------------------------------------------------------------
 
-TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
-MAX_SEQ_LEN = 131072  # tokens, if the models support more
-BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
-# docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md
-BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
-
 
 def choose_args(context: Context) -> LlmArgs:
     """Return arguments, model paths relative to their file; ConfigError for refused ones."""
     _check_given(context)
     args = _choose(context)
-    if refused := refusal(args, context.method):  # because of values in the checkpoints
+    refused = refusal(args, context.method)
+    if refused:  # because of values in the checkpoints
         raise ConfigError(
             f"{refused.name} would be {refused.value!r}, which TensorRT-LLM does not take",
             "Check the config.json of target and drafter, or give it in engine.args",
@@ -216,7 +227,8 @@ def choose_args(context: Context) -> LlmArgs:
 
 
 def _check_given(context: Context) -> None:
-    given, name = context.engine.args, "speculative_config"
+    given = context.engine.args
+    name = "speculative_config"
     if context.method == "none" and given.get(name) is not None:
         raise ConfigError(
             f"engine.args.{name} is given, but speculation.method is none",
@@ -230,7 +242,8 @@ def _check_given(context: Context) -> None:
     whole = {"model": TARGET} | given
     if context.method != "none":
         whole[name] = {"decoding_type": DECODING_TYPES[context.method]} | given.get(name, {})
-    if refused := refusal(whole, context.method):
+    refused = refusal(whole, context.method)
+    if refused:
         raise ConfigError(f"engine.args.{refused.name}: {refused.why:.200}", refused.fix)
 
 
@@ -255,7 +268,8 @@ class _Choices:
 
 
 def _choose(context: Context) -> dict[str, Any]:
-    engine, config = context.engine, context.config
+    engine = context.engine
+    config = context.config
     args = _Choices(engine.args)
     for name in ("max_batch_size", "max_num_tokens"):
         # null is the default: `normalize_optional_fields_to_defaults` of llm_args.py
@@ -270,10 +284,8 @@ def _choose(context: Context) -> dict[str, Any]:
 
     # the drafter is sharded like the target (modeling_dflash.py@009d8fa4); KV heads may be repeated
     with suppress(NotKnown):
-        args.set(
-            "tensor_parallel_size",
-            next(n for n in range(context.gpus, 0, -1) if ranks_divide_heads(context, n)),
-        )
+        ranks = next(n for n in range(context.gpus, 0, -1) if ranks_divide_heads(context, n))
+        args.set("tensor_parallel_size", ranks)
     ranks = args["tensor_parallel_size"]
     if context.gpus > context.machine.gpus:  # an instance spans nodes
         args.set("gpus_per_node", context.machine.gpus)
@@ -311,22 +323,24 @@ def _choose_experts(context: Context, args: _Choices, ranks: int) -> None:
     if context.experts is not None and ranks > 1:
         # as in gpt-oss-120b-latency.yaml; examples/configs/database/openai/gpt-oss-120b/B200 has
         # one per rank
-        one = context.engine.objective == "latency" or context.experts % ranks
-        args.set("moe_expert_parallel_size", 1 if one else ranks)
+        is_whole = context.engine.objective == "latency" or context.experts % ranks
+        args.set("moe_expert_parallel_size", 1 if is_whole else ranks)
     if context.is_gpt_oss and context.gpu.sm in BEST_FOR_GPT_OSS:
         args.set("moe_config.backend", BEST_FOR_GPT_OSS[context.gpu.sm])
 
 
 def _choose_speculation(context: Context, args: _Choices) -> None:
-    drafter, method = context.drafter, context.method
+    drafter = context.drafter
+    method = context.method
     args.set("speculative_config.decoding_type", DECODING_TYPES[method])
     if method != "ngram":
         args.set("speculative_config.speculative_model", DRAFTER)  # must be local
-    asked = context.config.speculation.draft_tokens
+    drafts = context.config.speculation.draft_tokens
     with suppress(NotKnown):
-        # the whole block (_torch/speculative/dflash.py@00679c66), or as in upstream's examples
-        usual = context.trained_draft_len if asked is None and context.is_dflash else CHAIN
-        args.set("speculative_config.max_draft_len", usual if asked is None else asked)
+        if drafts is None:
+            # the whole block (_torch/speculative/dflash.py@00679c66), or as in upstream's examples
+            drafts = context.trained_draft_len if context.is_dflash else CHAIN
+        args.set("speculative_config.max_draft_len", drafts)
     if context.is_dflash:
         # upstream reads only `dflash_config`, and falls back silently (llm_args.py@00043967)
         with suppress(NotKnown):
@@ -368,35 +382,39 @@ def _choose_cache(context: Context, args: _Choices) -> None:
 
 
 def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
-    objective, asked = context.engine.objective, context.config.serving.max_seq_len
+    objective = context.engine.objective
     with suppress(NotKnown):
-        # an EAGLE-3 head states its trained length, mostly 2048
-        models = (context.target, context.drafter) if context.is_dflash else (context.target,)
-        known = [MAX_SEQ_LEN]
-        if asked is None:
-            known += [model.number("max_position_embeddings") for model in models]
-        args.set("max_seq_len", min(known) if asked is None else asked)
-    length, verified = args["max_seq_len"], 1 + (args["speculative_config.max_draft_len"] or 0)
+        args.set("max_seq_len", _max_seq_len(context))
+    length = args["max_seq_len"]
+    verified = 1 + (args["speculative_config.max_draft_len"] or 0)
 
-    alone = args["enable_attention_dp"]
-    batch = context.engine.concurrency or BATCH[objective]
-    batch = ceil(batch / ranks) if alone else batch
+    batches = ranks if args["enable_attention_dp"] else 1
+    batch = ceil((context.engine.concurrency or BATCH[objective]) / batches)
     backend = args["speculative_config.attention_backend"]
     if context.is_dflash and backend != "TRTLLM" and length is not None:
         with suppress(NotKnown):
-            layout = layout_of(LlmArgs(args.args).complete)
-            fits = deployment(context, LlmArgs(args.args), backend, verified).fit(
-                layout, min(CONTEXT, length), length
-            )
-            batch = max(1, min(batch, fits // ranks if alone else fits))
+            chosen = LlmArgs(args.args)
+            planned = deployment(context, chosen, backend, verified)
+            fits = planned.fit(layout_of(chosen.complete), min(CONTEXT, length), length)
+            batch = max(1, min(batch, fits // batches))
     args.set("max_batch_size", batch)
 
     # examples/configs/curated/gpt-oss-120b-latency.yaml; one step verifies every sequence
-    least = 8192 if objective == "latency" else 16384
-    args.set("max_num_tokens", max(least, args["max_batch_size"] * verified))
+    minimum = 8192 if objective == "latency" else 16384
+    args.set("max_num_tokens", max(minimum, args["max_batch_size"] * verified))
     if length is None or length > args["max_num_tokens"]:
         # docs/source/features/feature-combination-matrix.md@01edceae
         args.set("enable_chunked_prefill", True)
+
+
+def _max_seq_len(context: Context) -> int:
+    requested = context.config.serving.max_seq_len
+    if requested is not None:
+        return requested
+    limit = min(MAX_SEQ_LEN, context.target.number("max_position_embeddings"))
+    if context.is_dflash:  # an EAGLE-3 head states its trained length, mostly 2048
+        limit = min(limit, context.drafter.number("max_position_embeddings"))
+    return limit
 
 
 def _graph_sizes(largest: int) -> list[int]:
@@ -437,21 +455,15 @@ def deployment(context: Context, args: LlmArgs, backend: str, block: int) -> Dep
     )
 
 
-# Open MPI 5 binds one or two ranks to a core each, more to NUMA nodes, whichever their GPUs have.
-# TensorRT-LLM binds them better (docs/source/deployment-guide/configuring-cpu-affinity.md@08314e8e;
-# its OMPI_MCA_hwloc_base_binding_policy does nothing in Open MPI 5.0.11)
-BINDING = {
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "TLLM_NUMA_AWARE_WORKER_AFFINITY": "1",
-}
-
-
 def env_vars(context: Context) -> dict[str, str]:
     """Return environment variables for the process that makes the `LLM`, and for its ranks."""
     # otherwise LLM() reports usage to NVIDIA; engine.args takes precedence
-    silent = "telemetry_config" not in context.engine.args
-    found = BINDING | ({"TRTLLM_NO_USAGE_STATS": "1"} if silent else {})
+    variables = dict(BINDING)
+    if "telemetry_config" not in context.engine.args:
+        variables["TRTLLM_NO_USAGE_STATS"] = "1"
     # as in upstream's recipes (examples/configs/database/openai/gpt-oss-120b/B200)
     if context.gpu.sm >= 100:
-        found["TRTLLM_ENABLE_PDL"] = "1"  # programmatic dependent launch
-    return found | ({"NCCL_GRAPH_REGISTER": "0"} if context.gpus > 1 else {})
+        variables["TRTLLM_ENABLE_PDL"] = "1"  # programmatic dependent launch
+    if context.gpus > 1:
+        variables["NCCL_GRAPH_REGISTER"] = "0"
+    return variables

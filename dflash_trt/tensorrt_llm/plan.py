@@ -96,12 +96,16 @@ def make_plan(
     drafter_hub = dflash_drafter(config).hub or ""
     drafting = open_drafter(drafter)
     block = _block_size(config, drafting.values)
-    machine, deployed, args = _deploy(config, open_target(target), drafting, hardware, block)
+    planned = _deploy(config, open_target(target), drafting, hardware, block)
+    machine = planned.machine
+    deployed = planned.deployment
+    args = planned.args
     assumed = _acceptance(drafter_hub, block, acceptance)
-    longest = (args.max_seq_len if args else config.serving.max_seq_len) or CONTEXT
+    max_seq_len = args.max_seq_len if args else config.serving.max_seq_len
+    longest = max_seq_len or CONTEXT
     context = context or min(CONTEXT, longest)
     longest = max(context, longest)
-    methods = PLAIN, dflash(deployed.drafter, assumed.tau, block - 1)
+    methods = (PLAIN, dflash(deployed.drafter, assumed.tau, block - 1))
     return {
         "name": config.name,
         "machine": {"name": machine.name, "gpu": machine.gpu.name, "gpus": deployed.gpus},

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints import Report, Target, small_files
 from dflash_trt.config import Precision
@@ -30,12 +30,19 @@ from dflash_trt.files import copy_file
 from dflash_trt.hardware import Machine
 from dflash_trt.weights import INDEX, MODELOPT_FILE, read_json
 
-# compute capabilities and targets (prefixes of `architectures`) with kernels in TensorRT-LLM's
-# PyTorch backend: docs/source/features/quantization.md (main, August 2026)
+
+class Kernels(NamedTuple):
+    """What has kernels in TensorRT-LLM's PyTorch backend."""
+
+    capabilities: tuple[int, ...]  # of GPUs
+    targets: tuple[str, ...]  # prefixes of `architectures`
+
+
+# docs/source/features/quantization.md (main, August 2026)
 NVFP4_TARGETS = ("LlamaFor", "Llama4", "MixtralFor", "Qwen2", "Qwen3For", "Qwen3MoeFor")
-KERNELS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
-    "fp8": ((89, 90, 100, 103, 120), (*NVFP4_TARGETS, "MistralFor", "Gemma3", "Exaone")),
-    "nvfp4": ((100, 103, 120), NVFP4_TARGETS),
+KERNELS = {
+    "fp8": Kernels((89, 90, 100, 103, 120), (*NVFP4_TARGETS, "MistralFor", "Gemma3", "Exaone")),
+    "nvfp4": Kernels((100, 103, 120), NVFP4_TARGETS),
 }
 NEEDED = ("modelopt", "torch", "transformers", "accelerate")
 RECIPES = {"fp8": "FP8_DEFAULT_CFG", "nvfp4": "NVFP4_DEFAULT_CFG"}
@@ -47,11 +54,13 @@ VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 def check_quantizable(method: Precision, target: Target, machine: Machine) -> None:
     """Raise ConfigError if kernels or the target forbid it, BuildError if a package is missing."""
-    gpu, name = machine.gpu, target.architecture
-    of_gpu = [m for m, (capabilities, _) in KERNELS.items() if gpu.sm in capabilities]
-    of_both = [m for m in of_gpu if name.startswith(KERNELS[m][1])]
-    instead = f"Set engine.quantize to {' or '.join(of_both)}, or leave it out"
-    instead = instead if of_both else "Leave engine.quantize out"
+    gpu = machine.gpu
+    name = target.architecture
+    of_gpu = [other for other, kernels in KERNELS.items() if gpu.sm in kernels.capabilities]
+    of_both = [other for other in of_gpu if name.startswith(KERNELS[other].targets)]
+    instead = "Leave engine.quantize out"
+    if of_both:
+        instead = f"Set engine.quantize to {' or '.join(of_both)}, or leave it out"
     if method not in of_gpu:
         raise ConfigError(f"TensorRT-LLM has no {method} kernels for {gpu.name}", instead)
     if method not in of_both:
@@ -60,7 +69,8 @@ def check_quantizable(method: Precision, target: Target, machine: Machine) -> No
         raise ConfigError(
             f"the target {target.directory} is quantized already", "Leave engine.quantize out"
         )
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
         raise BuildError(
             f"engine.quantize needs {', '.join(missing)}, which is not installed",
             "pip install 'dflash-trt[quantize]'",
@@ -81,7 +91,8 @@ def quantize_target(
     """Quantize into the new directory `output`; texts: token ids. BuildError if ModelOpt fails."""
     output.mkdir(parents=True)
     task = {"source": str(source), "output": str(output), "method": method, "texts": texts}
-    if failure := _run_process(task, report):
+    failure = _run_process(task, report)
+    if failure:
         raise BuildError(
             f"ModelOpt could not quantize {source} ({failure})",
             "Leave engine.quantize out, or take a published quantized checkpoint",
@@ -98,8 +109,13 @@ def quantize_target(
 def _run_process(task: dict[str, Any], report: Report) -> str:
     """Return the error, or ""; the process ends when its input does."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    pipe, variables = subprocess.PIPE, os.environ | VARIABLES
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | VARIABLES,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -159,7 +175,8 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
         model = causal.from_pretrained(
             task["source"], dtype="auto", local_files_only=True, **options
         )
-        layers, passes = model.config.get_text_config().num_hidden_layers, 0
+        layers = model.config.get_text_config().num_hidden_layers
+        passes = 0
         recipe = copy.deepcopy(getattr(mtq, RECIPES[task["method"]]))
         recipe["algorithm"] = {"method": "max", "layerwise": {"enable": True}}
 
@@ -183,6 +200,6 @@ def _share_scales(model: Any) -> None:
 
     for parent in model.modules():
         for names in JOINED:
-            found = [getattr(parent, name, None) for name in names]
-            if all(hasattr(each, "weight_quantizer") for each in found):
-                preprocess_linear_fusion(found)
+            matrices = [getattr(parent, name, None) for name in names]
+            if all(hasattr(matrix, "weight_quantizer") for matrix in matrices):
+                preprocess_linear_fusion(matrices)

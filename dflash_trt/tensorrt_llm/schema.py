@@ -44,18 +44,19 @@ def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
         if isinstance(plain[name], dict) and len(_kinds(properties[name])) > 1:
             properties[name] = _section(properties[name], marks.get(name, plain[name]))
     validator = Draft202012Validator({**schema(), "properties": properties})
-    found = best_match(validator.iter_errors(plain))
-    if found is None:
+    error = best_match(validator.iter_errors(plain))
+    if error is None:
         return None
-    path, value, why, fix = [*found.absolute_path], found.instance, found.message, "Correct it"
-    if found.validator == "additionalProperties" and isinstance(value, dict):
-        known = found.schema.get("properties", {})
-        key = next(key for key in value if key not in known)
-        path, value = [*path, key], value[key]
-        why = f"{path[-2] if len(path) > 1 else 'LLM(...)'} has no such argument"
-        near = difflib.get_close_matches(key, known, n=1)
-        fix = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
-    return Refusal(".".join(map(str, path)), value, why, fix)
+    path = [str(part) for part in error.absolute_path]
+    value = error.instance
+    if error.validator != "additionalProperties" or not isinstance(value, dict):
+        return Refusal(".".join(path), value, error.message, "Correct it")
+    known = error.schema.get("properties", {})
+    key = next(key for key in value if key not in known)
+    section = path[-1] if path else "LLM(...)"
+    near = difflib.get_close_matches(key, known, n=1)
+    fix = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
+    return Refusal(".".join([*path, key]), value[key], f"{section} has no such argument", fix)
 
 
 class Section(dict[str, Any]):
@@ -91,10 +92,10 @@ class LlmArgs:
 
     def value(self, name: str) -> Any:
         """Return an argument by its dotted name; None if its section is null."""
-        found: Any = self.complete
+        value: Any = self.complete
         for part in name.split("."):
-            found = getattr(found, part, None)
-        return found
+            value = getattr(value, part, None)
+        return value
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
@@ -103,8 +104,9 @@ class LlmArgs:
 def _with_defaults(node: Schema, given: Mapping[str, Any]) -> Section:
     complete = Section()
     for name, row in node["properties"].items():
-        # a section without a default is made by upstream
-        value = given.get(name, row.get("default", {} if _kinds(row) else None))
+        value = given.get(name, row.get("default"))
+        if name not in given and "default" not in row and _kinds(row):
+            value = {}  # a section without a default is made by upstream
         inner = _section(row, value) if isinstance(value, Mapping) else None
         complete[name] = value if inner is None else _with_defaults(inner, value)
     return complete

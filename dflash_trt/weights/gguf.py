@@ -41,6 +41,51 @@ LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 TURNED = (".attn_q.weight", ".attn_k.weight")  # Llama's, whose rows interleave the halves of a head
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# metadata by field of config.json
+FIELDS = {
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads", "attention.key_length": "head_dim",
+    "attention.head_count_kv": "num_key_value_heads", "rope.freq_base": "rope_theta",
+}  # fmt: skip
+OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
+EPSILON = "attention.layer_norm_rms_epsilon"
+KNOWN = {*FIELDS, *OF_HEADS, EPSILON, "vocab_size"}
+TEMPLATE = "tokenizer.chat_template"
+STATED = "tokenizer.ggml"
+INSTEAD = "Use another model, or its safetensors"
+# as in llama.cpp: the file may name only the base model's end
+ENDS_OF_TURNS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]", "</s>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+}  # fmt: skip
+SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+SPECIAL_TOKENS = {
+    "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token",
+}  # fmt: skip
+# types of tokens
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+# names of pre-tokenizers, by behavior
+GPT2 = ("default", "gpt-2")
+DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one that separates digits
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+QWEN2 = ("qwen2", "deepseek-r1-qwen")
+PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
+WORDS = (  # with the number of digits in one piece
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PREFIX = "dflash-trt-gguf-"  # then the process's number
+_directories: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 class Header(NamedTuple):
@@ -72,8 +117,8 @@ class Packed(Stored):
     def read(self, start: int = 0, count: int | None = None) -> npt.NDArray[Any]:
         """Return `count` numbers from `start` on, flat; all by default. Whole rows only."""
         width = self.shape[-1]
-        first, last = start // width, (self.size if count is None else start + count) // width
-        rows = self.rows(first, last)
+        end = self.size if count is None else start + count
+        rows = self.rows(start // width, end // width)
         if self.kind in PLAIN:
             numbers: npt.NDArray[Any] = rows.view(DTYPES[self.kind])
             return numbers.reshape(-1)
@@ -90,10 +135,11 @@ class Packed(Stored):
         """Return rows `first .. last-1` as stored blocks: `[rows, bytes]`."""
         if self.heads is None:
             return self._stored(first, last)
-        head = self.shape[0] // self.heads
-        start, stop = first // head * head, -(-last // head) * head
+        head_dim = self.shape[0] // self.heads
+        start = first // head_dim * head_dim
+        stop = -(-last // head_dim) * head_dim
         stored = self._stored(start, stop)
-        halves = stored.reshape(-1, head // 2, 2, stored.shape[1]).swapaxes(1, 2)
+        halves = stored.reshape(-1, head_dim // 2, 2, stored.shape[1]).swapaxes(1, 2)
         return halves.reshape(stored.shape)[first - start : last - start]
 
     def _stored(self, first: int, last: int) -> npt.NDArray[np.uint8]:
@@ -105,7 +151,7 @@ class Packed(Stored):
 
 def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:
     """Unpack rows `[r, bytes]` of a format in `BITS`."""
-    blocks = rows.reshape(len(rows), -1, {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind])
+    blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[kind])
     scales = blocks[..., :2].view(np.float16).astype(np.float32)
     if kind == "Q8_0":
         return Blocks(blocks[..., 2:].view(np.int8), scales)
@@ -113,9 +159,9 @@ def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:
     codes = np.concatenate([halves & 15, halves >> 4], axis=-1).view(np.int8) - np.int8(8)
     if kind == "Q4_0":
         return Blocks(codes, scales)
-    least = blocks[..., 2:4].view(np.float16).astype(np.float32)  # for codes from 0 to 15
+    offsets = blocks[..., 2:4].view(np.float16).astype(np.float32)  # for codes from 0 to 15
     with np.errstate(all="ignore"):  # infinity if a scale is, as in other readers
-        return Blocks(codes, scales, least + 8 * scales)
+        return Blocks(codes, scales, offsets + 8 * scales)
 
 
 def library() -> Any:
@@ -174,7 +220,8 @@ def _read(file: Path, _changed: int) -> Header:
             f"{file} is truncated or is not a GGUF file ({error})"[:500], AGAIN
         ) from error
     header = Header(file, values, {tensor.name: tensor for tensor in reader.tensors})
-    if (count := values.get("split.count", 0)) not in (0, 1):
+    count = values.get("split.count", 0)
+    if count not in (0, 1):
         fix = "Put them together with `llama-gguf-split --merge`"
         raise header.wrong(f"it is one of the {count} parts of a model", fix)
     return header
@@ -183,8 +230,11 @@ def _read(file: Path, _changed: int) -> Header:
 def open_tensors(file: Path) -> dict[str, Stored]:
     """Return the tensors by Hugging Face name; CheckpointError for an unsupported type."""
     header = read_header(file)
-    tensors = (tensor for name, tensor in header.tensors.items() if name != ROPE_FREQS)
-    return {hugging_face_name(tensor.name): _open_tensor(header, tensor) for tensor in tensors}
+    return {
+        hugging_face_name(name): _open_tensor(header, tensor)
+        for name, tensor in header.tensors.items()
+        if name != ROPE_FREQS
+    }
 
 
 def hugging_face_name(name: str) -> str:
@@ -196,8 +246,10 @@ def hugging_face_name(name: str) -> str:
 
 
 def _open_tensor(header: Header, tensor: Any) -> Stored:
-    gguf, file, name = library(), header.file, tensor.name
-    kind, shape = tensor.tensor_type, tuple(reversed(tensor.shape.tolist()))
+    gguf = library()
+    name = tensor.name
+    kind = tensor.tensor_type
+    shape = tuple(reversed(tensor.shape.tolist()))
     block = gguf.GGML_QUANT_SIZES[kind]
     try:
         if kind.name not in PLAIN:
@@ -213,50 +265,11 @@ def _open_tensor(header: Header, tensor: Any) -> Stored:
             heads = header.values.get("llama.attention.head_count_kv", heads)
         if type(heads) is not int or heads < 1 or shape[0] % (2 * heads):
             raise header.wrong(f"tensor {name} {list(shape)} is not of {heads!r} heads")
+    place = (name, header.file, tensor.data_offset, shape)
     if kind.name in PLAIN and heads is None:
-        return Stored(name, file, tensor.data_offset, shape, kind.name)
+        return Stored(*place, kind.name)
     dtype = kind.name if kind.name in PLAIN else "F32"
-    return Packed(name, file, tensor.data_offset, shape, dtype, kind.name, block, heads)
-
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# metadata by field of config.json
-FIELDS = {
-    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads", "attention.key_length": "head_dim",
-    "attention.head_count_kv": "num_key_value_heads", "rope.freq_base": "rope_theta",
-}  # fmt: skip
-OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
-EPSILON = "attention.layer_norm_rms_epsilon"
-KNOWN = {*FIELDS, *OF_HEADS, EPSILON, "vocab_size"}
-TEMPLATE, STATED = "tokenizer.chat_template", "tokenizer.ggml"
-INSTEAD = "Use another model, or its safetensors"
-
-# as in llama.cpp: the file may name only the base model's end
-ENDS_OF_TURNS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
-    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]", "</s>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-}  # fmt: skip
-SAMPLING = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
-# names of pre-tokenizers, by behavior
-GPT2 = ("default", "gpt-2")
-DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one that separates digits
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-QWEN2 = ("qwen2", "deepseek-r1-qwen")
-PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
-WORDS = (  # with the number of digits kept together
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-PREFIX = "dflash-trt-gguf-"  # then the process's number
-_directories: list[TemporaryDirectory[str]] = []  # removed when the process ends
+    return Packed(*place, dtype, kind.name, block, heads)
 
 
 def as_directory(file: Path) -> Path:
@@ -328,7 +341,8 @@ def _config_json(header: Header) -> dict[str, Any]:
             raise header.wrong(what, INSTEAD)
     *_, rows = header.tensors["token_embd.weight"].shape  # the file has shapes reversed
     scaling = None
-    if (frequencies := header.tensors.get(ROPE_FREQS)) is not None:
+    frequencies = header.tensors.get(ROPE_FREQS)
+    if frequencies is not None:
         # divisors of Llama 3.1's frequencies, which LongRoPE's short factors express
         scaling = {
             "rope_type": "longrope",
@@ -348,18 +362,21 @@ def _config_json(header: Header) -> dict[str, Any]:
 
 
 def _generation_config(header: Header) -> dict[str, Any]:
+    config = {}
+    for key, name in SAMPLING.items():
+        value = header.values.get(f"general.sampling.{key}")
+        if value is not None:
+            config[name] = value
     tokens = header.values[f"{STATED}.tokens"]
     ends = [header.values.get(f"{STATED}.{end}_token_id") for end in ("eos", "eot", "eom")]
-    ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
-    stated = {name: header.values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
-    return {
-        **{name: value for name, value in stated.items() if value is not None},
-        "eos_token_id": list(dict.fromkeys(token for token in ends if token is not None)),
-    }
+    ends += [token for token, text in enumerate(tokens) if text in ENDS_OF_TURNS]
+    config["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
+    return config
 
 
 def _tokenizer(header: Header) -> Tokenizer:
-    model, pre = (header.values.get(f"{STATED}.{name}") for name in ("model", "pre"))
+    model = header.values.get(f"{STATED}.model")
+    pre = header.values.get(f"{STATED}.pre")
     if model != "gpt2" or pre not in PRE_TOKENIZERS or header.values.get(f"{STATED}.add_eos_token"):
         what = f"its tokenizer is {model!r} with pre-tokenizer {pre!r}; read are those of gpt2 "
         what += f"that end no prompts (add_eos_token), with {', '.join(PRE_TOKENIZERS)}"
@@ -376,7 +393,10 @@ def _assemble_tokenizer(
     pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None
 ) -> Tokenizer:
     vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
-    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    pairs = []
+    for merge in merges:
+        left, right = merge.split(" ")
+        pairs.append((left, right))
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
     if pre in QWEN2:
         tokenizer.normalizer = normalizers.NFC()
@@ -394,30 +414,33 @@ def _assemble_tokenizer(
 
 def _pre_tokenizers(pre: str) -> list[PreTokenizer]:
     if pre in (*LLAMA3, *QWEN2):
-        words = Regex(WORDS % (3 if pre in LLAMA3 else 1))
-        return [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        digits = 3 if pre in LLAMA3 else 1
+        words = Split(Regex(WORDS % digits), "isolated")
+        return [words, ByteLevel(add_prefix_space=False, use_regex=False)]
     gpt2 = ByteLevel(add_prefix_space=False)
     return [Digits(individual_digits=True), gpt2] if pre in DIGITS else [gpt2]
 
 
 def _tokenizer_config(header: Header) -> dict[str, Any]:
-    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    tokens, values = header.values[f"{STATED}.tokens"], header.values
-    special = {
-        f"{name}_token": tokens[number]
-        for key, name in names.items()
-        if (number := values.get(f"{STATED}.{key}_token_id")) is not None
-    }
+    values = header.values
+    tokens = values[f"{STATED}.tokens"]
+    special = {}
+    for key, name in SPECIAL_TOKENS.items():
+        token = values.get(f"{STATED}.{key}_token_id")
+        if token is not None:
+            special[name] = tokens[token]
     prefix = f"{TEMPLATE}."
     more = [
         {"name": key.removeprefix(prefix), "template": value}
         for key, value in values.items()
         if key.startswith(prefix)
     ]
-    default: Any = values.get(TEMPLATE)
+    template: Any = values.get(TEMPLATE)
+    if more:
+        template = [{"name": "default", "template": template}, *more]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "chat_template": [{"name": "default", "template": default}, *more] if more else default,
+        "chat_template": template,
         **special,
     }

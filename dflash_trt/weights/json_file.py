@@ -7,10 +7,10 @@ from dflash_trt import files
 from dflash_trt.errors import CheckpointError
 
 
-def read_bytes(file: Path, most: int = files.MAX_JSON) -> bytes:
+def read_bytes(file: Path, limit: int = files.MAX_JSON) -> bytes:
     """Read a file; CheckpointError if that fails. See `dflash_trt.files`."""
     try:
-        return files.read_bytes(file, most)
+        return files.read_bytes(file, limit)
     except OSError as error:
         raise CheckpointError(
             f"cannot read {file}: {error.strerror}",

@@ -38,6 +38,24 @@ DTYPES: dict[str, Any] = {
     "BOOL": np.dtype(np.bool_),
 }
 AGAIN = "Download or export the checkpoint again"
+INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
+
+Floats = npt.NDArray[np.float32]
+Size = Annotated[int, Field(ge=1)]
+Block = tuple[Size, Size]  # rows and columns that share a scale
+
+MODELOPT_FILE = "hf_quant_config.json"
+# methods and variants of quantization that are read
+LAYOUTS = {("fp8", None), ("fp8", "e4m3"), ("fp8", "float8_e4m3fn"), ("mxfp4", None)}
+LAYOUTS |= {("modelopt", None), ("modelopt", "FP8"), ("modelopt", "NVFP4")}  # None: the cache only
+ACTIVATIONS = ("input_scale", "activation_scale")
+CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
+CHUNK = 1 << 18  # numbers converted at a time; fits the CPU cache
+_BYTES = np.arange(256, dtype=np.uint8)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# values of a byte: one number, or two with the low bits first
+FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
 
 
 class Span(NamedTuple):
@@ -77,10 +95,11 @@ class Stored:
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray[Any, Any]:
         """Return `count` elements from `start` on, flat; all by default."""
         dtype = DTYPES[self.dtype]
-        count = self.size - start if count is None else count
-        at = self.offset + start * dtype.itemsize
+        if count is None:
+            count = self.size - start
+        offset = self.offset + start * dtype.itemsize
         try:
-            values = np.fromfile(self.file, dtype, count, offset=at)
+            values = np.fromfile(self.file, dtype, count, offset=offset)
         except OSError as error:
             raise CheckpointError(f"cannot read {self.file}: {error.strerror}", AGAIN) from error
         if values.size != count:
@@ -95,45 +114,23 @@ def read_header(file: Path) -> dict[str, Stored]:
             raise OSError("no such file")
         with file.open("rb") as stream:
             offset = 8 + int.from_bytes(stream.read(8), "little")
-        found = {}
+        tensors = {}
         # checks types, offsets (no gap, no overlap) and the file's length
         with safe_open(file, framework="numpy") as header:
             for name in header.offset_keys():  # in the order of their bytes
                 entry = header.get_slice(name)
-                shape, dtype = tuple(entry.get_shape()), str(entry.get_dtype())
-                found[name] = Stored(name, file, offset, shape, dtype)
+                dtype = str(entry.get_dtype())
+                tensor = Stored(name, file, offset, tuple(entry.get_shape()), dtype)
+                tensors[name] = tensor
                 bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
-                offset += found[name].size * bits // 8
-        return found
+                offset += tensor.size * bits // 8
+        return tensors
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(
             f"{file} is truncated or is not a safetensors file ({error})", AGAIN
         ) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}", AGAIN) from None
-
-
-# --- quantized tensors ----------------------------------------------------------------------------
-
-Floats = npt.NDArray[np.float32]
-Size = Annotated[int, Field(ge=1)]
-Block = tuple[Size, Size]  # rows and columns that share a scale
-
-INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
-MODELOPT_FILE = "hf_quant_config.json"
-# methods and variants that are read
-LAYOUTS = {("fp8", None), ("fp8", "e4m3"), ("fp8", "float8_e4m3fn"), ("mxfp4", None)}
-LAYOUTS |= {("modelopt", None), ("modelopt", "FP8"), ("modelopt", "NVFP4")}  # None: the cache only
-
-ACTIVATIONS = ("input_scale", "activation_scale")
-CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
-CHUNK = 1 << 18  # numbers converted at a time; fits the CPU cache
-
-_BYTES = np.arange(256, dtype=np.uint8)
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# values of a byte: one number, or two with the low bits first
-FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -149,17 +146,26 @@ class Quantized:
 
     dtype = "F32"
 
+    @property
+    def stored_names(self) -> set[str]:
+        names = {self.codes.name, self.scales.name}
+        if self.factor is not None:
+            names.add(self.factor.name)
+        return names
+
     def read(self, start: int = 0, count: int | None = None) -> Floats:
         """Return `count` numbers of the plain tensor from `start` on, flat; whole matrices only."""
         size = math.prod(self.shape[-2:])
-        first, many = start // size, (math.prod(self.shape) if count is None else count) // size
-        plain = np.empty((many, *self.shape[-2:]), np.float32)
+        if count is None:
+            count = math.prod(self.shape)
+        first = start // size
+        plain = np.empty((count // size, *self.shape[-2:]), np.float32)
         matrices = plain.swapaxes(1, 2) if self.transposed else plain
-        rows, columns = matrices.shape[1:]
+        number, rows, columns = matrices.shape
         table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
         width = self.codes.size * columns // math.prod(self.shape)  # bytes per row
         step = max(1, CHUNK // columns)
-        for i, part in np.ndindex(many, -(-rows // step)):
+        for i, part in np.ndindex(number, -(-rows // step)):
             row = part * step
             n = min(step, rows - row)
             codes = self.codes.read(((first + i) * rows + row) * width, n * width).view(np.uint8)
@@ -172,8 +178,10 @@ class Quantized:
     def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
         """Return scales of `count` rows from `row` on: [count, columns], or [count, 1] if equal."""
         high, wide = self.block
-        down, across = -(-rows // high), -(-columns // wide)
-        first, last = row // high, -(-(row + count) // high)
+        down = -(-rows // high)
+        across = -(-columns // wide)
+        first = row // high
+        last = -(-(row + count) // high)
         scales = self.scales.read((matrix * down + first) * across, (last - first) * across)
         scales = _float32(scales).reshape(-1, across)
         if self.factor is not None:
@@ -186,13 +194,18 @@ def dequantized(
     stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Stored | Quantized]:
     """Return plain tensors by name; CheckpointError for an unsupported layout or wrong scales."""
-    if (quantization := _read_quantization(config, directory)) is None:
+    quantization = _read_quantization(config, directory)
+    if quantization is None:
         return dict(stored)
-    block = quantization.weight_block_size
-    found = (_quantized_tensor(codes, stored, block) for codes in stored.values())
-    plain = dict(filter(None, found))
-    parts = (part for tensor in plain.values() for part in vars(tensor).values())
-    used = {part.name for part in parts if isinstance(part, Stored)}
+    plain: dict[str, Quantized] = {}
+    used = set()
+    for codes in stored.values():
+        quantized = _quantized_tensor(codes, stored, quantization.weight_block_size)
+        if quantized is None:
+            continue
+        name, tensor = quantized
+        plain[name] = tensor
+        used |= tensor.stored_names
     rest = {
         name: tensor
         for name, tensor in stored.items()
@@ -212,19 +225,21 @@ class Quantization(BaseModel):
 
 def _read_quantization(config: Mapping[str, Any], directory: Path) -> Quantization | None:
     """Return the config's quantization, None without one; CheckpointError if unsupported."""
-    found = config.get("quantization_config")
-    if not found and (directory / MODELOPT_FILE).is_file():  # ModelOpt's place for it
-        found = read_json(directory / MODELOPT_FILE).get("quantization")
-        found = {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
-    if not found:
+    stated = config.get("quantization_config")
+    if not stated and (directory / MODELOPT_FILE).is_file():  # ModelOpt's place for it
+        stated = read_json(directory / MODELOPT_FILE).get("quantization")
+        if isinstance(stated, dict):
+            stated = {"quant_method": "modelopt", **stated}
+    if not stated:
         return None
     try:
-        quant = Quantization.model_validate(found)
+        quant = Quantization.model_validate(stated)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, ("quantization_config", *first["loc"])))
         raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
-    method, variant = quant.quant_method, quant.fmt or quant.quant_algo
+    method = quant.quant_method
+    variant = quant.fmt or quant.quant_algo
     if (method, variant) not in LAYOUTS:
         raise CheckpointError(
             f"{directory} is quantized by {method or 'a method that it does not name'} "
@@ -242,23 +257,31 @@ def _quantized_tensor(
     def beside(*names: str) -> Stored | None:
         return next((stored[name] for name in names if name in stored), None)
 
-    name, shape = codes.name, codes.shape
+    name = codes.name
+    shape = codes.shape
     if len(shape) < 2 or not codes.size:
         return None
-    if codes.dtype == "F8_E4M3" and (scales := beside(f"{name}_scale_inv", f"{name}_scale")):
-        blocks = [*([fp8_block] if fp8_block else []), (1, shape[-1]), (shape[-2], shape[-1])]
+    if codes.dtype == "F8_E4M3":
+        scales = beside(f"{name}_scale_inv", f"{name}_scale")
+        if scales is None:
+            return None
+        blocks = [(1, shape[-1]), (shape[-2], shape[-1])]
+        if fp8_block:
+            blocks.insert(0, fp8_block)
         return name, Quantized(codes, scales, _block(codes, scales, shape, blocks), shape)
     if codes.dtype != "U8":
         return None
     plain = name.removesuffix("_blocks")
-    if plain != name and (scales := beside(f"{plain}_scales")):
+    scales = beside(f"{plain}_scales")
+    if plain != name and scales is not None:
         if len(shape) < 3 or shape[-1] != 16 or (scales.dtype, scales.shape) != ("U8", shape[:-1]):
             raise _mismatch(codes, scales)
         *stack, rows, groups, _ = shape
         # gpt-oss multiplies from the left
         turned = (*stack, groups * 32, rows)
         return plain, Quantized(codes, scales, (1, 32), turned, transposed=True)
-    scales, factor = beside(f"{name}_scale"), beside(f"{name}_scale_2")
+    scales = beside(f"{name}_scale")
+    factor = beside(f"{name}_scale_2")
     if scales and factor and factor.size == 1 and factor.dtype in DTYPES:
         shape = (*shape[:-1], shape[-1] * 2)
         block = _block(codes, scales, shape, [(1, 16)])

@@ -25,7 +25,8 @@ from dflash_trt.weights.stored import (
 # stacks of experts, and the projections whose rows each expert has in them
 STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
@@ -34,22 +35,21 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
         return [directory / SINGLE], read_header(directory / SINGLE)
     if (directory / INDEX).is_file():
         return _open_shards(directory / INDEX)
-    pickles = any(directory.glob("*.bin"))
-    raise CheckpointError(
-        f"{directory} has no {SINGLE}" + (", only pickled weights" if pickles else ""),
-        "Pickles are never loaded: save the model with save_pretrained of a current transformers"
-        if pickles
-        else "Give the directory that save_pretrained wrote",
-    )
+    problem = f"{directory} has no {SINGLE}"
+    fix = "Give the directory that save_pretrained wrote"
+    if any(directory.glob("*.bin")):
+        problem += ", only pickled weights"
+        fix = "Pickles are never loaded: save the model with save_pretrained of a current "
+        fix += "transformers"
+    raise CheckpointError(problem, fix)
 
 
 def count_stored_types(file: Path) -> Counter[str]:
-    if file.name != LINK:
-        return Counter(tensor.dtype for tensor in read_header(file).values())
-    return Counter(
-        tensor.kind if isinstance(tensor, Packed) else tensor.dtype
-        for tensor in open_tensors(file).values()
-    )
+    tensors = open_tensors(file) if file.name == LINK else read_header(file)
+    counted: Counter[str] = Counter()
+    for tensor in tensors.values():
+        counted[tensor.kind if isinstance(tensor, Packed) else tensor.dtype] += 1
+    return counted
 
 
 class Weights:
@@ -64,10 +64,12 @@ class Weights:
         self.directory = directory
         self._tensors: dict[str, Stored | Quantized]
         if (directory / LINK).is_file():
-            self.files, self._tensors = [directory / LINK], {**open_tensors(directory / LINK)}
+            self.files = [directory / LINK]
+            self._tensors = {**open_tensors(directory / LINK)}
         else:
             self.files, stored = open_files(directory)
-            self.files += [file for file in [directory / MODELOPT_FILE] if file.is_file()]
+            if (directory / MODELOPT_FILE).is_file():
+                self.files.append(directory / MODELOPT_FILE)
             self._tensors = {**dequantized(stored, config or {}, directory)}
         for name, tensor in sorted(self._tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
@@ -92,7 +94,8 @@ class Weights:
         """Read a tensor, or an entry of its first axis, in its dtype (BF16: ml_dtypes.bfloat16)."""
         if part is not None:
             return self._entries(name, part, part + 1).reshape(self.shape(name)[1:])
-        if not (shape := self.shape(name)):
+        shape = self.shape(name)
+        if not shape:
             return self._tensor(name).read().reshape(())
         return np.ascontiguousarray(self._entries(name, 0, shape[0]))
 
@@ -195,12 +198,12 @@ def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
     shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for shard in shards:
         for name, tensor in read_header(shard).items():
             # a tensor may be in two shards: the index decides
             if places.get(name, shard.name) == shard.name:
-                found[name] = tensor
-    for name in sorted(places.keys() - found.keys()):
+                tensors[name] = tensor
+    for name in sorted(places.keys() - tensors.keys()):
         raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
-    return [index, *shards], found
+    return [index, *shards], tensors

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from dflash_trt.bench import load_asked
+from dflash_trt.bench import load_prompts
 from dflash_trt.builder import onnxruntime, tensorrt_llm
 from dflash_trt.builder.manifest import check_build, read_manifest, speculation_of
 from dflash_trt.builder.signing import check_signed, sign
@@ -175,7 +175,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "target.gguf": (spoil_gguf, GGUF),
     "pair.yaml": (spoil_text, (lambda home: load_config(home / "pair.yaml"),)),
     "prompts.jsonl": (spoil_lines, (prompts_read,)),
-    "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
+    "asked.jsonl": (spoil_lines, (lambda home: load_prompts(str(home / "asked.jsonl"), 9),)),
     "built/model.sig": (
         spoil_json,
         (lambda home: check_signed(home / "built", None, home / "key.pub"),),

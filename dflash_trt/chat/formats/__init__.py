@@ -67,7 +67,8 @@ class AnswerParser:
         self._reader.text += text
         self._reader.ended = last
         next(self._steps, None)
-        delta, self._reader.delta = self._reader.delta, AnswerDelta()
+        delta = self._reader.delta
+        self._reader.delta = AnswerDelta()
         return delta
 
 
@@ -121,13 +122,15 @@ def grammar(
         )
     if answer is not None:
         body = lark.answer(answer)
-        body = harmony.final(lark, body) if format is HARMONY else body
+        if format is HARMONY:
+            body = harmony.final(lark, body)
         start = f"({start} | {body})" if start else body
     if tags:
-        rest = f"{lark.up_to(tags.close)} /[ \\n]{{0,4}}/"
-        label = f" {lark.text(tags.label)}" if tags.label else ""
-        rest = rest if thinking else f"({lark.marker(tags.open)}{label} {rest})?"
-        start = f"{rest} {start}"
+        thought = f"{lark.up_to(tags.close)} /[ \\n]{{0,4}}/"
+        if not thinking:
+            label = f" {lark.text(tags.label)}" if tags.label else ""
+            thought = f"({lark.marker(tags.open)}{label} {thought})?"
+        start = f"{thought} {start}"
     return lark.grammar(start)
 
 

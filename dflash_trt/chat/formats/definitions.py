@@ -44,7 +44,8 @@ def _tool(place: str, tool: Any) -> Tool:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type") != "function":
         raise RequestError(f"{place} is no function", FIX)
-    name, parameters = function.get("name"), function.get("parameters")
+    name = function.get("name")
+    parameters = function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
             f"{place}.function.name is no name", "Use 1 to 128 of letters, digits, _, - and ."
@@ -56,9 +57,10 @@ def _tool(place: str, tool: Any) -> Tool:
             f"{place}.function.parameters of {name!r} describe no object",
             'Send a JSON Schema with "type": "object".',
         )
-    closed = "properties" in parameters and not parameters.keys() & ELSEWHERE
-    rest = {"additionalProperties": False} if closed else {}
-    return Tool(name, {"type": "object", **rest, **without_annotations(parameters)})
+    schema: dict[str, Any] = {"type": "object"}
+    if "properties" in parameters and not parameters.keys() & ELSEWHERE:
+        schema["additionalProperties"] = False
+    return Tool(name, schema | without_annotations(parameters))
 
 
 def required_tools(tools: Sequence[Tool], choice: Any) -> list[Tool]:

@@ -11,7 +11,9 @@ from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark, not_enforceable, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
 
-OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+OPEN = "<|tool_call>"
+CLOSE = "<tool_call|>"
+QUOTE = '<|"|>'
 DEEPEST = 64
 MARKERS = (OPEN, CLOSE, QUOTE)
 WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}  # Python's too
@@ -90,17 +92,19 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    each = []
+    functions = []
     for tool in tools:
         arguments = _ValueRules(lark, tool).value(tool.schema)
-        each.append(f"{lark.text(f'call:{tool.name}')} {arguments}")
-    one = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(each)}) {lark.marker(CLOSE)}")
-    return f"{one}+" if parallel else one
+        functions.append(f"{lark.text(f'call:{tool.name}')} {arguments}")
+    body = f"{lark.marker(OPEN)} ({' | '.join(functions)}) {lark.marker(CLOSE)}"
+    call = lark.rule("call", body)
+    return f"{call}+" if parallel else call
 
 
 class _ValueRules:
     def __init__(self, lark: Lark, tool: Tool) -> None:
-        self._lark, self._tool = lark, tool
+        self._lark = lark
+        self._tool = tool
         self._named: dict[str, str] = {}  # rules by `$ref`
         self._any = ""
 
@@ -120,7 +124,8 @@ class _ValueRules:
             values = schema.get("enum", [schema.get("const")])
             return f"({' | '.join(map(self._constant, values))})"
         kinds = schema.get("type", KINDS)
-        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if isinstance(kinds, str):
+            kinds = [kinds]
         return f"({' | '.join(self._kind(kind, schema) for kind in kinds)})"
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
@@ -140,16 +145,20 @@ class _ValueRules:
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         self._only(schema, "type", "properties", "required", "additionalProperties")
-        properties, required = schema.get("properties", {}), schema.get("required", [])
+        properties = schema.get("properties", {})
+        required = schema.get("required", [])
         if not properties:
             closed = schema.get("additionalProperties", True) is False
             return '"{}"' if closed else self._anything_in_braces()
-        first, rest = "", ""  # the remaining properties: with none written before, and with one
-        for key, each in reversed(properties.items()):
-            one = self._lark.rule("property", f"{self._lark.text(key + ':')} {self.value(each)}")
+        # the remaining properties: with none written before, and with one
+        first = ""
+        rest = ""
+        for key, inner in reversed(properties.items()):
+            body = f"{self._lark.text(key + ':')} {self.value(inner)}"
+            rule = self._lark.rule("property", body)
             needed = key in required
-            first = self._lark.rule("first", _either(f"{one} {rest}", first, needed))
-            rest = self._lark.rule("rest", _either(f'"," {one} {rest}', rest, needed))
+            first = self._lark.rule("first", _either(f"{rule} {rest}", first, needed))
+            rest = self._lark.rule("rest", _either(f'"," {rule} {rest}', rest, needed))
         return f'"{{" {first} "}}"'
 
     def _reference(self, name: Any) -> str:
@@ -158,7 +167,8 @@ class _ValueRules:
             group, _, key = place.partition("/")
             if group not in ("$defs", "definitions") or key not in self._tool.schema.get(group, {}):
                 raise not_enforceable(f"the $ref {name!r}", self._tool.name)
-            rule = self._named[name] = self._lark.rule("named", "")
+            rule = self._lark.rule("named", "")
+            self._named[name] = rule  # before its schema is read, which may refer to it
             self._lark.define(rule, self.value(self._tool.schema[group][key]))
         return self._named[name]
 
@@ -177,8 +187,8 @@ class _ValueRules:
         return self._any
 
     def _anything_in_braces(self) -> str:
-        one = self._lark.rule("property", f'{KEY} ":" {self._anything()}')
-        return f'"{{" ({one} ("," {one})*)? "}}"'
+        rule = self._lark.rule("property", f'{KEY} ":" {self._anything()}')
+        return f'"{{" ({rule} ("," {rule})*)? "}}"'
 
     def _only(self, schema: Mapping[str, Any], *known: str) -> None:
         refuse_others(schema, set(known), self._tool.name)

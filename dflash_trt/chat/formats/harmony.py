@@ -14,8 +14,12 @@ from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps
 
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-CALL, KIND = "<|call|>", "<|constrain|>"
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+CALL = "<|call|>"
+KIND = "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END)
 REASONING = "analysis"
 RECIPIENT = re.compile(r" to=([^\s<]+)")
@@ -29,11 +33,11 @@ def has_channels(tokenizer: Tokenizer) -> bool:
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     """Parse channels; without tools a call is content, header included."""
     pieces: list[str] = []
-    found = yield from reader.until((MESSAGE,), pieces.append)
-    if found is None:  # no channels after all
+    marker = yield from reader.until((MESSAGE,), pieces.append)
+    if marker is None:  # no channels after all
         reader.add_content("".join(pieces))
         return
-    while found == MESSAGE:
+    while marker == MESSAGE:
         header = "".join(pieces)
         reader.take(len(MESSAGE))
         to = RECIPIENT.search(header)
@@ -48,7 +52,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
             reader.take(len(ended))
             yield from reader.until((START, CHANNEL), reader.add_content)
         pieces = []
-        found = yield from reader.until((MESSAGE,), pieces.append)
+        marker = yield from reader.until((MESSAGE,), pieces.append)
 
 
 def _call(reader: Reader, header: str, name: str) -> Steps[None]:
@@ -61,12 +65,12 @@ def _call(reader: Reader, header: str, name: str) -> Steps[None]:
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
     """Return the grammar of reasoning, then one call, which ends the turn."""
-    each = " | ".join(
-        f"{lark.text(f'commentary to={OURS}{tool.name} ')} {lark.marker(KIND)} "
-        f'"json" {lark.marker(MESSAGE)} {lark.json(tool.schema)}'
-        for tool in tools
-    )
-    return f"{_thoughts(lark)} {lark.marker(CHANNEL)} ({each})"
+    functions = []
+    for tool in tools:
+        recipient = lark.text(f"commentary to={OURS}{tool.name} ")
+        kind = f'{lark.marker(KIND)} "json"'
+        functions.append(f"{recipient} {kind} {lark.marker(MESSAGE)} {lark.json(tool.schema)}")
+    return f"{_thoughts(lark)} {lark.marker(CHANNEL)} ({' | '.join(functions)})"
 
 
 def final(lark: Lark, answer: str) -> str:

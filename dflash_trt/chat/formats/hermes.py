@@ -9,7 +9,8 @@ from dflash_trt.chat.formats.definitions import Tool
 from dflash_trt.chat.formats.lark import Lark, json_calls
 from dflash_trt.chat.formats.reader import Reader, Steps, json_call
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 MARKERS = (OPEN, CLOSE)
 
 
@@ -26,6 +27,6 @@ def _call(reader: Reader) -> Steps[None]:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    each = json_calls(lark, tools, "arguments")
-    one = lark.rule("call", f'{lark.marker(OPEN)} "\\n" {each} "\\n" {lark.marker(CLOSE)}')
-    return f'{one} ("\\n" {one})*' if parallel else one
+    body = json_calls(lark, tools, "arguments")
+    call = lark.rule("call", f'{lark.marker(OPEN)} "\\n" {body} "\\n" {lark.marker(CLOSE)}')
+    return f'{call} ("\\n" {call})*' if parallel else call

@@ -65,13 +65,16 @@ def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
     """
     start, name, colon, comma = map(lark.text, ("{", '"name"', ": ", ", "))
     rest = f"{comma} {lark.text(json.dumps(key))} {colon}"
-    each = [f"{lark.text(json.dumps(tool.name))} {rest} {lark.json(tool.schema)}" for tool in tools]
-    return f"""{start} {name} {colon} ({" | ".join(each)}) "}}\""""
+    functions = [
+        f"{lark.text(json.dumps(tool.name))} {rest} {lark.json(tool.schema)}" for tool in tools
+    ]
+    return f"""{start} {name} {colon} ({" | ".join(functions)}) "}}\""""
 
 
 def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
     """Raise RequestError for schema keywords that a format's values cannot enforce."""
-    if others := sorted(schema.keys() - known - SAY_NOTHING):
+    others = sorted(schema.keys() - known - SAY_NOTHING)
+    if others:
         raise not_enforceable(repr(others[0][:64]), place[:128])
 
 

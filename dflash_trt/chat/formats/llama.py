@@ -29,5 +29,5 @@ def _call(reader: Reader, after: str = "") -> Steps[None]:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    one = lark.rule("call", json_calls(lark, tools, "parameters"))
-    return f'{one} ("; " {one})*' if parallel else one
+    call = lark.rule("call", json_calls(lark, tools, "parameters"))
+    return f'{call} ("; " {call})*' if parallel else call

@@ -10,7 +10,9 @@ from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark, json_calls
 from dflash_trt.chat.formats.reader import ID_LENGTH, BrokenError, Reader, Steps, json_call
 
-OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+OPEN = "[TOOL_CALLS]"
+ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
 MARKERS = (OPEN, ID, ARGUMENTS)
 
 
@@ -30,14 +32,17 @@ def _first_call(reader: Reader) -> Steps[None]:
     if (yield from reader.starts_with("{")):
         yield from json_call(reader)
         return
-    name, call_id = (yield from reader.collect_until(ID, ARGUMENTS, "{")), ""
-    if not NAME.fullmatch(name.strip()):
+    name = (yield from reader.collect_until(ID, ARGUMENTS, "{")).strip()
+    if not NAME.fullmatch(name):
         raise BrokenError
+    call_id = ""
     if (yield from reader.skip(ID)):
         call_id = (yield from reader.collect_until(ARGUMENTS, "{")).strip()
+    if len(call_id) != ID_LENGTH:
+        call_id = ""
     yield from reader.skip(ARGUMENTS)
     yield from reader.skip_space()
-    yield from reader.json_arguments(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
+    yield from reader.json_arguments(name, call_id)
 
 
 def _next_call(reader: Reader) -> Steps[None]:
@@ -48,19 +53,19 @@ def _next_call(reader: Reader) -> Steps[None]:
 
 
 def list_calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    one = lark.rule("call", json_calls(lark, tools, "arguments"))
-    rest = f'(", " {one})*' if parallel else ""
-    return f'{lark.marker(OPEN)} " [" {one} {rest} "]"'
+    call = lark.rule("call", json_calls(lark, tools, "arguments"))
+    rest = f'(", " {call})*' if parallel else ""
+    return f'{lark.marker(OPEN)} " [" {call} {rest} "]"'
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool, with_id: bool = False) -> str:
     ids = f"{lark.marker(ID)} /[a-zA-Z0-9]{{{ID_LENGTH}}}/" if with_id else ""
-    each = [
+    functions = [
         f"{lark.text(tool.name)} {ids} {lark.marker(ARGUMENTS)} {lark.json(tool.schema)}"
         for tool in tools
     ]
-    one = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(each)})")
-    return f"{one}+" if parallel else one
+    call = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(functions)})")
+    return f"{call}+" if parallel else call
 
 
 calls_with_id = partial(calls, with_id=True)

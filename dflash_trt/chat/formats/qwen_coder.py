@@ -12,10 +12,13 @@ from dflash_trt.chat.formats.lark import Lark, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
 from dflash_trt.files import parse_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, END = "<function=", "</function>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+FUNCTION = "<function="
+END = "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
-KEY, END_VALUE = "<parameter=", "</parameter>"
+KEY = "<parameter="
+END_VALUE = "</parameter>"
 MARKERS = (OPEN, CLOSE)
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
@@ -37,17 +40,20 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     yield from reader.expect(">")
     reader.begin_call(name)
     reader.add_arguments("{")
-    schema, first = schemas.get(name), True
+    properties = schemas.get(name)
+    if not isinstance(properties, dict):
+        properties = {}
+    separator = ""
     while True:
         yield from reader.skip_space()
         if not (yield from reader.skip(KEY)):
             break
         key = yield from reader.collect_until(">")
         yield from reader.expect(">")
-        reader.add_arguments(("" if first else ", ") + as_json(key) + ": ")
-        first = False
+        reader.add_arguments(f"{separator}{as_json(key)}: ")
+        separator = ", "
         yield from reader.skip("\n")
-        yield from _value(reader, schema.get(key) if isinstance(schema, dict) else None)
+        yield from _value(reader, properties.get(key))
     if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # truncated
         reader.take(len(reader.text))
         return
@@ -87,7 +93,8 @@ def _value_as_json(text: str, kinds: set[str]) -> str:
     """Return a value as JSON: a string if it is not valid JSON."""
     word = text.strip()
     if "string" in kinds:
-        return "null" if "null" in kinds and word.lower() in ("null", "none") else as_json(text)
+        is_null = "null" in kinds and word.lower() in ("null", "none")
+        return "null" if is_null else as_json(text)
     if word.lower() in WORDS:
         return WORDS[word.lower()]
     with suppress(ValueError):
@@ -104,38 +111,51 @@ def _kinds(schema: Any) -> set[str]:
     """Return the types that a schema names; "string" by default, as in vLLM."""
     if not isinstance(schema, dict):
         return {"string"}
-    branches = next((schema[each] for each in ("anyOf", "oneOf") if each in schema), [schema])
-    kinds = [each.get("type") for each in branches if isinstance(each, dict)]
-    kinds += [each for kind in kinds if isinstance(kind, list) for each in kind]
-    found = {kind for kind in kinds if isinstance(kind, str)}
-    values = schema.get("enum") if isinstance(schema.get("enum"), list) else []
-    other = any("$ref" in each for each in branches if isinstance(each, dict))
-    other = other or not all(isinstance(value, str) for value in values or [])
-    return found or {"object" if other else "string"}
+    kinds: set[str] = set()
+    has_reference = False
+    branches: Any = schema.get("anyOf", schema.get("oneOf", [schema]))
+    for branch in branches:
+        if not isinstance(branch, dict):
+            continue
+        named = branch.get("type")
+        names = named if isinstance(named, list) else [named]
+        kinds.update(name for name in names if isinstance(name, str))
+        has_reference |= "$ref" in branch
+    if kinds:
+        return kinds
+    values = schema.get("enum")
+    has_other = isinstance(values, list) and not all(isinstance(value, str) for value in values)
+    return {"object"} if has_reference or has_other else {"string"}
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    each = []
+    functions = []
     for tool in tools:
         values = "".join(_parameter(lark, tool, key) for key in tool.schema.get("properties", {}))
         start = f"{FUNCTION}{tool.name}>\n"
-        each.append(f"{lark.text(start)}{values} {lark.text(END)}")
-    body = f'{lark.marker(OPEN)} "\\n" ({" | ".join(each)}) "\\n" {lark.marker(CLOSE)}'
-    one = lark.rule("call", body)
-    return f'{one} ("\\n" {one})*' if parallel else one
+        functions.append(f"{lark.text(start)}{values} {lark.text(END)}")
+    body = f'{lark.marker(OPEN)} "\\n" ({" | ".join(functions)}) "\\n" {lark.marker(CLOSE)}'
+    call = lark.rule("call", body)
+    return f'{call} ("\\n" {call})*' if parallel else call
 
 
 def _parameter(lark: Lark, tool: Tool, key: str) -> str:
-    schema, start, end = tool.schema["properties"][key], f"{KEY}{key}>\n", f"\n{END_VALUE}"
+    start = f"{KEY}{key}>\n"
+    rule = lark.rule("parameter", f'{lark.text(start)} {_value_grammar(lark, tool, key)} "\\n"')
+    return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"
+
+
+def _value_grammar(lark: Lark, tool: Tool, key: str) -> str:
+    schema = tool.schema["properties"][key]
+    end = f"\n{END_VALUE}"
     if _kinds(schema) != {"string"}:
         shared = {
             name: tool.schema[name] for name in ("$defs", "definitions") if name in tool.schema
         }
-        value = f"{lark.json({**schema, **shared})} {lark.text(end)}"
-    elif values := schema.get("enum", [schema["const"]] if "const" in schema else []):
-        value = f"({' | '.join(lark.text(each + end) for each in values)})"
-    else:
-        refuse_others(schema, {"type"}, f"{key} of {tool.name}")
-        value = lark.up_to(END_VALUE)
-    rule = lark.rule("parameter", f'{lark.text(start)} {value} "\\n"')
-    return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"
+        return f"{lark.json({**schema, **shared})} {lark.text(end)}"
+    constants = [schema["const"]] if "const" in schema else []
+    values = schema.get("enum", constants)
+    if values:
+        return f"({' | '.join(lark.text(value + end) for value in values)})"
+    refuse_others(schema, {"type"}, f"{key} of {tool.name}")
+    return lark.up_to(END_VALUE)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # for Mistral's templates
+# for Mistral's templates
+ID_CHARACTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 LITERAL = re.compile(r"[\w.+-]*")
 QUOTED = re.compile(r'\\.|"', re.DOTALL)
@@ -64,7 +66,8 @@ class Reader:
         self._calls = 0
         self._space = ""  # trailing space, content only if more follows
         self._space_span = Span(0, 0)
-        self._has_thought, self._thought_space = False, ""
+        self._has_thought = False
+        self._thought_space = ""
         self._drop_space = False  # after a call or reasoning
 
     # --- what it makes ----------------------------------------------------------------------------
@@ -72,7 +75,8 @@ class Reader:
     def add_content(self, text: str) -> None:
         """Add content that was taken last, without white space next to calls and reasoning."""
         end = self.taken
-        text = text.lstrip() if self._drop_space else text
+        if self._drop_space:
+            text = text.lstrip()
         if not text:
             return
         self._drop_space = False
@@ -97,7 +101,9 @@ class Reader:
 
     def add_reasoning(self, text: str) -> None:
         """Add reasoning, without surrounding white space."""
-        text = self._thought_space + (text if self._has_thought else text.lstrip())
+        if not self._has_thought:
+            text = text.lstrip()
+        text = self._thought_space + text
         thought = text.rstrip()
         self._thought_space = text[len(thought) :]
         self._has_thought = self._has_thought or bool(thought)
@@ -109,10 +115,12 @@ class Reader:
         new_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
         self.delta.calls.append(CallDelta(self._calls, call_id or new_id, name))
         self._calls += 1
-        self._tried, self._drop_space = None, True
+        self._tried = None
+        self._drop_space = True
 
     def add_arguments(self, piece: str) -> None:
-        calls, index = self.delta.calls, self._calls - 1
+        calls = self.delta.calls
+        index = self._calls - 1
         if not calls or calls[-1].index != index:
             calls.append(CallDelta(index))
         calls[-1].arguments += piece
@@ -130,7 +138,8 @@ class Reader:
             raise BrokenError
 
     def take(self, count: int) -> str:
-        taken, self.text = self.text[:count], self.text[count:]
+        taken = self.text[:count]
+        self.text = self.text[count:]
         self.taken += len(taken)
         if self._tried is not None:
             self._tried += taken
@@ -143,10 +152,10 @@ class Reader:
         return self.text.startswith(word)
 
     def skip(self, word: str) -> Steps[bool]:
-        found = yield from self.starts_with(word)
-        if found:
+        is_next = yield from self.starts_with(word)
+        if is_next:
             self.take(len(word))
-        return found
+        return is_next
 
     def expect(self, word: str) -> Steps[None]:
         if not (yield from self.skip(word)):
@@ -167,10 +176,10 @@ class Reader:
     def until(self, words: tuple[str, ...], give: Callable[[str], object]) -> Steps[str | None]:
         """Pass on text up to the first of some words, not consumed; return it or None."""
         while True:
-            found = [(self.text.find(word), word) for word in words if word in self.text]
-            if found:
-                at, word = min(found)
-                give(self.take(at))
+            places = [(self.text.find(word), word) for word in words if word in self.text]
+            if places:
+                place, word = min(places)
+                give(self.take(place))
                 return word
             held = 0 if self.ended else max(overlap(self.text, word) for word in words)
             give(self.take(len(self.text) - held))
@@ -186,10 +195,10 @@ class Reader:
                 return
 
     def collect_until(self, *words: str) -> Steps[str]:
-        found: list[str] = []
-        if (yield from self.until(words, found.append)) is None:
+        pieces: list[str] = []
+        if (yield from self.until(words, pieces.append)) is None:
             raise BrokenError
-        return "".join(found)
+        return "".join(pieces)
 
     def restore(self, text: str) -> None:
         """Count text consumed earlier as part of the call."""
@@ -197,23 +206,25 @@ class Reader:
 
     def attempt(self, call: Steps[None]) -> Steps[bool]:
         """Parse a call, falling back to content; return whether one was begun."""
-        self._tried, calls = "", self._calls
+        calls_before = self._calls
+        self._tried = ""
         with suppress(BrokenError):
             yield from call
             self._tried = None
-        tried, self._tried = self._tried, None
+        tried = self._tried
+        self._tried = None
         self.add_content(tried or "")
-        return self._calls > calls
+        return self._calls > calls_before
 
     # --- JSON -------------------------------------------------------------------------------------
 
     def json_string(self) -> Steps[str]:
         if not (yield from self.starts_with('"')):
             raise BrokenError
-        while not (found := STRING.match(self.text)):
+        while not (match := STRING.match(self.text)):
             yield from self.require_more()
         try:
-            value = str(json.loads(self.take(found.end()), strict=False))
+            value = str(json.loads(self.take(match.end()), strict=False))
             value.encode()
         except ValueError:  # includes half a surrogate pair
             raise BrokenError from None
@@ -234,16 +245,18 @@ class Reader:
         elif self.text[0] in "{[":
             yield from self._brackets(len)
         else:
-            while (found := LITERAL.match(self.text)) and found.end() == len(self.text):
+            while (match := LITERAL.match(self.text)) and match.end() == len(self.text):
                 yield from self.require_more()
-            self.take(found.end() if found else 0)
+            self.take(match.end() if match else 0)
 
     def _brackets(self, give: Callable[[str], object]) -> Steps[None]:
-        depth, quoted = 0, False
+        depth = 0
+        quoted = False
         while True:
             read = 0
-            while found := (QUOTED if quoted else SYNTAX).search(self.text, read):
-                sign, read = found[0], found.end()
+            while match := (QUOTED if quoted else SYNTAX).search(self.text, read):
+                sign = match[0]
+                read = match.end()
                 if sign == '"':
                     quoted = not quoted
                 elif not quoted and sign in "{}[]":
@@ -252,7 +265,7 @@ class Reader:
                         give(self.take(read))
                         return
                 elif not quoted:
-                    give(self.take(found.start()))
+                    give(self.take(match.start()))
                     raise BrokenError
             half = self.text.endswith("\\", read)  # of an escape
             give(self.take(len(self.text) - half))
@@ -262,7 +275,8 @@ class Reader:
 def json_call(reader: Reader) -> Steps[None]:
     """Parse `{"name": .., "arguments": {..}}`; `parameters` also works."""
     yield from reader.expect("{")
-    name, begun = "", False
+    name = ""
+    begun = False
     while True:
         yield from reader.skip_space()
         key = yield from reader.json_string()

@@ -28,12 +28,18 @@ class View:
     """Calls with who makes and reads each value."""
 
     def __init__(self, calls: Calls, program: Program, dtype: torch.dtype) -> None:
-        self.calls, self.program, self.dtype = calls.calls, program, dtype
-        self._shapes, self._results = calls.shapes, calls.results
-        self._makers = {name: call for call in self.calls for name in call.outputs}
-        self._places = {call.output: place for place, call in enumerate(self.calls)}
+        self.calls = calls.calls
+        self.program = program
+        self.dtype = dtype
+        self._shapes = calls.shapes
+        self._results = calls.results
+        self._places: dict[str, int] = {}
+        self._makers: dict[str, Call] = {}
         self._readers: dict[str, list[Call]] = {}
-        for call in self.calls:
+        for place, call in enumerate(self.calls):
+            self._places[call.output] = place
+            for name in call.outputs:
+                self._makers[name] = call
             for name in dict.fromkeys(call.inputs):
                 self._readers.setdefault(name, []).append(call)
 

@@ -52,12 +52,12 @@ class Engine(GpuEngine):
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
-        info, gpu = self.info, self._gpu
+        gpu = self._gpu
         inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[row : row + n]
-        in_round = max(width, context) <= info.most_verified
+        in_round = max(width, context) <= self.info.most_verified
         large = outputs.pop("logits")
 
         def work(execution: trt.IExecutionContext) -> None:
@@ -97,11 +97,15 @@ class Engine(GpuEngine):
 
     def _check_tensors(self) -> None:
         """Raise EngineError unless tensors and aliases are those of `engine.json`."""
-        engine, plan = self._engine, self._plan
-        found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
-        aliases = {name: engine.get_aliased_input_tensor(name) for name in plan.outputs}
-        aliases = {name: cache for name, cache in aliases.items() if cache}
-        if found != {*plan.inputs, *plan.outputs} or aliases != plan.aliases:
+        engine = self._engine
+        plan = self._plan
+        names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        aliases = {}
+        for name in plan.outputs:
+            cache = engine.get_aliased_input_tensor(name)
+            if cache:
+                aliases[name] = cache
+        if names != {*plan.inputs, *plan.outputs} or aliases != plan.aliases:
             raise self._error("the plan's tensors are not those of its engine.json")
 
     def _error(self, what: str) -> EngineError:
@@ -124,12 +128,13 @@ class _Run:
             self.go = partial(self.work, self.context)
         elif self.is_to_record and _is_capturable(self.context, self.gpu.stream):
             # not the first run, in which TensorRT prepares for the shapes, which cannot be recorded
-            self.go, self.is_to_record = self.gpu.record(self.go), False
+            self.go = self.gpu.record(self.go)
+            self.is_to_record = False
         self.go()
         self.gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
     # not while TensorRT-RTX compiles kernels
-    asked = getattr(execution, "is_stream_capturable", None)
-    return asked is None or bool(asked(stream))
+    is_stream_capturable = getattr(execution, "is_stream_capturable", None)
+    return is_stream_capturable is None or bool(is_stream_capturable(stream))

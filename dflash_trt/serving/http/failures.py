@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 # part of every refusal of too long a request, in OpenAI's words, which LiteLLM looks for
 TOO_LONG = re.compile(
     r"This model's maximum context length is (?P<room>\d+) tokens: the prompt's (?P<prompt>\d+)"
-    r"(?P<asked> and the \d+ asked for)?"
+    r"(?P<requested> and the \d+ asked for)?"
 )
 
 
@@ -67,13 +67,15 @@ def to_failure(error: Exception) -> Failure:
 
 def translate_refusal(error: RequestError, names: Mapping[str, str], prompt_field: str) -> Failure:
     words = re.split("([a-z_]+)", str(error))
-    known = [names[word] for word in words if word in names]
-    too_long = TOO_LONG.search(str(error))
-    param = prompt_field if too_long or not known else known[0]
-    if too_long and too_long["asked"] and int(too_long["prompt"]) < int(too_long["room"]):
-        param = names.get("max_tokens", prompt_field)
     message = "".join(names.get(word, word) for word in words)
-    return Failure(400, message, param, "context_length_exceeded" if too_long else None)
+    too_long = TOO_LONG.search(str(error))
+    if too_long is None:
+        param = next((names[word] for word in words if word in names), prompt_field)
+        return Failure(400, message, param)
+    param = prompt_field
+    if too_long["requested"] and int(too_long["prompt"]) < int(too_long["room"]):
+        param = names.get("max_tokens", prompt_field)
+    return Failure(400, message, param, "context_length_exceeded")
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -58,7 +58,7 @@ def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
     prompts = prompt if isinstance(prompt, list) and not _are_ids(prompt) else [prompt]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts")
-    if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
+    if not all(isinstance(entry, str) or _are_ids(entry) for entry in prompts):
         raise ValueError("must be a string, a list of token ids, or a list of either")
     if len(prompts) > 1 and "" in prompts:  # one alone is refused by the model, before any answer
         raise ValueError("must hold no empty prompt")
@@ -66,7 +66,7 @@ def _list_of_prompts(prompt: Any) -> list[AnyPrompt]:
 
 
 def _are_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and prompt != [] and all(type(each) is int for each in prompt)
+    return isinstance(prompt, list) and prompt != [] and all(type(token) is int for token in prompt)
 
 
 def without_neutral_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -147,33 +147,41 @@ class Fields(Sampling):
         if self.stream and self.stream_options.include_drafting:
             options["include_drafting"] = True
         options["stop_words"] = self.stop
-        options = {k: None if v in ([], {}) else v for k, v in options.items()}
+        for name, value in options.items():
+            if value in ([], {}):
+                options[name] = None
         return {**options, **self._structured()}
 
     def _structured(self) -> dict[str, Any]:
         """Return vLLM's grammar fields; an empty schema counts as one."""
-        found = {} if self.guided_json is None else {"guided_json": self.guided_json}
-        given = {k: v for k, v in self.structured_outputs.items() if v not in (None, False)}
-        kinds = [f"guided_{k}" for k in STRUCTURED if f"guided_{k}" in self.model_fields_set]
-        kinds += [f"structured_outputs.{name}" for name in STRUCTURED if name in given]
-        if given and len(kinds) > 1:
-            message = f"{' and '.join(map(repr, kinds))} are both given: send one of them."
+        options = {} if self.guided_json is None else {"guided_json": self.guided_json}
+        structured = {
+            name: value
+            for name, value in self.structured_outputs.items()
+            if value not in (None, False)
+        }
+        guided = [f"guided_{name}" for name in STRUCTURED]
+        sent = [name for name in guided if name in self.model_fields_set]
+        sent += [f"structured_outputs.{name}" for name in STRUCTURED if name in structured]
+        if structured and len(sent) > 1:
+            message = f"{' and '.join(map(repr, sent))} are both given: send one of them."
             raise Failure(400, message, "structured_outputs")
-        for name, value in given.items():
+        for name, value in structured.items():
             if name not in STRUCTURED:
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
-            found[f"guided_{name}"] = value
+            options[f"guided_{name}"] = value
         name = "structured_outputs" if self.guided_json is None else "guided_json"
-        schema = found.get("guided_json", {})
+        schema = options.get("guided_json", {})
         if isinstance(schema, str):
             try:
-                found["guided_json"] = schema = json.loads(schema)
+                schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 raise Failure(400, f"'{name}' is not JSON: {error}.", name) from error
+            options["guided_json"] = schema
         if not isinstance(schema, dict):
             raise Failure(400, f"'{name}' must hold a JSON schema.", name)
-        return found
+        return options
 
 
 FieldsT = TypeVar("FieldsT", bound=Fields)
@@ -206,8 +214,10 @@ class ChatFields(ChatTemplate, Fields):
     reasoning_effort: Effort | None = None  # for the chat template
 
     def api_names(self) -> dict[str, str]:
-        renamed = self.max_completion_tokens is not None
-        return super().api_names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
+        names = super().api_names()
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def prompts_and_options(self) -> tuple[list[AnyPrompt], Options]:
         options = self.options()

@@ -132,8 +132,30 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
 def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
     app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
     failures.install_error_handlers(app)
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not await triton.is_ready():
+            raise Failure(503, NOT_READY)
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = served.build.metric() + own_metrics(state.serve, state.answers)
+        of_triton = await triton.metrics()
+        if of_triton is not None:  # it may be starting again
+            page = with_histograms(of_triton) + page
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    app.include_router(_answer_routes(served))
+    app.include_router(_fact_routes(served))
+    app.include_router(page.router(served.page))
+    _describe_bodies(app)
+    return app
+
+
+def _answer_routes(served: Served) -> APIRouter:
     v1 = APIRouter(prefix="/v1")
-    created = int(time.time())
 
     @v1.post("/chat/completions")
     async def chat(request: Request) -> Response:
@@ -169,6 +191,13 @@ def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
         message = "Only a background response can be cancelled, and there are none here."
         raise Failure(400, message)
 
+    return v1
+
+
+def _fact_routes(served: Served) -> APIRouter:
+    v1 = APIRouter(prefix="/v1")
+    created = int(time.time())
+
     def entry(name: str) -> dict[str, Any]:
         return {
             "id": name,
@@ -192,24 +221,7 @@ def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
     async def build() -> Response:
         return JSONResponse(served.build.facts())
 
-    @app.get("/health")
-    async def health() -> Response:
-        if not await triton.is_ready():
-            raise Failure(503, NOT_READY)
-        return Response()
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        page = served.build.metric() + own_metrics(state.serve, state.answers)
-        of_triton = await triton.metrics()
-        if of_triton is not None:  # it may be starting again
-            page = with_histograms(of_triton) + page
-        return Response(page, media_type="text/plain; version=0.0.4")
-
-    app.include_router(v1)
-    app.include_router(page.router(served.page))
-    _describe_bodies(app)
-    return app
+    return v1
 
 
 def _describe_bodies(app: FastAPI) -> None:
@@ -229,36 +241,39 @@ def _describe_bodies(app: FastAPI) -> None:
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
     chunks, writer = _ask(served, fields, request, pieces=fields.stream)
-    chat, stream = isinstance(fields, ChatFields), fields.stream
-    kind = "chat.completion.chunk" if stream else "chat.completion"
+    prefix = "cmpl-"
+    kind = "text_completion"
+    if isinstance(fields, ChatFields):
+        prefix = "chatcmpl-"
+        kind = "chat.completion.chunk" if fields.stream else "chat.completion"
     head = {
-        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
-        "object": kind if chat else "text_completion",
+        "id": prefix + uuid.uuid4().hex,
+        "object": kind,
         "created": int(time.time()),
         "model": fields.model,
         "system_fingerprint": served.build.fingerprint,
     }
-    if stream:
+    if fields.stream:
         first = await anext(chunks)  # errors before the first chunk get their own status code
         return _streamed(_events(served, head, writer, first, chunks, fields))
-    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-    summaries = [_refuse_aborted(chunk.final) for chunk in found if chunk.final]
-    choices = [choice for chunk in found for choice in writer().write(chunk)]
-    totals = _totals(served, fields, summaries, found[0].round_tokens)
+    finished = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    summaries = [_refuse_aborted(chunk.final) for chunk in finished if chunk.final]
+    choices = [choice for chunk in finished for choice in writer().write(chunk)]
+    totals = _totals(served, fields, summaries, finished[0].round_tokens)
     return JSONResponse({**head, "choices": choices, **totals})
 
 
 async def _respond(served: Served, read: ReadRequest, request: Request, owner: str) -> Response:
     if read.tools.left_out:
         log.info("hosted tools are left out of a request: %s", names_of(read.tools.left_out))
-    wanted = read.request.store and served.responses.limit > 0
+    stores = read.request.store and served.responses.limit > 0
     chunks, writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
-    answer = ResponseWriter(read, served.sampling, stored=wanted)
+    answer = ResponseWriter(read, served.sampling, stored=stores)
     choice = writer()
 
     def keep(response: dict[str, Any]) -> bool:
         conversation = Conversation(response, [*read.items, *response["output"]])
-        return wanted and served.responses.keep(owner, conversation)
+        return stores and served.responses.keep(owner, conversation)
 
     async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
         try:
@@ -312,7 +327,8 @@ def _ask(
     host = request.client.host if request.client else ""
     who = client_parameters(SERVE if request.state.own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
-    answer, chat_options = None, {}
+    answer = None
+    chat_options = {}
     if isinstance(fields, ChatFields):
         answer, only_calls = _answer_parsers(served.chat_model.dialect, fields)
         chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
@@ -364,7 +380,8 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """Yield a stream's events; closing it closes `rest`, which cancels the request."""
     writers = defaultdict[int, ChoiceWriter](writer)
-    rounds, ended = list[int](), list[Summary]()
+    rounds: list[int] = []
+    ended: list[Summary] = []
     options = fields.stream_options
     # OpenAI then sends it in every chunk
     usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
@@ -431,8 +448,8 @@ async def _merged(
     async def put(number: int, chunk: Chunk) -> None:
         await queue.put(replace(chunk, index=number * fields.n + chunk.index))
 
-    tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
-    ended = list[Summary]()
+    tasks = [asyncio.create_task(read(number, prompt)) for number, prompt in enumerate(prompts)]
+    ended: list[Summary] = []
     try:
         left = len(tasks)
         while left:
@@ -442,7 +459,8 @@ async def _merged(
             if chunk is None:
                 left -= 1
             else:
-                ended += [chunk.final] if chunk.final else []
+                if chunk.final:
+                    ended.append(chunk.final)
                 yield chunk
         _describe_span(fields, ended)
     except RequestError as error:

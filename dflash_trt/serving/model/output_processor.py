@@ -17,6 +17,7 @@ from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.speculation import SOURCES
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
+_speller = lru_cache(maxsize=1)(speller)
 
 
 class Detokenizer:
@@ -62,13 +63,15 @@ class StopWords:
     def push(self, text: str) -> tuple[str, str]:
         """Return the text that is certain, and the stop word found or ""."""
         self.held += text
-        places = [(place, word) for word in self._words if (place := self.held.find(word)) >= 0]
+        places = [(self.held.find(word), word) for word in self._words if word in self.held]
         if places:
             place, word = min(places)
-            certain, self.held = self.held[:place], ""
+            certain = self.held[:place]
+            self.held = ""
             return certain, word
         cut = min(_possible_start(word, self.held) for word in self._words)
-        certain, self.held = self.held[:cut], self.held[cut:]
+        certain = self.held[:cut]
+        self.held = self.held[cut:]
         return certain, ""
 
 
@@ -78,9 +81,6 @@ def _possible_start(word: str, text: str) -> int:
     while place >= 0 and not word.startswith(text[place:]):
         place = text.find(word[0], place + 1)
     return len(text) if place < 0 else place
-
-
-_speller = lru_cache(maxsize=1)(speller)
 
 
 class DraftingReport:
@@ -104,8 +104,11 @@ class DraftingReport:
         new = self._sequence.committed_per_round[max(0, self._rounds - 1) :]
         rounds = []
         for count in prefill + new:
-            tokens, proposal = self._next_tokens(count), self._next_proposal()
-            report = {"round": self._rounds, "tokens": tokens, "proposal": proposal}
+            report = {
+                "round": self._rounds,
+                "tokens": self._next_tokens(count),
+                "proposal": self._next_proposal(),
+            }
             rounds.append(json.dumps(report, ensure_ascii=False))
             self._rounds += 1
             self._tokens += count
@@ -203,9 +206,10 @@ class OutputProcessor:
         return "".join(pieces) + rest
 
     def count_new_tokens(self, metrics: Metrics) -> None:
-        new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
+        new = len(self.sequence.tokens) - self._counted
         if not new:
             return
+        now = time.monotonic()
         if self.first_token is None:
             self.first_token = now
             metrics.count_first_token(
@@ -215,7 +219,8 @@ class OutputProcessor:
             )
         else:
             metrics.count_tokens(new, now - self.last_token)
-        self._counted, self.last_token = self._counted + new, now
+        self._counted += new
+        self.last_token = now
 
     def new_output(self, *, final_only: bool) -> RequestOutput | None:
         if self._error is not None:
@@ -230,11 +235,14 @@ class OutputProcessor:
             self._text += piece + self._stop_words.held
         if not last and (final_only or not self._text):
             return None
-        start, prompt = self._tokens_given, len(self._prompt)
-        self._tokens_given = prompt + len(sequence.tokens)
-        rounds, self._rounds_given = self._rounds_given, sequence.rounds
-        text, self._text = self._text, ""
-        echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
+        start = self._tokens_given
+        rounds = self._rounds_given
+        text = self._text
+        self._tokens_given = len(self._prompt) + len(sequence.tokens)
+        self._rounds_given = sequence.rounds
+        self._text = ""
+        echoed = self._prompt[start : len(sequence.logprobs)]
+        begin = max(0, start - len(self._prompt))
         return RequestOutput(
             text_output=[text],
             index=[self.index],

@@ -21,46 +21,64 @@ from dflash_trt.wire import Settings
 
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
 ANY_OBJECT = '{"type": "object"}'
+MAX_TOKENS = 128  # if the client does not say and the prompt leaves room
+PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
+GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+MAX_PROMPT_BYTES = 2**22  # in all: JSON of this size takes 0.5 s to parse at worst
+MAX_GRAMMAR_BYTES = 2**16  # per grammar
+# plain values only: lists and objects, such as token ids, mean something else there
+SAMPLING = [
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in GenerateRequest.model_fields and not isinstance(field.default, tuple)
+]
+Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 
-def grammar_of(asked: GenerateRequest) -> Grammar | None:
+def grammar_of(body: GenerateRequest) -> Grammar | None:
     """Return None for free text; RequestError for more than one grammar, or an invalid one."""
-    sent = asked.model_fields_set
-    found = [
-        grammar
-        for name, read in READERS.items()
-        if name in sent and (grammar := read(name, getattr(asked, name))) is not None
-    ]
-    if len(found) > 1:
-        names = " and ".join(each.name for each in found)
+    grammars = []
+    for name, read in READERS.items():
+        if name not in body.model_fields_set:
+            continue
+        grammar = read(name, getattr(body, name))
+        if grammar is not None:
+            grammars.append(grammar)
+    if len(grammars) > 1:
+        names = " and ".join(grammar.name for grammar in grammars)
         raise RequestError(f"{names} are both given", "Send one of them.")
-    return found[0] if found else None
+    return grammars[0] if grammars else None
 
 
-def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
-    """Combine required or optional calls with `asked`; RequestError if that is impossible."""
-    of_answer = asked and asked.name == "response_format"  # other grammars apply to the whole text
-    if prompt.grammar and asked and not of_answer:
-        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+def chat_grammar(sent: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
+    """Combine required or optional calls with `sent`; RequestError if that is impossible."""
+    of_answer = sent and sent.name == "response_format"  # other grammars apply to the whole text
+    if prompt.grammar and sent and not of_answer:
+        raise RequestError(f"tool_choice and {sent.name} are both given", "Send one of them.")
     if prompt.grammar:
         return Grammar("lark", prompt.grammar, "tools")  # errors name a tool's schema
-    if asked is None or not of_answer or not (prompt.tools or prompt.thinking):
-        return asked
-    return Grammar("lark", model.grammar(prompt, json.loads(asked.text)), asked.name)
+    if sent is None or not of_answer or not (prompt.tools or prompt.thinking):
+        return sent
+    return Grammar("lark", model.grammar(prompt, json.loads(sent.text)), sent.name)
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
     """Accept a schema in the format itself too, as other servers do."""
-    value = {name: each for name, each in value.items() if each is not None}
+    value = {field: content for field, content in value.items() if content is not None}
     kind = value.pop("type", None)
-    wrapped = kind == "json_schema" and isinstance(value.get("json_schema"), dict)
-    inner = value.pop("json_schema") if wrapped else value
-    unknown = {field for field, each in inner.items() if each is not None} - FORMAT_FIELDS
-    if unknown := unknown | (value.keys() if wrapped else set()):
+    inner = value
+    unknown: set[str] = set()
+    if kind == "json_schema" and isinstance(value.get("json_schema"), dict):
+        inner = value.pop("json_schema")
+        unknown |= value.keys()
+    unknown |= {field for field, content in inner.items() if content is not None} - FORMAT_FIELDS
+    if unknown:
         raise RequestError(f"{name} holds {min(unknown)[:40]!r}", "Leave it out.")
     schema = inner.get("schema")
-    if schema is None and kind in ("text", "json_object"):
-        return None if kind == "text" else Grammar("json_schema", ANY_OBJECT, name)
+    if schema is None and kind == "text":
+        return None
+    if schema is None and kind == "json_object":
+        return Grammar("json_schema", ANY_OBJECT, name)
     if kind not in ("json_object", "json_schema") or not isinstance(schema, dict | bool):
         raise RequestError(
             f"response_format is of type {json.dumps(kind)[:40]} and lacks what that needs",
@@ -90,20 +108,6 @@ READERS: dict[str, Any] = {
 }
 
 
-MAX_TOKENS = 128  # if the client does not say and the prompt leaves room
-PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
-GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-MAX_PROMPT_BYTES = 2**22  # in all: JSON of this size takes 0.5 s to parse at worst
-MAX_GRAMMAR_BYTES = 2**16  # per grammar
-# plain values only: lists and objects, such as token ids, mean something else there
-SAMPLING = [
-    each.name
-    for each in fields(SamplingParams)
-    if each.name in GenerateRequest.model_fields and not isinstance(each.default, tuple)
-]
-Tensors = Mapping[str, "np.ndarray[Any, Any]"]
-
-
 @dataclass(frozen=True)
 class ParsedRequest:
     choices: list[Request]  # n
@@ -116,9 +120,10 @@ class ParsedRequest:
 
 def number_of_choices(tensors: Tensors, client_limit: int) -> int:
     """Return n; RequestError if it is out of range."""
-    n, most = int(tensors["n"].ravel()[0]) if "n" in tensors else 1, min(client_limit, MAX_CHOICES)
-    if not 1 <= n <= most:
-        raise RequestError(f"n is {n}", f"Ask for 1 to {most} choices.")
+    n = int(tensors["n"].ravel()[0]) if "n" in tensors else 1
+    limit = min(client_limit, MAX_CHOICES)
+    if not 1 <= n <= limit:
+        raise RequestError(f"n is {n}", f"Ask for 1 to {limit} choices.")
     return n
 
 
@@ -132,42 +137,36 @@ def parse_request(
     """Raise RequestError, before it costs much time or memory, for what cannot run."""
     max_chars = settings.max_seq_len * _longest_token_chars(tokenizer)
     _check_size_before_parsing(tensors, max_chars)
-    asked = from_tensors(tensors)
-    defaults = settings.sampling.keys() - asked.model_fields_set - {"max_tokens"}
-    asked = asked.model_copy(update={name: settings.sampling[name] for name in defaults})
-    ids = _checked_token_ids("input_ids", asked.input_ids or [], tokenizer)
-    text, chat = _text_and_chat(asked, chat_model)
+    body = _with_defaults(from_tensors(tensors), settings)
+    ids = _checked_token_ids("input_ids", body.input_ids or [], tokenizer)
+    text, chat = _text_and_chat(body, chat_model)
     if len(text) > max_chars:
         raise RequestError(
             f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
             f"{len(text)} characters exceed it",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
-    # a chat template writes the special tokens itself
-    prompt = _encode(tokenizer, [text], add_special_tokens=chat is None)[0] if text else ids
-    if not prompt:
-        raise RequestError("The prompt is empty", "Send at least one token of text.")
-    echo = not asked.exclude_input_in_output
-    scored = echo and asked.logprobs is not None
-    sampling = _sampling_params(asked, tokenizer, prompt_logprobs=scored)
-    stop_ids = frozenset(_checked_token_ids("stop_token_ids", asked.stop_token_ids, tokenizer))
-    room = settings.max_seq_len - len(prompt)
-    max_tokens = asked.max_tokens
-    if max_tokens is None:  # a chat ends by itself
-        most = settings.sampling.get("max_tokens", room if chat else MAX_TOKENS)
-        max_tokens = max(1, min(int(most), room))
+    prompt = _prompt_tokens(text, ids, tokenizer, is_chat=chat is not None)
+    sampling = _sampling_params(body, tokenizer)
+    stop_ids = frozenset(_checked_token_ids("stop_token_ids", body.stop_token_ids, tokenizer))
+    if not body.ignore_eos:
+        stop_ids |= settings.eos_token_ids
+    grammar = grammar_of(body)
+    if chat is not None:
+        grammar = chat_grammar(grammar, chat, chat_model)
     request = Request(
         prompt,
-        max_tokens=max_tokens,
+        max_tokens=_max_tokens(body, settings, len(prompt), is_chat=chat is not None),
         sampling=sampling,
-        stop_ids=stop_ids if asked.ignore_eos else stop_ids | settings.eos_token_ids,
-        priority=asked.priority,
-        drafting=asked.drafting,
+        stop_ids=stop_ids,
+        priority=body.priority,
+        drafting=body.drafting,
         always_drafts=client == PROOF,
-        cache_salt=asked.cache_salt,
-        grammar=chat_grammar(grammar_of(asked), chat, chat_model) if chat else grammar_of(asked),
+        cache_salt=body.cache_salt,
+        grammar=grammar,
     )
     check_request(request, settings.max_seq_len)
+    echo = not body.exclude_input_in_output
     if ids and echo:
         with panics_as_errors():
             text = tokenizer.decode(ids, skip_special_tokens=False)
@@ -178,29 +177,53 @@ def parse_request(
         )
     choices = [
         replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**63))
-        for i in range(asked.n)
+        for i in range(body.n)
     ]
     return ParsedRequest(
         choices,
-        asked.stream,
+        body.stream,
         text if echo else "",
-        tuple(asked.stop_words),
-        chat.hidden if chat else chat_model.hidden,
-        thinking=bool(chat and chat.thinking),
+        tuple(body.stop_words),
+        chat_model.hidden if chat is None else chat.hidden,
+        thinking=chat is not None and bool(chat.thinking),
     )
 
 
-def _sampling_params(
-    asked: GenerateRequest, tokenizer: Tokenizer, prompt_logprobs: bool
-) -> SamplingParams:
-    given = {name: getattr(asked, name) for name in SAMPLING}
-    if asked.seed is None:
-        given["seed"] = secrets.randbits(62) if asked.temperature else 0
+def _prompt_tokens(text: str, ids: list[int], tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
+    prompt = ids
+    if text:  # a chat template writes the special tokens itself
+        [prompt] = _encode(tokenizer, [text], add_special_tokens=not is_chat)
+    if not prompt:
+        raise RequestError("The prompt is empty", "Send at least one token of text.")
+    return prompt
+
+
+def _with_defaults(body: GenerateRequest, settings: Settings) -> GenerateRequest:
+    """Return the fields with the server's defaults, but for max_tokens."""
+    names = settings.sampling.keys() - body.model_fields_set - {"max_tokens"}
+    return body.model_copy(update={name: settings.sampling[name] for name in names})
+
+
+def _max_tokens(
+    body: GenerateRequest, settings: Settings, prompt_tokens: int, *, is_chat: bool
+) -> int:
+    if body.max_tokens is not None:
+        return body.max_tokens
+    room = settings.max_seq_len - prompt_tokens
+    default = room if is_chat else MAX_TOKENS  # a chat ends by itself
+    limit = int(settings.sampling.get("max_tokens", default))
+    return max(1, min(limit, room))
+
+
+def _sampling_params(body: GenerateRequest, tokenizer: Tokenizer) -> SamplingParams:
+    values = {name: getattr(body, name) for name in SAMPLING}
+    if body.seed is None:
+        values["seed"] = secrets.randbits(62) if body.temperature else 0
     return SamplingParams(
-        **given,
-        bad_words=_bad_words(asked.bad_words, tokenizer),
-        logit_bias=_id_biases(asked.logit_bias, tokenizer),
-        prompt_logprobs=prompt_logprobs,
+        **values,
+        bad_words=_bad_words(body.bad_words, tokenizer),
+        logit_bias=_id_biases(body.logit_bias, tokenizer),
+        prompt_logprobs=not body.exclude_input_in_output and body.logprobs is not None,
     )
 
 
@@ -209,7 +232,8 @@ def _check_size_before_parsing(tensors: Tensors, max_chars: int) -> None:
         return sum(map(len, tensors[name].ravel().tolist())) if name in tensors else 0
 
     limit = min(MAX_PROMPT_BYTES, 6 * max_chars + 2**16)  # JSON: 6 bytes a character, and names
-    if (total := sum(map(size, PROMPT_INPUTS))) > limit:
+    total = sum(map(size, PROMPT_INPUTS))
+    if total > limit:
         raise RequestError(
             f"{', '.join(PROMPT_INPUTS)} are {total} bytes", f"Send at most {limit} in all."
         )
@@ -223,28 +247,32 @@ def _check_size_before_parsing(tensors: Tensors, max_chars: int) -> None:
 def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
     """Return the token ids of each text; a batch call releases the GIL."""
     with panics_as_errors():
-        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-    return [each.ids for each in found]
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [encoding.ids for encoding in encodings]
 
 
-def _text_and_chat(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
-    sent = asked.model_fields_set
-    given = ["text_input"] if asked.text_input else []
-    given += ["messages"] if asked.messages else []
-    given += ["input_ids"] if "input_ids" in sent else []
-    if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
-    if "messages" not in sent or (given and "messages" not in given):
-        return asked.text_input, None
+def _text_and_chat(body: GenerateRequest, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
+    sent = body.model_fields_set
+    prompts = []
+    if body.text_input:
+        prompts.append("text_input")
+    if body.messages:
+        prompts.append("messages")
+    if "input_ids" in sent:
+        prompts.append("input_ids")
+    if len(prompts) > 1:
+        raise RequestError(f"{' and '.join(prompts)} are both given", "Send one of them.")
+    if "messages" not in sent or prompts not in ([], ["messages"]):
+        return body.text_input, None
     chat = chat_model.prompt(
-        asked.messages,
-        asked.tools,
-        asked.tool_choice,
-        parallel=asked.parallel_tool_calls,
-        continue_final_message=asked.continue_final_message,
+        body.messages,
+        body.tools,
+        body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        continue_final_message=body.continue_final_message,
         template_values={
-            **asked.chat_template_kwargs,
-            "add_generation_prompt": asked.add_generation_prompt,
+            **body.chat_template_kwargs,
+            "add_generation_prompt": body.add_generation_prompt,
         },
     )
     return chat.text, chat
@@ -258,14 +286,14 @@ def _checked_token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[
     return ids
 
 
-def _id_biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+def _id_biases(biases: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
     last = _last_token_id(tokenizer)
-    for token in given:
+    for token in biases:
         if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
             raise RequestError(
                 f"logit_bias holds {token[:40]!r}, no token", f"Send ids of 0 to {last}."
             )
-    return tuple((int(token), float(bias)) for token, bias in given.items())
+    return tuple((int(token), float(bias)) for token, bias in biases.items())
 
 
 @lru_cache(maxsize=1)
@@ -280,11 +308,11 @@ def _longest_token_chars(tokenizer: Tokenizer) -> int:
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return token ids of words, at a text's start and after a space, as vLLM does."""
-    found: dict[tuple[int, ...], None] = {}
     texts = [space + word.lstrip() for word in words for space in ("", " ")]
-    ids = [tuple(each) for each in _encode(tokenizer, texts, add_special_tokens=False)]
+    ids = [tuple(sequence) for sequence in _encode(tokenizer, texts, add_special_tokens=False)]
+    banned = []
     for plain, spaced in zip(ids[::2], ids[1::2], strict=True):
-        found[plain] = None
+        banned.append(plain)
         if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
-            found[spaced] = None
-    return tuple(ids for ids in found if ids)
+            banned.append(spaced)
+    return tuple(sequence for sequence in dict.fromkeys(banned) if sequence)
