@@ -37,12 +37,12 @@ Kind = TypeVar("Kind")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making one takes 40 ms
 
 
-def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
-    """Read a file; OSError if it is not regular, or has more than `most` bytes."""
+def read_bytes(file: Path, limit: int = MAX_JSON) -> bytes:
+    """Read a file; OSError if it is not regular, or has more than `limit` bytes."""
     with open_regular(file) as stream:
-        if (size := os.fstat(stream.fileno()).st_size) > most:
-            limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
-            raise OSError(errno.EFBIG, f"it has more than {limit}", str(file))
+        if (size := os.fstat(stream.fileno()).st_size) > limit:
+            shown = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
+            raise OSError(errno.EFBIG, f"it has more than {shown}", str(file))
         return stream.read(size)
 
 
@@ -56,9 +56,9 @@ def open_regular(file: Path) -> io.FileIO:
     return stream
 
 
-def read_text(file: Path, most: int = MAX_JSON) -> str:
+def read_text(file: Path, limit: int = MAX_JSON) -> str:
     """Read UTF-8 text; UnicodeDecodeError is a ValueError."""
-    return read_bytes(file, most).decode("utf-8")
+    return read_bytes(file, limit).decode("utf-8")
 
 
 def read_json(file: Path, **options: Any) -> Any:
@@ -73,7 +73,7 @@ def parse_json(text: bytes | str, **options: Any) -> Any:
         raise ValueError("it is nested too deeply") from None
     inner: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [each for each in inner if isinstance(each, dict | list)]
+        level = [item for item in inner if isinstance(item, dict | list)]
         if not level:
             return value
         inner = chain.from_iterable(x.values() if isinstance(x, dict) else x for x in level)
@@ -83,8 +83,8 @@ def parse_json(text: bytes | str, **options: Any) -> Any:
 def read_as(file: Path, kind: type[Kind]) -> Kind:
     """Read a JSON file as a dataclass or type; ValueError says what does not fit."""
     try:
-        found: Kind = _adapter(kind).validate_json(read_bytes(file))
-        return found
+        value: Kind = _adapter(kind).validate_json(read_bytes(file))
+        return value
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -135,7 +135,7 @@ def copy_file(source: Path, destination: Path) -> None:
 
 def _children(node: yaml.Node | None) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
-        return [each for pair in node.value for each in pair]
+        return [item for pair in node.value for item in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 

@@ -38,23 +38,23 @@ def without_annotations(schema: Any) -> Any:
 
 def _without_annotations(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without_annotations(each) for each in schema]
+        return [_without_annotations(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in schema.items():
         if _asserts_nothing(name, value, schema):
             continue
         if name in DATA:
-            found[name] = value
+            result[name] = value
         elif name == "pattern" and isinstance(value, str):
-            found[name] = ascii_classes(value)
+            result[name] = ascii_classes(value)
         elif name in BY_NAME and isinstance(value, dict):
             spell = ascii_classes if name == "patternProperties" else str
-            found[name] = {spell(key): _without_annotations(each) for key, each in value.items()}
+            result[name] = {spell(key): _without_annotations(item) for key, item in value.items()}
         else:
-            found[name] = _without_annotations(value)
-    return found
+            result[name] = _without_annotations(value)
+    return result
 
 
 def _asserts_nothing(name: str, value: Any, schema: dict[str, Any]) -> bool:
@@ -63,9 +63,9 @@ def _asserts_nothing(name: str, value: Any, schema: dict[str, Any]) -> bool:
     if name in PARTNERS:
         return not PARTNERS[name] & schema.keys()
     if name in NEUTRAL and isinstance(value, dict) and name != "dependentSchemas":
-        value = {key: each for key, each in value.items() if key not in ANNOTATIONS}
+        value = {key: item for key, item in value.items() if key not in ANNOTATIONS}
     # 0 is not false
-    return any(type(each) is type(value) and each == value for each in NEUTRAL.get(name, ()))
+    return any(type(item) is type(value) and item == value for item in NEUTRAL.get(name, ()))
 
 
 def ascii_classes(pattern: str) -> str:
@@ -74,7 +74,7 @@ def ascii_classes(pattern: str) -> str:
     Rust's have those of all scripts; clients know ECMAScript's and those of other servers. `\S` is
     as it was: what it matches is no white space by anybody's reading.
     """
-    depth, found = 0, ""
+    depth, result = 0, ""
     for part in REGEX_PARTS.findall(pattern):
         letter = part[1:] if part[0] == "\\" else ""
         if (characters := ASCII.get(letter.lower())) and letter != "S":
@@ -84,5 +84,5 @@ def ascii_classes(pattern: str) -> str:
             depth += 1
         elif part == "]":
             depth = max(0, depth - 1)
-        found += part
-    return found
+        result += part
+    return result

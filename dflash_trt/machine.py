@@ -94,8 +94,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def versions() -> dict[str, str]:
-    found = {"dflash-trt": dflash_trt.__version__, "python": platform.python_version()}
+    versions = {"dflash-trt": dflash_trt.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

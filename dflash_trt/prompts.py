@@ -56,17 +56,17 @@ def read_lines(path: Path, parse: Callable[[object], T]) -> list[T]:
         ) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
-    found = []
+    prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            found += [parse(parse_json(line))] if line.strip() else []
+            prompts += [parse(parse_json(line))] if line.strip() else []
         except ValueError as error:
             raise RequestError(
                 f"{path}:{number}: {error}", "Correct or remove that line"
             ) from error
-    if not found:
+    if not prompts:
         raise RequestError(f"{path} holds no prompt", "Give at least one line")
-    return found
+    return prompts
 
 
 def prompt_of(entry: object) -> Prompt:
@@ -75,7 +75,8 @@ def prompt_of(entry: object) -> Prompt:
     if isinstance(entry, dict):
         text, messages = entry.get("text"), entry.get("messages")
         if isinstance(messages, list) and all(
-            isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages
+            isinstance(message, dict) and isinstance(message.get("role"), str)
+            for message in messages
         ):
             return messages
         if isinstance(text, str) and "messages" not in entry:

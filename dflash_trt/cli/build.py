@@ -73,16 +73,18 @@ def check(
     digested = verify_signature(directory, key) if key is not None else ()
     manifest = read_manifest(directory)
     with reporting() as report:
-        found = differences(directory, manifest, "full", report, digested)
+        changes = differences(directory, manifest, "full", report, digested)
     files = manifest["files"]
     if json_:
-        print_json(directory=str(directory), intact=not found, files=len(files), **asdict(found))
-    elif not found:
+        print_json(
+            directory=str(directory), intact=not changes, files=len(files), **asdict(changes)
+        )
+    elif not changes:
         print(f"{directory}: {len(files)} files as they were built")
     else:
-        lines = [f"{kind}: {name}" for kind, names in asdict(found).items() for name in names]
+        lines = [f"{kind}: {name}" for kind, names in asdict(changes).items() for name in names]
         print("\n".join(map(printable, lines)))
-    raise typer.Exit(1 if found else 0)
+    raise typer.Exit(1 if changes else 0)
 
 
 def sign(

@@ -142,21 +142,23 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
 
     Options of its own method (`draft_tokens`, `policy`, ..) apply to its own variant only.
     """
-    own = config.speculation
+    configured = config.speculation
     # the method of `drafter`; the usual one if the config's method has none
-    whose: Method = "dflash" if own.method in (*DRAFTERLESS, *config.drafters) else own.method
+    whose: Method = (
+        "dflash" if configured.method in (*DRAFTERLESS, *config.drafters) else configured.method
+    )
     drafters = dict(config.drafters)
     if config.drafter is not None and config.drafter not in drafters.values():
         drafters = {whose: config.drafter} | drafters
-    found: dict[Method, BuildConfig] = {}
+    matching: dict[Method, BuildConfig] = {}
     for method in get_args(Method):
         if method not in (*drafters, *DRAFTERLESS) or method not in config.engine.methods:
             continue
-        speculation = own if method == own.method else Speculation(method=method)
+        speculation = configured if method == configured.method else Speculation(method=method)
         changed = {"drafter": drafters.get(method), "drafters": drafters}
         values = config.model_copy(update={"speculation": speculation, **changed})
-        found[method] = BuildConfig.model_validate(dict(values))
-    return found
+        matching[method] = BuildConfig.model_validate(dict(values))
+    return matching
 
 
 def json_schema() -> dict[str, Any]:
@@ -194,7 +196,9 @@ def _complaint(path: Path, root: yaml.Node, error: ErrorDetails) -> Complaint:
     fix = SCHEMA
     if kind == "extra_forbidden":
         schema = BuildConfig.model_json_schema()
-        sections = [each.get("properties", {}) for each in (schema, *schema["$defs"].values())]
+        sections = [
+            definition.get("properties", {}) for definition in (schema, *schema["$defs"].values())
+        ]
         known = {name for section in sections if loc[-1] not in section for name in section}
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
         guess = f"Did you mean '{near[0]}'?" if near else SCHEMA
@@ -213,10 +217,10 @@ def _line_and_name(node: yaml.Node, loc: Sequence[int | str]) -> tuple[int, str]
     line, names = node.start_mark.line + 1, list[str]()
     for i, part in enumerate(loc):
         keys = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((key, value) for key, value in keys if key.value == part), None)
-        if found is not None:
-            line, node = found[0].start_mark.line + 1, found[1]
+        matching = next(((key, value) for key, value in keys if key.value == part), None)
+        if matching is not None:
+            line, node = matching[0].start_mark.line + 1, matching[1]
         # without what pydantic inserts for a union: a kind, or a class name
-        if found is not None or i == len(loc) - 1:
+        if matching is not None or i == len(loc) - 1:
             names.append(str(part))
     return line, ".".join(names)

@@ -33,15 +33,15 @@ class Step:
 
 
 class BoundSteps(dict[tuple[int, ...], Step]):
-    """At most `most` bound steps by the arguments of `Engine.step`; the oldest goes first."""
+    """At most `limit` bound steps by the arguments of `Engine.step`; the oldest goes first."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        self._most = most
+        self._limit = limit
 
     def of(self, bind: Callable[..., Step], *key: int) -> Step:
         if key not in self:
-            if len(self) >= self._most:
+            if len(self) >= self._limit:
                 del self[next(iter(self))]
             self[key] = bind(*key)
         return self[key]
@@ -237,4 +237,4 @@ def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
 
 
 def read_infos(engines: Path) -> list[EngineInfo]:
-    return [read_info(each) for each in role_directories(engines)]
+    return [read_info(directory) for directory in role_directories(engines)]

@@ -39,12 +39,12 @@ def free_ports() -> Ports:
     """
     free: list[int] = []
     for port in random.SystemRandom().sample(NOT_GIVEN, TRIES):
-        with suppress(OSError), socket.socket() as each, socket.socket() as client:
-            each.bind((LOOPBACK, port))
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.listen()
+        with suppress(OSError), socket.socket() as listener, socket.socket() as client:
+            listener.bind((LOOPBACK, port))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.listen()
             client.connect((LOOPBACK, port))
-            each.accept()[0].close()
+            listener.accept()[0].close()
             free.append(port)
         if len(free) == 3:
             return Ports(*free)

@@ -170,13 +170,13 @@ def certificate_name(tls: Tls, door: str = "grpc") -> str:
         for end in (asking, answering, asking):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-        found = asking.getpeercert() or {}
+        certificate = asking.getpeercert() or {}
     except (OSError, ValueError) as error:  # some errors have no file name
         raise ServerError(
             f"--{door}-cert {tls.cert} and --{door}-key {tls.key} cannot be used: {error}",
             "Give PEM files: a valid certificate, and its own key without a password",
         ) from None
-    fields: Any = (*found.get("subjectAltName", ()), *chain(*found.get("subject", ())))
+    fields: Any = (*certificate.get("subjectAltName", ()), *chain(*certificate.get("subject", ())))
     names = [value for kind, value in fields if kind in ("DNS", "IP Address", "commonName")]
     if not names:
         raise ServerError(
@@ -207,8 +207,8 @@ def server_version(binary: Path) -> tuple[int, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.search(r"server_version +\| +(\d+)\.(\d+)", done.stdout + done.stderr)
-    return (int(found[1]), int(found[2])) if found else ()
+    matched = re.search(r"server_version +\| +(\d+)\.(\d+)", done.stdout + done.stderr)
+    return (int(matched[1]), int(matched[2])) if matched else ()
 
 
 def _restrict(apis: tuple[str, ...], header: str, key: str) -> str:

@@ -99,5 +99,5 @@ def _with_context(
 
 
 def valid_or_new_id(*given: object) -> str:
-    fitting = (each for each in given if isinstance(each, str) and _FORM.fullmatch(each))
+    fitting = (header for header in given if isinstance(header, str) and _FORM.fullmatch(header))
     return next(fitting, None) or uuid.uuid4().hex

@@ -135,10 +135,10 @@ class _Bound:
         return int(known[0]), int(accepted.max())
 
     def _work(self, calls: Calls, memory: dict[str, Tensor]) -> None:
-        for host, own in self.inputs.values():
-            self.gpu.copy(host, own)
+        for host, on_gpu in self.inputs.values():
+            self.gpu.copy(host, on_gpu)
         results = calls.run(self.weights | memory)
-        for name, (host, own) in self.outputs.items():
-            self.gpu.copy(results[name], own)
+        for name, (host, on_gpu) in self.outputs.items():
+            self.gpu.copy(results[name], on_gpu)
             if name != "logits":
-                self.gpu.copy(own, host)
+                self.gpu.copy(on_gpu, host)

@@ -216,10 +216,10 @@ def _activation(view: View, gate: str) -> list[Call]:
 
 def attention(view: View, call: Call) -> Match | None:
     """Match attention, in one call or written out; the kernel reads whole caches."""
-    found = _attention(view, call) if call.op == "Attention" else _written_out(view, call)
-    if found is None:
+    matched = _attention(view, call) if call.op == "Attention" else _written_out(view, call)
+    if matched is None:
         return None
-    old, fused = found
+    old, fused = matched
     result = old[-1]
     n, heads, width, size = view.shape(result.output)
     swap = view.reader(result.output, "Transpose")
@@ -243,16 +243,16 @@ class _Attention:
     cap: float | None
 
 
-def _attend(view: View, found: _Attention, output: str) -> Call:
+def _attend(view: View, matched: _Attention, output: str) -> Call:
     return Call(
         "Attend",
         launch.attend,
-        (found.q, found.keys, found.values, found.mask, found.sinks),
+        (matched.q, matched.keys, matched.values, matched.mask, matched.sinks),
         (output,),
         {
-            "visible": view.shape(found.mask)[-1],
-            "scale": found.scale,
-            "cap": found.cap,
+            "visible": view.shape(matched.mask)[-1],
+            "scale": matched.scale,
+            "cap": matched.cap,
             "dtype": view.narrow(output),
         },
     )
@@ -319,8 +319,8 @@ def _written_out(view: View, call: Call) -> tuple[list[Call], _Attention] | None
         return None
     scale = view.number(scaled.arguments[1])
     mask = masked.inputs[0]
-    found = _Attention(scaled.inputs[0], keys, values, mask, sinks, scale, cap)
-    return [call, result], found
+    matched = _Attention(scaled.inputs[0], keys, values, mask, sinks, scale, cap)
+    return [call, result], matched
 
 
 def heads(view: View, call: Call) -> Match | None:

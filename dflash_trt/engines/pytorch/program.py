@@ -38,7 +38,7 @@ class Call:
     @property
     def inputs(self) -> list[str]:
         """Return the names of the tensors that it reads."""
-        return [each for each in self.arguments if isinstance(each, str)]
+        return [argument for argument in self.arguments if isinstance(argument, str)]
 
     @property
     def output(self) -> str:
@@ -240,7 +240,7 @@ def _store(cache: Tensor, value: Tensor) -> Tensor:
 
 
 def _tensors(arguments: Sequence[Argument], values: Mapping[str, Tensor]) -> list[Any]:
-    return [values[each] if isinstance(each, str) else each for each in arguments]
+    return [values[argument] if isinstance(argument, str) else argument for argument in arguments]
 
 
 def _names(values: Iterable[ir.Value | None], without: Iterable[str] = ()) -> list[str]:
@@ -332,5 +332,5 @@ def _reader(directory: Path) -> Callable[[Any], Tensor]:
 def _torch_type(dtype: ir.DataType) -> torch.dtype:
     names = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn"}
     name = dtype.name.lower()
-    found: torch.dtype = getattr(torch, names.get(name, name))
-    return found
+    torch_type: torch.dtype = getattr(torch, names.get(name, name))
+    return torch_type

@@ -79,29 +79,30 @@ def compute_capabilities() -> list[str]:
     count, device, major, minor = (ctypes.c_int() for _ in range(4))
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):  # 0 is success
         return []
-    found = []
+    capabilities = []
     for index in range(count.value):
         cuda.cuDeviceGet(ctypes.byref(device), index)
         cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
-        found.append(f"{major.value}.{minor.value}")
-    return found
+        capabilities.append(f"{major.value}.{minor.value}")
+    return capabilities
 
 
 def check_machine(info: EngineInfo) -> PlanInfo:
     """Raise EngineError for what a plan needs and this machine lacks; return the plan's info."""
     plan = info.plan
     assert plan is not None
-    wanted = " or ".join(plan.compute_capabilities)
-    found = compute_capabilities()
-    if not found:
+    planned = " or ".join(plan.compute_capabilities)
+    capabilities = compute_capabilities()
+    if not capabilities:
         raise EngineError(
             "this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver",
-            f"Run it on a machine with a GPU of compute capability {wanted}",
+            f"Run it on a machine with a GPU of compute capability {planned}",
         )
-    if found[0] not in plan.compute_capabilities:
+    here = capabilities[0]
+    if here not in plan.compute_capabilities:
         raise EngineError(
-            f"the plans are for GPUs of compute capability {wanted}, and GPU 0 here has {found[0]}",
+            f"the plans are for GPUs of compute capability {planned}, and GPU 0 here has {here}",
             "Build for this one",
         )
     if find_spec("torch") is None:

@@ -60,14 +60,14 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
             assert isinstance(layer, trt.IAttentionInputLayer)
             attentions[layer.attention.name] = layer.attention
     for node in graph:
-        found = layers.get(node.name or "", [])
-        types = [layer.type.name for layer in found]
-        if not found:
+        layers_of_node = layers.get(node.name or "", [])
+        types = [layer.type.name for layer in layers_of_node]
+        if not layers_of_node:
             raise _error(_label(node), "it is not in the network")
         if node.op_type in LAYERS and types.count(LAYERS[node.op_type]) != 1:
             raise _error(_label(node), f"it became {', '.join(types)}")
         if node.op_type == "TensorScatter":
-            _check_update(node, found[0])
+            _check_update(node, layers_of_node[0])
     _check_ends(network, graph)
     return [
         node.name or ""
@@ -92,7 +92,7 @@ def check_form(graph: ir.Graph) -> None:
 def _check_types(layer: trt.ILayer) -> None:
     types = {layer.get_input(index).dtype for index in range(2)}
     if types not in ({trt.DataType.HALF}, {trt.DataType.BF16}):
-        names = ", ".join(sorted(each.name for each in types))
+        names = ", ".join(sorted(kind.name for kind in types))
         raise _error(layer.name, f"it multiplies {names}, not 16 bits")
 
 
@@ -123,19 +123,19 @@ def _check_ends(network: trt.INetworkDefinition, graph: ir.Graph) -> None:
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     for values, tensors in ((graph.inputs, inputs), (graph.outputs, outputs)):
-        found = {tensor.name: describe(tensor) for tensor in tensors}
+        present = {tensor.name: describe(tensor) for tensor in tensors}
         for value in values:
             name = str(value.name)
-            if name not in found:
+            if name not in present:
                 raise _error(name, "it is not in the network")
             assert value.dtype is not None
             assert value.shape is not None
             shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
             expected = (value.dtype.numpy().name, shape)
-            if found[name] != expected:
-                raise _error(name, f"it is {found[name]}, not {expected}")
-        if len(found) > len(values):
-            raise _error(min(found.keys() - {value.name for value in values}), "it is new")
+            if present[name] != expected:
+                raise _error(name, f"it is {present[name]}, not {expected}")
+        if len(present) > len(values):
+            raise _error(min(present.keys() - {value.name for value in values}), "it is new")
 
 
 def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
@@ -218,14 +218,16 @@ class _Casts:
         if value not in self._other:
             wide = value in self._narrow
             cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT if wide else self._dtype})
-            found, producer = cast.outputs[0], value.producer()
+            output = cast.outputs[0]
+            producer = value.producer()
             if producer is None:
                 self._graph.insert_before(self._graph[0], cast)
             else:
                 self._graph.insert_after(producer, cast)
             if not wide:
-                self._narrow.add(found)
-            self._other[value], self._other[found] = found, value
+                self._narrow.add(output)
+            self._other[value] = output
+            self._other[output] = value
         return self._other[value]
 
 

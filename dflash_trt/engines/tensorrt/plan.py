@@ -36,11 +36,11 @@ Profile = dict[str, tuple[int, int, int]]
 
 
 def build_plans(engines: Path, engine: TensorRT, prefill_chunk: int, report: Report) -> None:
-    found = sorted(file.parent for file in engines.rglob(ENGINE_FILE))
-    for done, directory in enumerate(found):
-        report("building the plans", done, len(found))
+    directories = sorted(file.parent for file in engines.rglob(ENGINE_FILE))
+    for done, directory in enumerate(directories):
+        report("building the plans", done, len(directories))
         build_plan(directory, engine, prefill_chunk)
-    report("building the plans", len(found), len(found))
+    report("building the plans", len(directories), len(directories))
 
 
 def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
@@ -125,15 +125,15 @@ def make_profiles(info: EngineInfo, chunk: int) -> tuple[Profile, Profile]:
     slots, block, round_ = info.slots, info.block_size, info.most_verified
     context = (1, min(USUAL_CONTEXT, info.cache_len), info.cache_len)
 
-    def sizes(n: int, usual: int, most: int) -> Profile:
+    def sizes(n: int, usual: int, largest: int) -> Profile:
         return {
             "n": (1, n, slots),
-            "S": (1, usual, most),
+            "S": (1, usual, largest),
             "N": context,
             "r": (1, n * block, slots * round_),
-            "C": (1, usual, most),
+            "C": (1, usual, largest),
             "W": (1, block, block),
-            "C_W": (2, usual + block, most + block),
+            "C_W": (2, usual + block, largest + block),
         }
 
     return sizes(slots, block, round_), sizes(1, chunk, chunk)
@@ -157,13 +157,13 @@ def capabilities(engine: TensorRT) -> tuple[str, ...]:
     use(engine.library)
     if engine.library == "tensorrt_rtx":
         return tuple(engine.compute_capabilities or CAPABILITIES)
-    found = compute_capabilities()
-    if not found:
+    capabilities = compute_capabilities()
+    if not capabilities:
         raise EngineError(
             "the library tensorrt builds plans on the GPU that will run them, and here is none",
             "Build on that machine, or choose engine.library: tensorrt_rtx, which needs no GPU",
         )
-    return (found[0],)
+    return (capabilities[0],)
 
 
 def timing_cache(plan: PlanInfo) -> Path:

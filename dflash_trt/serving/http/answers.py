@@ -16,9 +16,9 @@ Json = dict[str, Any]
 def usage(summaries: Sequence[Summary], choices_per_prompt: int) -> Json:
     names = ("prompt_tokens", "cached_tokens", "completion_tokens", "rounds", "drafted", "accepted")
     prompt, cached, completion, rounds, drafted, accepted = (
-        sum(getattr(each, name) for each in summaries) for name in names
+        sum(getattr(summary, name) for summary in summaries) for name in names
     )
-    committed = sum(each.acceptance_length * each.rounds for each in summaries)
+    committed = sum(summary.acceptance_length * summary.rounds for summary in summaries)
     return {
         **token_counts(prompt // choices_per_prompt, completion),
         "prompt_tokens_details": {"cached_tokens": cached // choices_per_prompt},
@@ -79,18 +79,18 @@ class ChoiceWriter:
         chat = self.new_parser is not None
         news = self._message_or_deltas(chunk) if chat else [{"text": chunk.text}]
         logprobs = self._logprobs(chunk)
-        told: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
+        report: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
         first, self._first = self._first, False
         place: Json = {"index": chunk.index, "logprobs": None, "finish_reason": None}
         place |= {"drafting": {"rounds": []}} if self.drafting else {}
         if not self.stream:
-            return [{**place, **news[0], "logprobs": logprobs, **told, **self._finish(chunk)}]
+            return [{**place, **news[0], "logprobs": logprobs, **report, **self._finish(chunk)}]
         empty: Json = {"delta": {}} if chat else {"text": ""}
         pieces = [piece for piece in news if piece != empty]
         if not pieces and (logprobs or chunk.drafting):
             pieces = [empty]
         if pieces:
-            pieces[-1] = {"logprobs": logprobs, **pieces[-1], **told}
+            pieces[-1] = {"logprobs": logprobs, **pieces[-1], **report}
         if first and chat:
             pieces.insert(0, {"delta": {"role": "assistant"}})
         if chunk.final:  # alone, because clients take it for the end

@@ -179,16 +179,16 @@ class Guard:
 
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]
-        own = self.doors.is_own(request)
-        request.state.own = own
+        is_own = self.doors.is_own(request)
+        request.state.own = is_own
         problem = self.doors.refusal(request)
         if problem is not None:
             return _refuse(path, *problem)
-        reason = self._reason_to_refuse(own)
-        ready = self.state.is_ready or (own and not self.state.draining)
+        reason = self._reason_to_refuse(is_own)
+        ready = self.state.is_ready or (is_own and not self.state.draining)
         if not ready and (path in HEALTH or MODEL_READY.fullmatch(path)):
             return Response(status_code=503 if path == "/health" else 400)  # as Triton does
-        if self.state.connections.full and not own and path not in HEALTH:
+        if self.state.connections.full and not is_own and path not in HEALTH:
             return _refuse(path, 503, FULL)
         if _is_open(path, method):
             return None
@@ -202,9 +202,9 @@ class Guard:
             return _refuse(path, 415, f"{NOT_JSON} It is {kind[:80]!r}." if kind else NOT_JSON)
         return _refuse(path, 503, reason) if reason else None
 
-    def _reason_to_refuse(self, own: bool) -> str:
+    def _reason_to_refuse(self, is_own: bool) -> str:
         """Return why no request is taken now; `serve` asks a server that is not ready."""
-        if own and not self.state.draining:
+        if is_own and not self.state.draining:
             return ""
         return self.state.reason_to_refuse
 

@@ -134,25 +134,25 @@ class TensorRTLLM:
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
                 "Leave it out.",
             )
-        asked = _not_default(request.sampling)
+        requested = _not_default(request.sampling)
         for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
-            if name in asked:
+            if name in requested:
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",
                     "Leave it out.",
                 )
         drafter = self._args.get("speculative_config")
         for name in PENALTIES:
-            if name in asked and drafter and not drafter.get("enable_penalty"):
+            if name in requested and drafter and not drafter.get("enable_penalty"):
                 raise RequestError(
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
                 )
         self._to_guided_decoding_params(request)
-        most = self._args.get("max_num_tokens", 8192)
-        if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
+        longest = self._args.get("max_num_tokens", 8192)
+        if len(request.prompt) > longest and not self._args.get("enable_chunked_prefill"):
             raise RequestError(
-                f"The prompt has {len(request.prompt)} tokens; this server takes {most}",
+                f"The prompt has {len(request.prompt)} tokens; this server takes {longest}",
                 "Shorten it, or build with engine.args.enable_chunked_prefill.",
             )
 
@@ -222,7 +222,7 @@ class TensorRTLLM:
                     result.abort()
 
     def _to_sampling_params(self, request: Request) -> Any:
-        asked = _not_default(request.sampling)
+        requested = _not_default(request.sampling)
         return self._sampling_params(
             max_tokens=request.max_tokens,
             temperature=request.sampling.temperature,  # 0: greedy
@@ -233,7 +233,7 @@ class TensorRTLLM:
             detokenize=False,  # ours finds stop words
             return_perf_metrics=True,
             guided_decoding=self._to_guided_decoding_params(request),
-            **{name: asked[name] for name in asked.keys() & PASSED_ON},
+            **{name: requested[name] for name in requested.keys() & PASSED_ON},
         )
 
     def _to_guided_decoding_params(self, request: Request) -> Any:

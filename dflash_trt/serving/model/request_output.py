@@ -103,15 +103,15 @@ def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
     Those that nobody asked for are not there: each tensor takes Triton and its clients time.
     """
     result: dict[str, np.ndarray[Any, Any]] = {}
-    for each in fields(output):
-        value = getattr(output, each.name)
-        if each.name in ASKED_FOR and not value:
+    for tensor in fields(output):
+        value = getattr(output, tensor.name)
+        if tensor.name in ASKED_FOR and not value:
             continue
-        if each.name in STRINGS:
+        if tensor.name in STRINGS:
             array = np.array([text.encode() for text in value], dtype=object)
         else:
-            array = np.atleast_1d(np.array(value, DTYPES[each.name]))
-            if each.name.startswith("top_"):
+            array = np.atleast_1d(np.array(value, DTYPES[tensor.name]))
+            if tensor.name.startswith("top_"):
                 array = array.reshape(len(value), -1)
-        result[each.name] = array
+        result[tensor.name] = array
     return result

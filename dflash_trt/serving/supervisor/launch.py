@@ -38,13 +38,13 @@ def find_binary(runtime: Path) -> Binary:
         root = Path(package.submodule_search_locations[0]) / "tritonserver"
         if (root / "bin" / "tritonserver").is_file():
             return _wheel_binary(root, runtime)
-    found = shutil.which("tritonserver")
-    if found is None:
+    program = shutil.which("tritonserver")
+    if program is None:
         raise ServerError(
             "there is no tritonserver: neither the nvidia-pytriton wheel nor one on PATH",
             "Run: pip install 'dflash-trt[server]'",
         )
-    return Binary(Path(found))
+    return Binary(Path(program))
 
 
 def _wheel_binary(root: Path, runtime: Path) -> Binary:
@@ -102,9 +102,9 @@ def _arguments_for_triton_spans(binary: Path) -> list[str]:
     if url is None or server_version(binary) < TRACES_FROM:
         return []
     service = os.environ.get("OTEL_SERVICE_NAME") or tracing.SERVICE
-    own = (f"opentelemetry,url={url}", f"opentelemetry,resource=service.name={service}")
-    settings = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", *own)
-    return [f"--trace-config={each}" for each in settings]
+    exporter = (f"opentelemetry,url={url}", f"opentelemetry,resource=service.name={service}")
+    settings = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", *exporter)
+    return [f"--trace-config={setting}" for setting in settings]
 
 
 def environment(binary: Binary, surrounding: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -133,8 +133,8 @@ def working_directory(runtime: Path) -> Path:
     directory.mkdir()
     (directory / "dflash_trt").symlink_to(package.submodule_search_locations[0])
     for path in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        for each in Path(path).resolve().glob("*"):
-            link = directory / each.name
+        for entry in Path(path).resolve().glob("*"):
+            link = directory / entry.name
             if not link.is_symlink():
-                link.symlink_to(each)
+                link.symlink_to(entry)
     return directory

@@ -65,9 +65,9 @@ def serve(directory: Path, options: Options) -> int:
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         tensorrt_llm.check_host(tensorrt_llm.read_info(bundle), launched=is_launched())
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < min(most, FILES):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
+    soft, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard_limit, FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, FILES), hard_limit))
     stop = threading.Event()
     with ExitStack() as stack:
         build = stack.enter_context(closing(OpenedBuild(directory, options.check, options.signer)))

@@ -86,26 +86,26 @@ class Updates:
         for build in self._opened:
             build.close()
 
-    def _answer(self, build: str, least: float) -> dict[str, Any]:
+    def _answer(self, build: str, least_acceptance: float) -> dict[str, Any]:
         try:
-            replacement = self._replace_or_keep(Path(build), least)
+            replacement = self._replace_or_keep(Path(build), least_acceptance)
         except DflashError as error:
             self._say(f"update: failed, the old drafter serves on: {error}")
             return {"refusal": asdict(Refusal(error.problem, error.fix))}
         self._say(f"update: {replacement}")
         return {"replacement": asdict(replacement)}
 
-    def _replace_or_keep(self, directory: Path, least: float) -> Replacement:
+    def _replace_or_keep(self, directory: Path, least_acceptance: float) -> Replacement:
         new = OpenedBuild(find_repository(directory).parent, self._check, self._signer)
         try:
-            replacement = self._replace(new, least)
+            replacement = self._replace(new, least_acceptance)
         except BaseException:
             new.close()
             raise
         self._opened.append(new)
         return replacement
 
-    def _replace(self, new: OpenedBuild, least: float) -> Replacement:
+    def _replace(self, new: OpenedBuild, least_acceptance: float) -> Replacement:
         server, old = self._server, self._server.build
         if not differ_in_drafter_alone(old.manifest, new.manifest):
             raise ServerError(
@@ -126,7 +126,7 @@ class Updates:
             try:
                 new.check_unchanged()
                 after = self._tokens_per_round()
-                if after < least * before:
+                if after < least_acceptance * before:
                     raise ServerError(
                         f"the drafter of {new.directory} commits {after:.2f} tokens a round, the "
                         f"running one {before:.2f}",
@@ -159,16 +159,19 @@ class Updates:
 def differ_in_drafter_alone(old: Manifest, new: Manifest) -> bool:
     def rest(manifest: Manifest) -> Manifest:
         files = manifest["files"].items()
-        kept = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
-        return {**kept, **dict.fromkeys(FOLLOWING), "name": manifest["name"]}
+        unchanged = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
+        return {**unchanged, **dict.fromkeys(FOLLOWING), "name": manifest["name"]}
 
     return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
 
 
-def update_drafter(http_port: int, build: Path, least: float) -> Replacement:
-    """least: sufficient fraction of the running drafter's tokens per round. Raises ServerError."""
+def update_drafter(http_port: int, build: Path, least_acceptance: float) -> Replacement:
+    """Replace the drafter of the server at this port; ServerError if it keeps its own.
+
+    least_acceptance: sufficient fraction of the running drafter's tokens per round.
+    """
     try:
-        answer = ask(_socket_address(http_port), [str(build.resolve()), least])
+        answer = ask(_socket_address(http_port), [str(build.resolve()), least_acceptance])
     except OSError:
         raise ServerError(
             f"no `dflash-trt serve` of yours has HTTP port {http_port}",

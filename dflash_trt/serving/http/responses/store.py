@@ -57,10 +57,10 @@ class ResponseStore:
 
     def conversation(self, owner: str, name: str) -> Conversation | None:
         self._drop_expired()
-        kept = self._kept.get(name)
-        if kept is None or kept.owner != owner:
+        entry = self._kept.get(name)
+        if entry is None or entry.owner != owner:
             return None
-        return kept.conversation
+        return entry.conversation
 
     def item(self, owner: str, name: str) -> Json | None:
         """Return an item that a kept response gave out."""
@@ -82,7 +82,7 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, name: str) -> None:
-        kept = self._kept.pop(name)
-        self._size -= kept.size
-        for item in kept.conversation.response["output"]:
+        entry = self._kept.pop(name)
+        self._size -= entry.size
+        for item in entry.conversation.response["output"]:
             self._response_of.pop(item["id"], None)

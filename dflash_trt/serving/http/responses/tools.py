@@ -157,14 +157,14 @@ def _read_allowed(choice: Mapping[str, Any], tools: Tools) -> tuple[Any, Tools]:
         for member in members
         if isinstance(member, dict)
     }
-    kept = Tools(left_out=tools.left_out)
+    chosen = Tools(left_out=tools.left_out)
     for function, place in zip(tools.functions, tools.places, strict=True):
         name = function["function"]["name"]
         if name in allowed:
-            kept.functions.append(function)
-            kept.places.append(place)
-            kept.origins[name] = tools.origins[name]
-    return read_choice(mode, kept)
+            chosen.functions.append(function)
+            chosen.places.append(place)
+            chosen.origins[name] = tools.origins[name]
+    return read_choice(mode, chosen)
 
 
 def _no_function(tools: Tools) -> Failure:
