@@ -17,10 +17,11 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.profiling import measure
-from dflash_trt.decoding.proposer import Proposer, strategy
+from dflash_trt.decoding.proposer import Proposer
 from dflash_trt.decoding.rounds import draft, in_process, verify
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport
 from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_request
 from dflash_trt.decoding.state_cache import StateCache, open_prefix_cache
+from dflash_trt.decoding.strategy import strategy
 from dflash_trt.decoding.waiting_queue import WaitingQueue

@@ -9,11 +9,12 @@ from pathlib import Path
 from dflash_trt.config import Speculation
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.profiling import measure
-from dflash_trt.decoding.proposer import Proposer, strategy
+from dflash_trt.decoding.proposer import Proposer
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, SequenceState
+from dflash_trt.decoding.strategy import strategy
 from dflash_trt.engines import Engine, EngineInfo, load_engines
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.speculation import Fixed, Policy

@@ -5,21 +5,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_trt.config import Speculation
 from dflash_trt.decoding.arrays import Float32, Int64
 from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Candidates
 from dflash_trt.decoding.sampling import SamplingParams, noise
 from dflash_trt.decoding.sequence import SequenceState
-from dflash_trt.engines import EngineInfo
-from dflash_trt.speculation.costs import StepCosts
 from dflash_trt.speculation.lookup import NgramIndex
-from dflash_trt.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.speculation.proposal import Proposal, SequenceProposals
 
 ALL = 64  # candidates per draft: all that the drafter's graph returns
-CANDIDATES = 8  # per draft, with the adaptive policy
 LOOKED_AT = 16  # candidates per position, best first
 SHARPNESS = 0.6  # trust in the best noisy candidate; fitted by replaying the demo pair
 
@@ -181,28 +176,6 @@ def _propose_drafts(
 def _forced(tokens: list[int], sampled: bool) -> Proposal:
     n = len(tokens)
     return Proposal("grammar", tokens, [1.0] * n, sampled, forced=[True] * n)
-
-
-def strategy(
-    speculation: Speculation, target: EngineInfo, costs: StepCosts | None
-) -> tuple[Policy, Proposer]:
-    """Return the policy and proposer of a config; costs: for the adaptive policy."""
-    if speculation.method == "none":
-        return Fixed(0), Proposer()
-    max_drafts = target.most_verified - 1
-    if speculation.policy == "fixed":
-        costs = None
-    if speculation.method == "ngram":
-        draft_tokens = min(speculation.draft_tokens or max_drafts, max_drafts)
-        proposer = Proposer(draft_tokens, lookup=True, candidates=1)
-        if costs is None:
-            return Fixed(draft_tokens), proposer
-        return Adaptive(costs, 0, max_drafts), proposer
-    draft_tokens = min(speculation.draft_tokens or target.block_size, target.block_size - 1)
-    if costs is None:
-        return Fixed(draft_tokens), Proposer()
-    proposer = Proposer(max_drafts, lookup=speculation.lookup, candidates=CANDIDATES)
-    return Adaptive(costs, draft_tokens, max_drafts), proposer
 
 
 def _with_noise(

@@ -15,7 +15,8 @@ INTERNAL_KEY = "DFLASH_TRT_INTERNAL_KEY"  # the model `dflash` sends it to `veri
 CLIENT_KEY_VARIABLE = "DFLASH_TRT_CLIENT_KEY"  # proves that CLIENT comes from the application
 CLIENT = "client"  # request parameter: who asks
 CLIENT_KEY = "client-key"  # request parameter
-PROOF = "proof"  # the client name of requests that measure a drafter
+# name of who measures a drafter: drafts in each round, takes no place in the queue
+MEASURING_CLIENT = "proof"
 
 
 def new_key() -> str:

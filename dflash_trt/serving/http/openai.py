@@ -240,7 +240,7 @@ def _describe_bodies(app: FastAPI) -> None:
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
-    chunks, writer = _ask(served, fields, request, pieces=fields.stream)
+    chunks, new_writer = _ask(served, fields, request, pieces=fields.stream)
     prefix = "cmpl-"
     kind = "text_completion"
     if isinstance(fields, ChatFields):
@@ -255,10 +255,10 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     }
     if fields.stream:
         first = await anext(chunks)  # errors before the first chunk get their own status code
-        return _streamed(_events(served, head, writer, first, chunks, fields))
+        return _streamed(_events(served, head, new_writer, first, chunks, fields))
     finished = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
     summaries = [_refuse_aborted(chunk.final) for chunk in finished if chunk.final]
-    choices = [choice for chunk in finished for choice in writer().write(chunk)]
+    choices = [choice for chunk in finished for choice in new_writer().write(chunk)]
     totals = _totals(served, fields, summaries, finished[0].round_tokens)
     return JSONResponse({**head, "choices": choices, **totals})
 
@@ -267,9 +267,9 @@ async def _respond(served: Served, read: ReadRequest, request: Request, owner: s
     if read.tools.left_out:
         log.info("hosted tools are left out of a request: %s", names_of(read.tools.left_out))
     stores = read.request.store and served.responses.limit > 0
-    chunks, writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
+    chunks, new_writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
     answer = ResponseWriter(read, served.sampling, stored=stores)
-    choice = writer()
+    choice = new_writer()
 
     def keep(response: dict[str, Any]) -> bool:
         conversation = Conversation(response, [*read.items, *response["output"]])
@@ -323,17 +323,17 @@ def _ask(
     _check_model(served, fields.model)
     prompts, options = fields.prompts_and_options()
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
-        options.pop(name, None)
+        options.pop(name, None)  # the model fills in what the build recommends
     host = request.client.host if request.client else ""
     who = client_parameters(SERVE if request.state.own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
-    answer = None
+    new_parser = None
     chat_options = {}
     if isinstance(fields, ChatFields):
-        answer, only_calls = _answer_parsers(served.chat_model.dialect, fields)
+        new_parser, only_calls = _answer_parsers(served.chat_model.dialect, fields)
         chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
 
-    def writer() -> ChoiceWriter:
+    def new_writer() -> ChoiceWriter:
         of_content = None
         if content_logprobs:
             with_tools = isinstance(fields, ChatFields) and bool(fields.tools)
@@ -343,14 +343,14 @@ def _ask(
             served.spell,
             fields.echo,
             pieces,
-            answer,
+            new_parser,
             drafting=bool(options.get("include_drafting")),
             stop_ids=fields.stop_token_ids,
             content_logprobs=of_content,
             **chat_options,
         )
 
-    return _merged(served.client, prompts, options, fields), writer
+    return _merged(served.client, prompts, options, fields), new_writer
 
 
 def _answer_parsers(
@@ -373,13 +373,13 @@ def _answer_parsers(
 async def _events(
     served: Served,
     head: dict[str, Any],
-    writer: Callable[[], ChoiceWriter],
+    new_writer: Callable[[], ChoiceWriter],
     first: Chunk,
     rest: AsyncGenerator[Chunk, None],
     fields: ChatFields | TextFields,
 ) -> AsyncIterator[bytes]:
     """Yield a stream's events; closing it closes `rest`, which cancels the request."""
-    writers = defaultdict[int, ChoiceWriter](writer)
+    writers = defaultdict[int, ChoiceWriter](new_writer)
     rounds: list[int] = []
     ended: list[Summary] = []
     options = fields.stream_options

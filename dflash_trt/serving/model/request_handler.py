@@ -22,7 +22,7 @@ from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, SequenceState, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.control import Command, HandlerStatus
-from dflash_trt.serving.keys import PROOF
+from dflash_trt.serving.keys import MEASURING_CLIENT
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.output_processor import OutputProcessor
 from dflash_trt.serving.model.requests import number_of_choices, parse_request
@@ -105,7 +105,7 @@ class RequestHandler:
         received = time.monotonic()
         try:
             count = number_of_choices(inputs, self._client_limit)
-            if client == PROOF:  # takes no place in the queue
+            if client == MEASURING_CLIENT:  # takes no place in the queue
                 count = 0
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)

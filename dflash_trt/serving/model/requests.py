@@ -16,7 +16,7 @@ from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError, panics_as_errors
 from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
-from dflash_trt.serving.keys import PROOF
+from dflash_trt.serving.keys import MEASURING_CLIENT
 from dflash_trt.wire import Settings
 
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
@@ -161,7 +161,7 @@ def parse_request(
         stop_ids=stop_ids,
         priority=body.priority,
         drafting=body.drafting,
-        always_drafts=client == PROOF,
+        always_drafts=client == MEASURING_CLIENT,
         cache_salt=body.cache_salt,
         grammar=grammar,
     )

@@ -29,7 +29,7 @@ from dflash_trt.serving.control import RUNTIME, new_runtime, send_command
 from dflash_trt.serving.keys import (
     CLIENT_KEY_VARIABLE,
     INTERNAL_KEY,
-    PROOF,
+    MEASURING_CLIENT,
     client_parameters,
     new_key,
 )
@@ -90,8 +90,8 @@ class Health:
 
     def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
         """Return the output tensors of a greedy request drafted in every round; None on failure."""
-        proof = client_parameters(PROOF, self._client_key)
-        status, answer = self._infer(text, max_tokens, timeout, proof)
+        measuring = client_parameters(MEASURING_CLIENT, self._client_key)
+        status, answer = self._infer(text, max_tokens, timeout, measuring)
         if status != OK:
             return None
         return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
