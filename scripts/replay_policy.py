@@ -155,7 +155,7 @@ class Replay:
         n, context = len(round.rows), int(np.mean([row.position for row in round.rows]))
         drafts = round.features is Features.DRAFT
         draft = self.costs.draft(n, context) if drafts else 0.0
-        self.last = 0.0 if prefill else self.costs.verify(n, round.width, context), draft
+        self.last = 0.0 if prefill else self.costs.verify(n, round.row_tokens, context), draft
         self.seconds += sum(self.last)
         drafted = DraftResult(candidates, draft) if drafts else None
         return RoundResult(results, self.last[0], drafted)

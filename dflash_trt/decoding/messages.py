@@ -78,8 +78,8 @@ class Round:
     copies: Sequence[Copy] = ()  # to be done first, in this order
 
     @property
-    def width(self) -> int:
-        """The most tokens of a row."""
+    def row_tokens(self) -> int:
+        """The most tokens of a row: known ones and drafts."""
         return max(len(row.tokens) for row in self.rows)
 
     @property

@@ -54,7 +54,7 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
     drafter_input = None
     if buffer is not None:
-        features = step.outputs["features"][:, : round.width]
+        features = step.outputs["features"][:, : round.row_tokens]
         drafter_input = _pass_features_on(buffer, round, results, features)
     elif round.features is Features.DROP:
         for result in results:
@@ -66,7 +66,7 @@ def _target_step(engine: Engine, round: Round) -> Step:
     """Return the step of a round, its inputs filled in."""
     rows, n = round.rows, len(round.rows)
     min_width = -(-engine.least_rows // n)
-    width = max(round.width, min_width)
+    width = max(round.row_tokens, min_width)
     lengths = tuple(len(row.tokens) for row in rows)
     first_scored = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
     scored = _scored_rows(first_scored, lengths, width, engine.least_rows)

@@ -134,13 +134,7 @@ class Scheduler:
         count = row.known
         last = sequence.position + count == len(sequence.request.prompt)
         drafts = self._drafts_after_prompt(sequence)
-        features = Features.DRAFT if drafts else self._features_at_rest([sequence])
-        # run the drafter at the end of a prompt, or its cached blocks serve no request that drafts
-        must_feed = sequence.buffered + count > MAX_BUFFERED or (
-            last and self._slots.cache is not None
-        )
-        if features is Features.KEEP and must_feed:
-            features = Features.DRAFT
+        features = self._features_of_chunk(sequence, count, drafts=drafts)
         draft_tokens = self._policy.draft_tokens if features is Features.DRAFT else 0
         result, report = self._run([row], features, draft_tokens, slot=len(decoding))
         report.prompt_tokens = count
@@ -159,6 +153,24 @@ class Scheduler:
         decoding.append(sequence)
         self._commit_prompt(sequence, result, draft_tokens)
         return [sequence]
+
+    def _features_of_chunk(self, sequence: SequenceState, count: int, *, drafts: bool) -> Features:
+        """Return what happens to the features of the next `count` tokens of a prompt.
+
+        drafts: the policy wants drafts after them.
+        """
+        if drafts:
+            return Features.DRAFT
+        at_rest = self._features_at_rest([sequence])
+        if at_rest is not Features.KEEP:
+            return at_rest
+        # without the drafter a prompt's cached blocks would serve no request that drafts
+        last = sequence.position + count == len(sequence.request.prompt)
+        if last and self._slots.cache is not None:
+            return Features.DRAFT
+        if sequence.buffered + count > MAX_BUFFERED:
+            return Features.DRAFT
+        return Features.KEEP
 
     def _next_chunk(self, sequence: SequenceState) -> Row:
         """Return the next tokens of a prompt, with its grammar's mask after the last one."""

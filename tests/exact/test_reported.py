@@ -446,7 +446,7 @@ class Bill:
                 n, drafts = len(round.rows), round.features is Features.DRAFT
                 self.rounds += 1
                 self.drafter += drafts
-                self.cost += self._costs.verify(n, round.width, 0)
+                self.cost += self._costs.verify(n, round.row_tokens, 0)
                 self.cost += drafts * self._costs.draft(n, 0)
             return run(round)
 

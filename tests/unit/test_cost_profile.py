@@ -36,7 +36,7 @@ class Machine:
         return self.scale * (5e-4 + 1e-4 * n + 1e-7 * n * context)
 
     def __call__(self, round: Round) -> RoundResult:
-        n, width, context = len(round.rows), round.width, round.rows[0].position
+        n, width, context = len(round.rows), round.row_tokens, round.rows[0].position
         assert all(len(row.tokens) == width for row in round.rows)
         assert all(row.known == 1 for row in round.rows)
         assert all(row.budget > 0 for row in round.rows)
@@ -78,7 +78,7 @@ class Caching(Machine):
     last = (0, False)
 
     def __call__(self, round: Round) -> RoundResult:
-        kind = round.width, round.features is Features.DRAFT
+        kind = round.row_tokens, round.features is Features.DRAFT
         before = self.now
         result = super().__call__(round)
         if kind != self.last:
