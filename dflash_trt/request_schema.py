@@ -274,11 +274,12 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 def check_json(name: str, value: Any) -> None:
     """Raise RequestError for a value that the tensor of this name cannot hold."""
-    accepted = ACCEPTED[tensors()[name].datatype]
-    values = value if isinstance(value, list) else [value]
-    for index, element in enumerate(values):
+    tensor = tensors()[name]
+    accepted = ACCEPTED[tensor.datatype]
+    elements = value if isinstance(value, list) else [value]
+    for index, element in enumerate(elements):
         if not accepted.takes(element):
-            place = f"{name}[{index}]" if isinstance(value, list) else name
+            place = f"{name}[{index}]" if tensor.is_list else name
             raise RequestError(f"{place} is not {accepted.words}", "Correct it")
 
 

@@ -60,7 +60,7 @@ def test_a_wrong_type_is_the_clients_fault(plain: Ports) -> None:
         ({"seed": -1}, "seed is not an integer"),
         ({"temperature": "hot"}, "temperature is not a number"),
         ({"stream": 1}, "stream is not true or false"),
-        ({"stop_words": ["a", 5]}, "stop_words is not a string"),
+        ({"stop_words": ["a", 5]}, "stop_words[1] is not a string"),
         ({"messages": [{"role": "user"}]}, "messages is not a string"),
         ({"max_token": 5}, "'max_token' is no field of this request. Leave it out"),
         ({"stop": "a"}, "'stop' is no field of this request. Leave it out"),
