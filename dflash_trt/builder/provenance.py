@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from dflash_trt.builder.deployment import image_requirements
+from dflash_trt.builder.deployment import REQUIREMENTS, image_requirements
 from dflash_trt.builder.manifest import (
     MANIFEST,
     Manifest,
@@ -88,7 +88,6 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
     config = job.config
     models = job.models
     package = _package(config)
-    lock = config.package_lock
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
         for role, model in models.items()
@@ -106,9 +105,17 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
             if model.at.commit
         },
         "packages": {"target": package} if package else {},
-        "package_lock": lock and hashlib.sha256(lock.read_bytes()).hexdigest(),
+        "package_lock": _lock_digest(config),
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
+
+
+def _lock_digest(config: BuildConfig) -> str | None:
+    """Return the digest of what is locked; None without a lock. ConfigError for a wrong one."""
+    if config.package_lock is None:
+        return None
+    lines = "\n".join(image_requirements(config).values())
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _package(config: BuildConfig) -> dict[str, str] | None:
@@ -174,7 +181,8 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     }
     models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
-    components += map(_package_component, image_requirements(job.config).values())
+    packages = (directory / REQUIREMENTS).read_text("utf-8").splitlines()
+    components += map(_package_component, packages)
     # a drafter needs the target's embedding, head and features
     needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {

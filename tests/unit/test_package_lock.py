@@ -96,6 +96,9 @@ def test_a_locked_build_lists_the_hashes_and_is_another_build(tmp_path: Path) ->
     assert not build(config, tmp_path / "built", quiet).built
     lock.write_text(lock.read_text().replace(DIGESTS[0], DIGESTS[1]))
     assert build(config, tmp_path / "built", quiet).built
+    lock.unlink()
+    with pytest.raises(ConfigError, match="cannot read package_lock"):
+        build(config, tmp_path / "built", quiet)
 
 
 def test_pip_installs_files_of_these_hashes_alone(tmp_path: Path) -> None:
