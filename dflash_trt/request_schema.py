@@ -203,6 +203,7 @@ class Accepted(NamedTuple):
 
     kind: Any  # a type or union
     words: str
+    dtype: str = ""  # of NumPy; texts have none
     low: float = 0
     high: float = 0
 
@@ -214,10 +215,10 @@ class Accepted(NamedTuple):
 
 ACCEPTED = {
     "BYTES": Accepted(str, "a string"),
-    "BOOL": Accepted(bool, "true or false", 0, 1),
-    "INT32": Accepted(int, "an integer of 32 bits", -(2**31), 2**31 - 1),
-    "UINT64": Accepted(int, "an integer from 0 on", 0, 2**64 - 1),
-    "FP32": Accepted(int | float, "a number", -math.inf, math.inf),
+    "BOOL": Accepted(bool, "true or false", "?", 0, 1),
+    "INT32": Accepted(int, "an integer of 32 bits", "<i4", -(2**31), 2**31 - 1),
+    "UINT64": Accepted(int, "an integer from 0 on", "<u8", 0, 2**64 - 1),
+    "FP32": Accepted(int | float, "a number", "<f4", -math.inf, math.inf),
 }
 
 
@@ -272,7 +273,7 @@ def check_names(names: Mapping[str, Any]) -> None:
             raise RequestError(f"{name[:40]!r} is no field of this request", "Leave it out")
 
 
-def check_json(name: str, value: Any) -> None:
+def check_fits(name: str, value: Any) -> None:
     """Raise RequestError for a value that the tensor of this name cannot hold."""
     tensor = tensors()[name]
     accepted = ACCEPTED[tensor.datatype]
@@ -345,7 +346,7 @@ def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
     if not tensor.is_json:
         if isinstance(value, list) != tensor.is_list:
             raise RequestError(f"{name} is {'no' if tensor.is_list else 'a'} list", "Correct it")
-        check_json(name, value)
+        check_fits(name, value)
     elif value not in TOOL_CHOICES:
         value = json.dumps(value, ensure_ascii=False)
     values = value if tensor.is_list else [value]
@@ -353,6 +354,5 @@ def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
         texts = [text.encode() for text in values]
         content = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     else:
-        dtype = {"BOOL": "?", "INT32": "<i4", "UINT64": "<u8", "FP32": "<f4"}[tensor.datatype]
-        content = np.array(values, dtype).tobytes()
+        content = np.array(values, ACCEPTED[tensor.datatype].dtype).tobytes()
     return tensor.datatype, [len(values)], content

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import TRITON_PARAMETERS, check_json, check_names, tensors
+from dflash_trt.request_schema import TRITON_PARAMETERS, check_fits, check_names, tensors
 from dflash_trt.serving.http.bodies import parse_object
 
 MAX_FIELDS = 100  # of a body, and tensors of a list
@@ -83,7 +83,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     _check_plain({name: fields[name] for name in fields.keys() & TRITON_PARAMETERS})
     _check_id(fields.get("id"))
     for name in fields.keys() & tensors().keys():
-        check_json(name, fields[name])
+        check_fits(name, fields[name])
 
 
 def json_size_of(stated: str | None, content: bytes) -> int:
