@@ -59,14 +59,21 @@ class CostModel:
         if self._now % REFRESH == 0:
             self._corrected.clear()
         ratio = verify / self._profile.verify(n, 1 + width, near)
-        self._add_overrun(n, width, context, verify, draft, streak)
         if width and streak != 1:
             self._unpaired[batch, "verify"].append((self._now, ratio))
         if draft and streak:  # the drafter took in features of one round only
             draft_ratio = draft / self._profile.draft(n, near)
             self._unpaired[batch, "draft"].append((self._now, draft_ratio))
-        if not width and not streak:
+        is_plain = not width and not streak
+        if is_plain:
             self._add_plain(batch, ratio)
+        if width and draft:
+            costs = self.costs(n, context)
+            self._add_overrun(
+                n, "drafts", context, verify + draft, costs.steps[width] + costs.draft
+            )
+        elif is_plain and not draft:
+            self._add_overrun(n, "plain", context, verify, 1.0)
 
     def _add_plain(self, batch: int, ratio: float) -> None:
         """Add the ratio of a plain step, and of nearby steps to it."""
@@ -79,19 +86,10 @@ class CostModel:
             times.clear()
 
     def _add_overrun(
-        self, n: int, width: int, context: int, verify: float, draft: float, streak: int
+        self, n: int, kind: str, context: int, seconds: float, expected: float
     ) -> None:
-        """Add a round that verified drafts and drafted, or a plain one after a plain one."""
-        costs = self.costs(n, context)
-        if width and draft:
-            kind = "drafts"
-            expected = costs.steps[width] + costs.draft
-        elif not width and not draft and not streak:
-            kind = "plain"
-            expected = 1.0
-        else:
-            return
-        ratio = (verify + draft) / self.plain_seconds(n, context) / expected
+        """Add the seconds of a whole round over its expected cost in plain steps."""
+        ratio = seconds / self.plain_seconds(n, context) / expected
         self._overruns[n.bit_length(), kind].append(min(ratio, MAX_OVERRUN))
 
     def overrun(self, n: int) -> float:
