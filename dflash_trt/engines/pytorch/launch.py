@@ -223,7 +223,7 @@ def split_heads(
     rows = parts.shape[1]
     shape = (rows // heads.width, heads.count, heads.width, heads.size)
     out = torch.empty(shape, dtype=dtype, device=parts.device)
-    _launch_head(parts, bias, weight, (cos, sin, positions), None, out, heads)
+    _launch_head(parts, bias, weight, cos, sin, positions, None, out, heads)
     return out
 
 
@@ -240,7 +240,7 @@ def write_heads(
     heads: Heads,
 ) -> Tensor:
     """Norm and rotate heads of a product, and write them into a cache `[n, heads, rows, size]`."""
-    _launch_head(parts, bias, weight, (cos, sin, positions), write_index, cache, heads)
+    _launch_head(parts, bias, weight, cos, sin, positions, write_index, cache, heads)
     return cache
 
 
@@ -248,13 +248,14 @@ def _launch_head(
     parts: Tensor,
     bias: Tensor | None,
     weight: Tensor | None,
-    rotation: tuple[Tensor | None, Tensor | None, Tensor | None],
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
     write_index: Tensor | None,
     out: Tensor,
     heads: Heads,
 ) -> None:
     count, rows, columns = parts.shape
-    cos, sin, positions = rotation
     block = triton.next_power_of_2(heads.size)
     head_kernel[(rows, heads.count)](
         parts,
