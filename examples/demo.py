@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dflash_trt.prompts import Prompt
-from dflash_trt.serving.client import Client, Summary
+from dflash_trt.serving.answer import Chunk, join_all
+from dflash_trt.serving.client import Client
 from dflash_trt.serving.supervisor import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,25 +46,23 @@ def run(*arguments: str) -> None:
     subprocess.run(command, check=True, cwd=ROOT)
 
 
-def ask(client: Client, prompt: Prompt, *, drafting: bool) -> tuple[list[int], Summary]:
+def ask(client: Client, prompt: Prompt, *, drafting: bool) -> Chunk:
     """Stream an answer, each token in the color of who wrote it; plain decoding is not shown."""
-    ids: list[int] = []
-    counts: Counter[str] = Counter()
     salt = str(drafting)  # neither way finds the other's prompt in the cache
     options = {"max_tokens": 160, "include_drafting": True, "cache_salt": salt}
+    chunks = []
     for chunk in client.stream(prompt, drafting=drafting, **options):
-        ids += chunk.token_ids
-        counts.update(chunk.token_sources)
+        chunks.append(chunk)
         shown = chunk.drafting if drafting else []
         for token in (token for told in shown for token in told["tokens"]):
             console.print(token["text"], style=STYLES[token["source"]], end="", markup=False)
-        final = chunk.final
-    assert final is not None  # the client raises when a stream ends without its summary
+    [answer] = join_all(chunks)
     if drafting:
         console.print()
+        counts = Counter(answer.token_sources)
         by_source = ", ".join(f"[{STYLES[by]}]{counts[by]} {said}[/]" for by, said in BY.items())
-        console.print(f"[dim]{len(ids)} tokens:[/] {by_source}")
-    return ids, final
+        console.print(f"[dim]{answer.completion_tokens} tokens:[/] {by_source}")
+    return answer
 
 
 def has_model() -> bool:
@@ -93,15 +92,15 @@ def main(name: str) -> None:
             for prompt in PROMPTS[name]:
                 asked = prompt if isinstance(prompt, str) else str(prompt[0]["content"])
                 console.print(f"\n[bold]{asked.strip()}[/]\n")
-                drafted, fast = ask(client, prompt, drafting=True)
-                plain, slow = ask(client, prompt, drafting=False)
-                rates = [summary.completion_tokens / summary.seconds for summary in (fast, slow)]
+                drafted = ask(client, prompt, drafting=True)
+                plain = ask(client, prompt, drafting=False)
+                rates = [answer.completion_tokens / answer.seconds for answer in (drafted, plain)]
                 table.add_row(
                     asked.splitlines()[0],
-                    str(len(drafted)),
+                    str(drafted.completion_tokens),
                     *(f"{rate:.0f}" for rate in rates),
                     f"{rates[0] / rates[1]:.2f} x",
-                    "yes" if drafted == plain else "no",
+                    "yes" if drafted.token_ids == plain.token_ids else "no",
                 )
     console.print("\nThe same questions by plain decoding, in the same server:")
     console.print(table)

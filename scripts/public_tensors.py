@@ -1,14 +1,13 @@
 """Write the tensors of the public models into their config.pbtxt.
 
-`python scripts/public_tensors.py`, after a change of `request_schema` or of `RequestOutput`.
+`python scripts/public_tensors.py`, after a change of `request_schema` or of `OUTPUTS`.
 """
 
 import re
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
 
 from dflash_trt.request_schema import Tensor, tensors
-from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.serving.answer import OUTPUTS
 
 ROOT = Path(__file__).parents[1] / "model_repository"
 MODELS = ("dflash", "dflash_infer")
@@ -36,16 +35,10 @@ def _input(name: str, tensor: Tensor) -> str:
 
 
 def _outputs() -> list[str]:
-    lines = []
-    for name, hint in get_type_hints(RequestOutput, include_extras=True).items():
-        kind, help_ = get_args(hint)
-        dims, datatype = [], "INT32"
-        while get_origin(kind) is list:
-            dims.append(-1)
-            [kind] = get_args(kind)
-        datatype = {str: "BYTES", float: "FP32"}.get(kind, "INT32")
-        lines.append(_tensor("output", name, datatype, dims or [1], False) + help_)
-    return lines
+    return [
+        _tensor("output", output.name, output.datatype, [*output.dims], False) + output.help
+        for output in OUTPUTS.values()
+    ]
 
 
 def _tensor(way: str, name: str, datatype: str, dims: list[int], optional: bool) -> str:

@@ -162,11 +162,12 @@ def generate(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Stream a completion from a running server."""
+    from dflash_trt.serving.answer import ON_REQUEST, join_all
     from dflash_trt.serving.client import Client, Tls
     from dflash_trt.serving.remote import first_key
 
     prompt_text = _read_prompt(prompt)
-    text, ids, rounds, final = "", list[int](), list[int](), None
+    chunks = []
     with Client(
         url,
         tls=Tls(root_certificate=tls_ca) if tls_ca else None,
@@ -178,22 +179,21 @@ def generate(
             temperature=temperature,
             seed=seed,
         ):
-            text, final = text + chunk.text, chunk.final
-            ids += chunk.token_ids
-            rounds += chunk.round_tokens
+            chunks.append(chunk)
             if not json_:
                 print(chunk.text, end="", flush=True)
-    assert final is not None  # the client raises if a stream ends without a summary
-    rate = final.completion_tokens / max(final.seconds, 1e-9)
+    [answer] = join_all(chunks)
+    rate = answer.completion_tokens / max(answer.seconds, 1e-9)
     if json_:
-        found = {"text": text, "token_ids": ids, "round_tokens": rounds, **asdict(final)}
-        print(json.dumps({**found, "tokens_per_s": round(rate, 1)}), flush=True)
+        values = {k: v for k, v in asdict(answer).items() if k not in ON_REQUEST}
+        print(json.dumps({**values, "tokens_per_s": round(rate, 1)}), flush=True)
         return
     print(flush=True)
-    print(f"tokens committed by each round: {' '.join(map(str, rounds))}", file=sys.stderr)
+    counts = " ".join(map(str, answer.round_tokens))
+    print(f"tokens committed by each round: {counts}", file=sys.stderr)
     print(
-        f"{final.completion_tokens} tokens, {rate:.0f} tokens/s, {final.rounds} rounds, "
-        f"tau {final.acceptance_length:.2f} ({final.finish_reason})",
+        f"{answer.completion_tokens} tokens, {rate:.0f} tokens/s, {answer.rounds} rounds, "
+        f"tau {answer.acceptance_length:.2f} ({answer.finish_reason})",
         file=sys.stderr,
     )
 

@@ -5,14 +5,12 @@ For `generate`, the application and tests; other programs use `tritonclient` or 
 """
 
 import ipaddress
-import itertools
-import json
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -28,7 +26,7 @@ from dflash_trt.errors import (
 )
 from dflash_trt.prompts import AnyPrompt
 from dflash_trt.request_schema import encode
-from dflash_trt.speculation import SOURCES
+from dflash_trt.serving.answer import Array, Chunk, from_arrays, join_all
 from dflash_trt.wire import CODED_ERRORS
 
 MODEL = "dflash"
@@ -68,57 +66,12 @@ class Tls:
 
 
 @dataclass
-class Summary:
-    finish_reason: str  # "stop", "length", "cancelled" or "error"
-    prompt_tokens: int
-    completion_tokens: int
-    rounds: int
-    drafted: int  # draft tokens proposed
-    accepted: int  # draft tokens accepted
-    acceptance_length: float  # tau: tokens committed per round
-    seconds: float  # from sending the request to this choice's last chunk
-    time_to_first_token: float = 0.0  # seconds, by the server's clock
-    cached_tokens: int = 0  # prompt tokens from the prefix cache
-    stop_word: str = ""  # the one that ended the text
-
-
-@dataclass
-class Chunk:
-    """A piece of one choice; `final` is set in its last one."""
-
-    text: str
-    token_ids: list[int]
-    round_tokens: list[int]  # committed per round; the first token is from prefill
-    final: Summary | None
-    index: int = 0  # of the choice
-    token_sources: list[str] = field(default_factory=list)  # as in `SOURCES`
-    logprobs: list[float] = field(default_factory=list)  # one per token, if requested
-    top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
-    prompt_tokens: int = 0
-    completion_tokens: int = 0  # of this choice so far
-    drafting: list[dict[str, Any]] = field(default_factory=list)  # rounds, with include_drafting
-    thinking: bool = False  # the text begins with reasoning that the chat template opened
-
-    @property
-    def summary(self) -> Summary:
-        assert self.final is not None
-        return self.final
-
-
-@dataclass
 class Completion:
-    choices: list[Chunk]  # by index
+    choices: list[Chunk]  # by index, whole
 
     @property
     def text(self) -> str:
         return self.choices[0].text
-
-
-LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs", "drafting")
-# the output tensors among its fields
-TOTALS = [
-    name for name, kind in get_type_hints(Summary).items() if kind is not str and name != "seconds"
-]
 
 
 class _Call:
@@ -160,8 +113,9 @@ class _Call:
         """Return the chunks of a response; raise the error in it."""
         if response.error_message:
             raise explain(*split_error(response.error_message), self._address)
-        chunks = to_chunks(response.infer_response, self._start)
-        self._open -= sum(chunk.final is not None for chunk in chunks)
+        arrays = read_tensors(response.infer_response)
+        chunks = from_arrays(arrays, time.monotonic() - self._start)
+        self._open -= sum(chunk.finish_reason != "" for chunk in chunks)
         return chunks
 
     def check_complete(self) -> None:
@@ -201,7 +155,7 @@ class Client(_Connection):
 
     def generate(self, prompt: AnyPrompt, **options: Any) -> Completion:
         """Return the whole answer; its finish_reason is "cancelled" after a timeout."""
-        return to_completion(self._chunks(prompt, False, options))
+        return Completion(join_all(self._chunks(prompt, False, options)))
 
     def stream(self, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None, None]:
         """Yield the answer as it comes; closing the iterator cancels the request."""
@@ -235,7 +189,7 @@ class AsyncClient(_Connection):
 
     async def generate(self, prompt: AnyPrompt, **options: Any) -> Completion:
         """Return the whole answer; cancelling the task cancels the request."""
-        return to_completion([chunk async for chunk in self._chunks(prompt, False, options)])
+        return Completion(join_all([chunk async for chunk in self._chunks(prompt, False, options)]))
 
     def stream(self, prompt: AnyPrompt, **options: Any) -> AsyncGenerator[Chunk, None]:
         """Yield the answer; closing the iterator, or cancelling its task, cancels the request."""
@@ -290,64 +244,15 @@ def is_this_machine(address: str) -> bool:
     return False
 
 
-def to_completion(chunks: Iterable[Chunk]) -> Completion:
-    choices: dict[int, Chunk] = {}
-    for chunk in chunks:
-        choice = choices.setdefault(chunk.index, Chunk("", [], [], None, chunk.index))
-        choice.text += chunk.text
-        for name in LISTS:
-            getattr(choice, name).extend(getattr(chunk, name))
-        choice.final, choice.prompt_tokens = chunk.final, chunk.prompt_tokens
-        choice.completion_tokens = chunk.completion_tokens
-        choice.thinking = chunk.thinking
-    return Completion([choices[index] for index in sorted(choices)])
-
-
-def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Chunk]:
-    """Return one chunk per choice of a response; start: `time.monotonic()` of the request."""
-    values = {
+def read_tensors(response: service_pb2.ModelInferResponse) -> dict[str, Array]:
+    return {
         output.name: read_tensor(output, content)
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
     }
-    tokens = _by_choice(values["token_ids"], values["completion_tokens"])
-    rounds = _by_choice(values["round_tokens"], values["rounds"])
-    unasked = np.array([])
-    reports = values.get("drafting_rounds", unasked)
-    # plus the prefill, which yields the first token
-    drafting = _by_choice(reports, values["rounds"] + (values["completion_tokens"] > 0))
-    sources = [SOURCES[source] for source in values["token_sources"].tolist()]
-    logprobs = values.get("token_logprobs", unasked).tolist()
-    best = (values.get(name, unasked).tolist() for name in ("top_token_ids", "top_logprobs"))
-    tops = [dict(zip(ids, probs, strict=True)) for ids, probs in zip(*best, strict=True)]
-    chunks = []
-    for k, reason in enumerate(values["finish_reason"].tolist()):
-        summary = Summary(
-            finish_reason=reason.decode(),
-            stop_word=values["stop_word"][k].decode(),
-            seconds=time.monotonic() - start,
-            # one for all choices, or one each
-            **{name: values[name][k % len(values[name])].item() for name in TOTALS},
-        )
-        chunk = Chunk(
-            text=values["text_output"][k].decode(),
-            token_ids=values["token_ids"][tokens[k]].tolist(),
-            round_tokens=values["round_tokens"][rounds[k]].tolist(),
-            final=summary if reason else None,
-            index=int(values["index"][k]),
-            token_sources=sources[tokens[k]],
-            logprobs=logprobs[tokens[k]],
-            top_logprobs=tops[tokens[k]],
-            prompt_tokens=summary.prompt_tokens,
-            completion_tokens=summary.completion_tokens,
-            drafting=[json.loads(each) for each in reports[drafting[k]]],
-            thinking=bool(values["thinking"][0]),
-        )
-        chunks.append(chunk)
-    return chunks
 
 
-def read_tensor(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
-    array: np.ndarray[Any, Any]
+def read_tensor(output: Any, content: bytes) -> Array:
+    array: Array
     if output.datatype == "BYTES":
         array = deserialize_bytes_tensor(content)
     else:
@@ -385,15 +290,3 @@ def explain(code: str, message: str, address: str) -> DflashError:
             "Start one with `dflash-trt serve DIR`, or give HOST:PORT of its gRPC, its TLS and key",
         )
     return ServerError(f"the server at {address} failed: {problem}", fix or "Look at its log")
-
-
-def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
-    """Return slices; a response of one choice holds only new items, fewer than its total.
-
-    One of several is the whole answer, where each choice may begin with the prompt's tokens.
-    """
-    if len(totals) == 1:
-        return [slice(0, len(array))]
-    prompt = (len(array) - int(totals.sum())) // len(totals)
-    ends = [0, *itertools.accumulate(prompt + total for total in totals.tolist())]
-    return [slice(*pair) for pair in itertools.pairwise(ends)]

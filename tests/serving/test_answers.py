@@ -7,8 +7,8 @@ import pytest
 
 from dflash_trt.chat import HARMONY, AnswerParser, parse_tools
 from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
-from dflash_trt.serving.client import Chunk, Summary
-from dflash_trt.serving.http.answers import ChoiceWriter
+from dflash_trt.serving.answer import Chunk
+from dflash_trt.serving.http.answers import ChatReader, ChoiceWriter
 from dflash_trt.serving.http.logprobs import ContentLogprobs
 
 TOOLS = parse_tools([{"type": "function", "function": {"name": name}} for name in ("f", "g")])
@@ -17,19 +17,19 @@ CALLS = CALL + CALL.replace('"f"', '"g"')
 KINDS = ("role", "reasoning_content", "content", "name", "arguments", "finish_reason")
 
 
-def summary(reason: str, **values: Any) -> Summary:
-    return Summary(reason, 1, 1, 0, 0, 0, 0.0, 0.0, **values)
-
-
 def chunk(text: str, reason: str = "", **values: Any) -> Chunk:
-    return Chunk(text, [], [], summary(reason) if reason else None, **values)
+    return Chunk(text, finish_reason=reason, prompt_tokens=1, completion_tokens=1, **values)
 
 
-def chat_writer(*, stream: bool, form: Format = HERMES, **options: Any) -> ChoiceWriter:
-    def answer(thinking: bool) -> AnswerParser:
+def chat_reader(form: Format = HERMES, **options: Any) -> ChatReader:
+    def parser(thinking: bool) -> AnswerParser:
         return AnswerParser(form, TOOLS, REASONING_TAGS[0], thinking=thinking)
 
-    return ChoiceWriter(lambda _: b"", False, stream, answer, **options)
+    return ChatReader(parser, **options)
+
+
+def chat_writer(*, stream: bool, drafting: bool = False, **options: Any) -> ChoiceWriter:
+    return ChoiceWriter(lambda _: b"", False, stream, chat_reader(**options), drafting=drafting)
 
 
 def kinds(piece: dict[str, Any]) -> list[str]:
@@ -102,10 +102,8 @@ def test_a_step_may_span_the_end_of_a_call_and_what_follows(
 
 def test_logprobs_and_rounds_come_with_the_last_news_and_once() -> None:
     told: dict[str, Any] = {"logprobs": [-0.5], "token_ids": [3], "drafting": [{"round": 0}]}
-    whole = chunk("<think>a</think>b", "stop")
-    for text in (whole.text, ""):
-        given = Chunk(text, [3], [], whole.final, logprobs=[-0.5], drafting=told["drafting"])
-        pieces = chat_writer(stream=True, drafting=True).write(given)
+    for text in ("<think>a</think>b", ""):
+        pieces = chat_writer(stream=True, drafting=True).write(chunk(text, "stop", **told))
         assert [bool(piece["logprobs"]) for piece in pieces][-2:] == [True, False]
         assert [piece["drafting"]["rounds"] for piece in pieces][-2:] == [told["drafting"], []]
         assert sum(bool(piece["logprobs"]) for piece in pieces) == 1
@@ -136,9 +134,8 @@ def test_an_enforced_call_that_is_cut_is_no_content(cut: int) -> None:
     ],
 )
 def test_what_ended_a_text_is_told(values: dict[str, Any], expected: str | int | None) -> None:
-    final = summary(values.get("reason", "stop"), stop_word=values.get("stop_word", ""))
     writer = ChoiceWriter(lambda _: b"", False, False, stop_ids=[7])
-    [choice] = writer.write(Chunk("a", values.get("token_ids", []), [], final))
+    [choice] = writer.write(chunk("a", **{"reason": "stop", **values}))
     assert choice["stop_reason"] == expected
 
 
@@ -152,9 +149,8 @@ def test_offsets_and_the_sampled_token_of_completions(pieces: list[int]) -> None
     offsets, start = list[int](), 0
     for count in pieces:
         ids = list(range(start, start + count))
-        given = Chunk("x", ids, [], None, logprobs=[-2.0] * count)
-        given.top_logprobs = [{0: -1.0} for _ in ids]
-        [piece] = writer.write(given)
+        scores = {"logprobs": [-2.0] * count, "top_logprobs": [[-1.0]] * count}
+        [piece] = writer.write(chunk("x", token_ids=ids, top_token_ids=[[0]] * count, **scores))
         logprobs, start = piece["logprobs"], start + count
         offsets += logprobs["text_offset"]
         for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
@@ -179,13 +175,8 @@ CALLED = [200 + n for n in range(len(CALL))]
 
 def content_of(tokens: list[int], sizes: list[int], *, drops_space: bool = False) -> Any:
     """Return (content, tokens with log-probabilities of it) of rounds of so many tokens."""
-    writer = ChoiceWriter(
-        WORDS.__getitem__,
-        False,
-        True,
-        lambda thinking: AnswerParser(HERMES, TOOLS, REASONING_TAGS[0], thinking=thinking),
-        content_logprobs=ContentLogprobs(WORDS.__getitem__, HIDDEN),
-    )
+    reader = chat_reader()
+    logprobs = ContentLogprobs(WORDS.__getitem__, HIDDEN)
     content, entries, start, given = "", list[str](), 0, 0
     for at, size in enumerate(sizes):
         part = tokens[start : start + size]
@@ -194,17 +185,16 @@ def content_of(tokens: list[int], sizes: list[int], *, drops_space: bool = False
         whole = b"".join(WORDS[token] for token in tokens[:start] if token not in HIDDEN)
         text = whole.decode(errors="ignore")
         text = text.removeprefix(" ") if drops_space else text
-        new = Chunk(
-            text[given:], part, [], summary("stop") if last else None,
-            logprobs=[-0.5] * len(part), top_logprobs=[{}] * len(part),
-        )  # fmt: skip
+        scores = {"token_ids": part, "logprobs": [-0.5] * len(part)}
+        new = chunk(text[given:], "stop" if last else "", **scores)
         given = len(text)
-        for piece in writer.write(new):
-            content += piece["delta"].get("content", "")
-            entries += [
-                bytes(e["bytes"]).decode(errors="replace")
-                for e in (piece["logprobs"] or {}).get("content", [])
-            ]
+        logprobs.add(new)
+        news = reader.read(new)
+        content += news.content
+        entries += [
+            bytes(entry["bytes"]).decode(errors="replace")
+            for entry in logprobs.of(news.content_spans)
+        ]
     return content, entries
 
 

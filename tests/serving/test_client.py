@@ -57,15 +57,14 @@ def test_generate_and_stream_give_the_same_answer(client: Client) -> None:
     assert len(chunks) > 1
     assert "".join(chunk.text for chunk in chunks) == choice.text == whole.text != ""
     assert [token for chunk in chunks for token in chunk.token_ids] == choice.token_ids
-    assert [chunk.final is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-    for end in (choice.summary, chunks[-1].final):
-        assert end is not None
+    assert [not chunk.finish_reason for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    for end in (choice, chunks[-1]):
         assert (end.finish_reason, end.completion_tokens, end.prompt_tokens) == ("length", 40, 5)
         assert end.rounds > 0 < end.accepted < end.drafted
         assert end.acceptance_length == pytest.approx(39 / end.rounds)
         assert 0 < end.seconds < WAIT
     assert sum(choice.round_tokens) + 1 == 40
-    assert len(choice.round_tokens) == choice.summary.rounds
+    assert len(choice.round_tokens) == choice.rounds
 
 
 def test_the_asyncio_client_gives_the_same_answers(client: Client, server: Ports) -> None:
@@ -126,7 +125,7 @@ def test_refusals_are_explained(client: Client) -> None:
     ):
         with pytest.raises(RequestError, match=words):
             client.generate(prompt, **options)
-    assert client.generate(PROMPT, max_tokens=1).choices[0].summary.completion_tokens == 1
+    assert client.generate(PROMPT, max_tokens=1).choices[0].completion_tokens == 1
 
 
 def test_tls_and_headers(tmp_path: Path) -> None:

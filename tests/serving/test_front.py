@@ -3,18 +3,28 @@
 import json
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dflash_trt.config.build import Speculation
+from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.model.engine_loop import EngineGoneError
 from dflash_trt.serving.model.request_handler import RequestHandler
-from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.serving.model.requests import parse_request
 from dflash_trt.speculation import CostProfile
-from tests.support.handlers import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit
+from tests.support.handlers import (
+    VOCAB,
+    WAIT,
+    CountingModel,
+    FakeReply,
+    Response,
+    ask,
+    open_front,
+    submit,
+)
 from tests.support.request_tools import wait_until
 from tests.support.triton_metrics import Triton
 
@@ -28,7 +38,7 @@ def test_one_response_unless_a_stream_is_asked_for(front: RequestHandler) -> Non
     assert part.acceptance_length == [3.0]
 
 
-def _stream(reply: FakeReply) -> list[RequestOutput]:
+def _stream(reply: FakeReply) -> list[Response]:
     parts = []
     while True:
         part, last = reply.next()
@@ -74,8 +84,8 @@ class _AsksAgain(FakeReply):
         super().__init__()
         self._front = front
 
-    def send(self, part: RequestOutput, *, last: bool) -> None:
-        super().send(part, last=last)
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
+        super().send(chunks, last=last)
         if last:
             self.got.put((ask(self._front, max_tokens=1),))
 

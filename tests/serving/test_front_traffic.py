@@ -7,14 +7,23 @@ cancelled, late, or in a round that fails meanwhile.
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.model.engine_loop import ROUND_FAILED
-from dflash_trt.serving.model.request_output import RequestOutput
-from tests.support.handlers import BEST, VOCAB, CountingModel, FakeReply, open_front, submit
+from tests.support.handlers import (
+    BEST,
+    VOCAB,
+    CountingModel,
+    FakeReply,
+    Response,
+    open_front,
+    submit,
+)
 
 COUNT, AT_ONCE = 250, 30
 WHOLE = ("length", "stop")  # how a text ends that lacks nothing
@@ -23,9 +32,9 @@ WHOLE = ("length", "stop")  # how a text ends that lacks nothing
 class SlowReply(FakeReply):
     """A reply some of whose parts take long to send, so that later ones are joined."""
 
-    def send(self, part: RequestOutput, *, last: bool) -> None:
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
         time.sleep(random.choice([0.0, 0.0, 0.01]))
-        super().send(part, last=last)
+        super().send(chunks, last=last)
 
 
 @dataclass
@@ -63,7 +72,7 @@ class Asked:
             assert self.rounds[index] == max(len(got) - 1, 0)
         return min(self.reasons.values(), key=WHOLE.__contains__)
 
-    def take(self, part: RequestOutput) -> None:
+    def take(self, part: Response) -> None:
         at, alone = 0, len(part.index) == 1  # a part of a stream has new tokens, of all so far
         self.rounds[part.index[0]] += sum(part.round_tokens) if alone else 0
         for index, reason in zip(part.index, part.finish_reason, strict=True):

@@ -170,7 +170,7 @@ def test_triton_shows_them_all(plain: Ports) -> None:
     time.sleep(1.5)  # what other tests asked has been sent
     before, types = _samples(url)
     with Client(f"127.0.0.1:{plain.grpc}") as client:
-        said = client.generate("def main():", max_tokens=20).choices[0].summary
+        said = client.generate("def main():", max_tokens=20).choices[0]
     expected = {
         "dflash_requests_total,finished_reason=length": 1,
         "dflash_acceptance_length_bucket,le=+Inf": said.rounds,

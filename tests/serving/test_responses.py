@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.http.failures import Failure
 from dflash_trt.serving.http.fields import UNSUPPORTED
+from dflash_trt.serving.http.logprobs import ContentLogprobs
 from dflash_trt.serving.http.responses import (
     Conversation,
     ReadRequest,
@@ -18,7 +19,8 @@ from dflash_trt.serving.http.responses import (
     ResponseWriter,
     read_request,
 )
-from tests.serving.test_answers import CALL, CALLS, chat_writer, chunk, summary
+from dflash_trt.serving.http.responses.writer import begun_response
+from tests.serving.test_answers import CALL, CALLS, chat_reader, chunk
 
 USER = {"role": "user", "content": "hi"}
 PARTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
@@ -359,18 +361,22 @@ ANSWERS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
 ]
 
 
+def response_writer(asked: ReadRequest, **options: Any) -> ResponseWriter:
+    logprobs = ContentLogprobs(lambda _: b"", ())
+    return ResponseWriter(asked, {}, chat_reader(**options), logprobs, stored=True)
+
+
 def answered(
     asked: ReadRequest, text: str, reason: str, size: int, **options: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return an answer's events, which OpenAI's types must take, and the response."""
-    writer = ResponseWriter(asked, {}, stored=True)
-    choice = chat_writer(stream=True, **options)
+    writer = response_writer(asked, **options)
     sent = [*writer.begin()]
     pieces = [text[at : at + size] for at in range(0, len(text), size)] or [""]
     for at, piece in enumerate(pieces):
         last = at == len(pieces) - 1
-        sent += writer.push(choice.write(chunk(piece, reason if last else "")))
-    sent += writer.end(summary(reason), lambda _: True)
+        sent += writer.push(chunk(piece, reason if last else ""))
+    sent += writer.end(chunk("", reason), lambda _: True)
     told = [json.loads(each.split(b"data: ")[1]) for each in sent]
     reader = TypeAdapter[Any](ResponseStreamEvent)
     events = [reader.validate_python(each) for each in told]
@@ -414,9 +420,9 @@ def test_an_answer_in_events(
 
 
 def test_a_failure_ends_the_stream_with_its_reason() -> None:
-    writer = ResponseWriter(read(), {}, stored=True)
+    writer = response_writer(read())
     [*_] = writer.begin()
-    [*_] = writer.push(chat_writer(stream=True).write(chunk("a")))
+    [*_] = writer.push(chunk("a"))
     last = json.loads([*writer.fail(Failure(504, "Too late.", "timeout"))][-1].split(b"data: ")[1])
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["message"] == "Too late."
@@ -432,9 +438,9 @@ def test_the_answer_tells_what_was_done() -> None:
         ({"temperature": 0}, {**model, "temperature": 0}),
         ({"top_p": 0.5}, {**model, "top_p": 0.5}),
     ):
-        response = ResponseWriter(read(**sent), model, stored=False).response
+        response = begun_response(read(**sent), model, stored=False)
         assert {name: response[name] for name in model} == expected
-    assert ResponseWriter(read(), {}, stored=False).response["temperature"] == 1.0
+    assert begun_response(read(), {}, stored=False)["temperature"] == 1.0
 
 
 # --- kept answers ---------------------------------------------------------------------------------

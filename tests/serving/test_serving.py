@@ -19,7 +19,8 @@ from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.builder.pipeline import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.client import Summary, stream
+from dflash_trt.serving.answer import Chunk, join_all
+from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.supervisor import launch
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
@@ -93,13 +94,13 @@ def server(request: pytest.FixtureRequest, built: Path, endless: Pair) -> Iterat
         yield ports
 
 
-def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int], Summary]:
-    text, ids, final = "", [], None
-    for chunk in stream(f"127.0.0.1:{server.grpc}", prompt, max_tokens=max_tokens, temperature=0):
-        assert final is None
-        text, ids, final = text + chunk.text, ids + chunk.token_ids, chunk.final
-    assert final is not None
-    return text, ids, final
+def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int], Chunk]:
+    address = f"127.0.0.1:{server.grpc}"
+    chunks = list(stream(address, prompt, max_tokens=max_tokens, temperature=0))
+    assert not any(chunk.finish_reason for chunk in chunks[:-1])
+    [answer] = join_all(chunks)
+    assert answer.finish_reason
+    return answer.text, answer.token_ids, answer
 
 
 def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected]) -> None:

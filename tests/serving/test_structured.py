@@ -53,11 +53,11 @@ def test_texts_follow_what_was_asked_with_drafts_and_without(triton: Ports) -> N
     for (asked, matches, _), fast, alone in zip(cases, answers[::2], answers[1::2], strict=True):
         assert fast.text == alone.text
         reason = "stop" if asked else "length"
-        assert fast.final.finish_reason == alone.final.finish_reason == reason
+        assert fast.finish_reason == alone.finish_reason == reason
         assert re.fullmatch(matches, fast.text), (asked, fast.text)
         if "{" in matches[:3]:
             jsonschema.validate(json.loads(fast.text), SCHEMA)
-        assert alone.final.drafted == 0
+        assert alone.drafted == 0
         forced += fast.token_sources.count("grammar")
     assert forced > 20
 
@@ -75,7 +75,7 @@ def test_end_of_text_and_min_tokens_give_way_to_the_grammar(triton: Ports) -> No
     with Client(f"127.0.0.1:{triton.grpc}") as client:
         for options in ({"ignore_eos": True}, {"min_tokens": 60}):
             answer = client.generate(PROMPT, max_tokens=80, guided_json=SCHEMA, **options)
-            assert answer.choices[0].final.finish_reason == "stop"
+            assert answer.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
 
 

@@ -9,28 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command
-from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.serving.model.unary import ask, start_listener
 from tests.support.request_tools import wait_until
 
-OUTPUT = RequestOutput(
-    text_output=["é"],
-    index=[0],
-    finish_reason=["stop"],
-    stop_word=[""],
+CHUNK = Chunk(
+    "é",
+    finish_reason="stop",
     token_ids=[5, 6],
-    token_sources=[0, 1],
+    token_sources=["target", "drafter"],
     round_tokens=[1, 1],
     prompt_tokens=1,
-    cached_tokens=[0],
-    thinking=0,
-    completion_tokens=[2],
-    rounds=[1],
-    drafted=[1],
-    accepted=[1],
-    acceptance_length=[2.0],
-    time_to_first_token=[0.1],
+    completion_tokens=2,
+    rounds=1,
+    drafted=1,
+    accepted=1,
+    acceptance_length=2.0,
+    time_to_first_token=0.1,
 )
 BROKEN = -1  # choices that the stand-in fails at
 WAIT = 10.0
@@ -70,7 +66,7 @@ def test_a_request_and_its_answer_go_through(submitted: Submitted) -> None:
     }
     assert rest == [1.5, "alice", "r1"]
     assert not reply.cancelled()
-    reply.send(OUTPUT, last=True)
+    reply.send([CHUNK], last=True)
     found = answers.get(timeout=WAIT)
     assert found["text_output"].tolist() == ["é".encode()]
     assert found["token_ids"].tolist() == [5, 6]
@@ -89,7 +85,7 @@ def test_who_goes_away_cancels(submitted: Submitted) -> None:
     gone.set()
     assert answers.get(timeout=WAIT)[0] == "CANCELLED"
     wait_until(reply.cancelled)
-    reply.send(OUTPUT, last=True)  # an answer that was on its way fails nothing
+    reply.send([CHUNK], last=True)  # an answer that was on its way fails nothing
 
 
 def test_a_request_that_fails_at_once_ends_no_other(submitted: Submitted) -> None:

@@ -124,7 +124,7 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
         "token_sources": [],
         "round_tokens": [],
         "prompt_tokens": [2],
-        "cached_tokens": [0],
+        "cached_tokens": [0] * count,
         "thinking": [0],
         "completion_tokens": [len(tokens)] * count,
         **dict.fromkeys(("rounds", "drafted", "accepted"), [0] * count),

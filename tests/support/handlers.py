@@ -4,9 +4,10 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,10 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.answer import OUTPUTS, Chunk, to_arrays
 from dflash_trt.serving.model.engine_loop import EngineLoop
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
-from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.wire import Settings
 from tests.support.triton_metrics import Triton
 
@@ -37,13 +38,25 @@ VOCAB = 100
 BEST = 3  # log-probabilities of a place: the token's own and of so many less one
 
 
+class Response(SimpleNamespace):
+    """The output tensors that a client gets, as lists; one value for all choices is alone."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        arrays = to_arrays(chunks)
+        for output in OUTPUTS.values():
+            values = arrays[output.name].tolist() if output.name in arrays else []
+            if output.datatype == "BYTES":
+                values = [value.decode() for value in values]
+            setattr(self, output.name, values[0] if output.dims == (1,) else values)
+
+
 class FakeReply:
     def __init__(self) -> None:
         self.got: queue.Queue[tuple] = queue.Queue()
         self.gone = threading.Event()
 
-    def send(self, part: RequestOutput, *, last: bool) -> None:
-        self.got.put((part, last))
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
+        self.got.put((Response(chunks), last))
 
     def fail(self, code: str, message: str) -> None:
         self.got.put((code, message))

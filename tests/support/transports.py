@@ -38,12 +38,12 @@ class Roads:
         text = ""
         for chunk in self.client.stream(prompt, **options):
             text += chunk.text
-        return text, chunk.summary.finish_reason
+        return text, chunk.finish_reason
 
     def generate(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
         options = {"max_tokens": count, "timeout": late or WAIT, **self.rules}
         (choice,) = self.client.generate(prompt, **options).choices
-        return choice.text, choice.summary.finish_reason
+        return choice.text, choice.finish_reason
 
     def infer(self, prompt: str, count: int, late: float | None) -> tuple[str, str]:
         inputs = tensors({"text_input": prompt, "max_tokens": count, **self.rules})

@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,14 +16,14 @@ import pytest
 
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError
+from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.model.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
-from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.tensorrt_llm.bundle import read_llm_args
 from dflash_trt.wire import Settings
-from tests.support.handlers import FakeReply
+from tests.support.handlers import FakeReply, Response
 from tests.support.llm_build import STANDINS, standins, write_llm_build
 from tests.support.request_tools import wait_until
 from tests.support.servers import serve_ports, serving
@@ -35,12 +35,12 @@ WAIT = 30.0
 
 
 class Reply(FakeReply):
-    def send(self, part: RequestOutput, *, last: bool) -> None:
-        self.got.put(part)
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
+        self.got.put(Response(chunks))
 
-    def parts(self) -> list[RequestOutput]:
+    def parts(self) -> list[Response]:
         found = [self.got.get(timeout=WAIT)]
-        while isinstance(found[-1], RequestOutput) and found[-1].finish_reason[0] in ("", "error"):
+        while isinstance(found[-1], Response) and found[-1].finish_reason[0] in ("", "error"):
             found.append(self.got.get(timeout=WAIT))
         return found
 
@@ -189,7 +189,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
         assert replies[2].parts()[-1].finish_reason == ["length"]
         for reply in replies[:2]:
             said = reply.got.get(timeout=WAIT)
-            while isinstance(said, RequestOutput):  # the last of them perhaps after it has left
+            while isinstance(said, Response):  # the last of them perhaps after it has left
                 said = reply.got.get(timeout=WAIT)
             assert said == ("CANCELLED", "The request was cancelled.")
         late = Reply()
@@ -322,7 +322,7 @@ def test_serve_and_the_openai_front(tmp_path: Path) -> None:
             )
             assert answer.choices[0].text == expected.text
             assert answer.usage is not None
-            assert answer.usage.rounds == expected.summary.rounds
+            assert answer.usage.rounds == expected.rounds
             assert answer.metrics["speculative_decoding"]["per_step_accepted"]
             with pytest.raises(openai.BadRequestError, match="logprobs is not possible"):
                 api.completions.create(model="tiny", prompt="x", logprobs=2)

@@ -1,6 +1,5 @@
 """The model repository that a build writes, without a server."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dflash_trt.decoding.packing import (
     RoundTensors,
     VerifyTensors,
 )
-from dflash_trt.serving.model.request_output import RequestOutput
+from dflash_trt.serving.answer import OUTPUTS
 from dflash_trt.wire import Settings
 from tests.unit.test_chat import _tokenizer
 
@@ -136,7 +135,7 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     assert set(_names(config("draft").output)) == _fields(DraftTensors)
     assert set(_names(config("draft_verify").input)) == {"key"} | _fields(RoundTensors)
     assert set(_names(config("draft_verify").output)) == _fields(RoundResultTensors)
-    names = [field.name for field in dataclasses.fields(RequestOutput)]
+    names = [output.name for output in OUTPUTS.values()]
     assert _names(config("dflash").output) == names
     assert config("dflash").model_transaction_policy.decoupled
 

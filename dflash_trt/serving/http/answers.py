@@ -7,18 +7,19 @@ from typing import Any
 
 from dflash_trt.chat import AnswerDelta, AnswerParser, CallDelta
 from dflash_trt.checkpoints import Spell
-from dflash_trt.serving.client import Chunk, Summary
-from dflash_trt.serving.http.logprobs import ContentLogprobs, TextLogprobs, chat_logprobs
+from dflash_trt.serving.answer import Chunk
+from dflash_trt.serving.http.logprobs import TextLogprobs, chat_logprobs
 
 Json = dict[str, Any]
 
 
-def usage(summaries: Sequence[Summary], choices_per_prompt: int) -> Json:
+def usage(ended: Sequence[Chunk], choices_per_prompt: int) -> Json:
+    """Return the totals of choices; ended: their last chunks."""
     names = ("prompt_tokens", "cached_tokens", "completion_tokens", "rounds", "drafted", "accepted")
     prompt, cached, completion, rounds, drafted, accepted = (
-        sum(getattr(summary, name) for summary in summaries) for name in names
+        sum(getattr(chunk, name) for chunk in ended) for name in names
     )
-    committed = sum(summary.acceptance_length * summary.rounds for summary in summaries)
+    committed = sum(chunk.acceptance_length * chunk.rounds for chunk in ended)
     return {
         **token_counts(prompt // choices_per_prompt, completion),
         "prompt_tokens_details": {"cached_tokens": cached // choices_per_prompt},
@@ -33,42 +34,73 @@ def usage(summaries: Sequence[Summary], choices_per_prompt: int) -> Json:
     }
 
 
-def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int) -> Json:
+def metrics(last: Chunk, round_tokens: Iterable[int], max_draft_tokens: int) -> Json:
     """Return one choice's figures as in vLLM's `--per-request-spec-decode-metrics`.
 
-    AIPerf reads them and drops them unless they add up.
+    AIPerf reads them and drops them unless they add up. last: the choice's last chunk;
+    round_tokens: of all its rounds.
     """
     accepted = [count - 1 for count in round_tokens]  # the target's own token is no draft
     if accepted:  # an answer may end with a draft, before the last round's own token
-        accepted[-1] += summary.accepted - sum(accepted)
+        accepted[-1] += last.accepted - sum(accepted)
     steps = len(accepted)
     return {
         "speculative_decoding": {
             "num_spec_steps": steps,
             "num_spec_tokens": max_draft_tokens,
-            "num_draft_tokens": summary.drafted,
+            "num_draft_tokens": last.drafted,
             "num_accepted_draft_tokens": sum(accepted),
             "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 0.0,
-            "draft_acceptance_rate": sum(accepted) / max(1, summary.drafted),
+            "draft_acceptance_rate": sum(accepted) / max(1, last.drafted),
             "acceptance_histogram": [accepted.count(n) for n in range(max_draft_tokens + 1)],
             "per_step_accepted": accepted,
         }
     }
 
 
+class ChatReader:
+    """Reads a choice's chunks as what a chat's answer is made of: reasoning, content and calls."""
+
+    def __init__(
+        self,
+        new_parser: Callable[[bool], AnswerParser],
+        *,
+        one_call: bool = False,
+        only_calls: bool = False,
+    ) -> None:
+        """Begin a choice.
+
+        new_parser: takes whether it begins with reasoning; one_call: drop all calls but the first;
+        only_calls: the answer was forced to be calls, so that truncated text is no content.
+        """
+        self._new_parser = new_parser
+        self._one_call = one_call
+        self.only_calls = only_calls
+        self._parser: AnswerParser | None = None
+        self.called = False
+
+    def read(self, chunk: Chunk) -> AnswerDelta:
+        if self._parser is None:
+            self._parser = self._new_parser(chunk.thinking)
+        news = self._parser.push(chunk.text, last=chunk.finish_reason != "")
+        if self.only_calls:
+            news.content = ""
+        if self._one_call:
+            news.calls = [call for call in news.calls if call.index == 0]
+        self.called = self.called or bool(news.calls)
+        return news
+
+
 @dataclass
 class ChoiceWriter:
+    """Writes a choice of chat completions, or without a reader of text completions."""
+
     spell: Spell
     echo: bool  # the prompt comes first
     stream: bool
-    new_parser: Callable[[bool], AnswerParser] | None = None  # of a chat; begins with reasoning?
-    one_call: bool = False  # drop all but the first
-    only_calls: bool = False  # truncated text is no content
+    reader: ChatReader | None = None
     drafting: bool = False  # report rounds
     stop_ids: Collection[int] = ()  # tokens that the request stops at
-    content_logprobs: ContentLogprobs | None = None  # of a response: those of its texts alone
-    _answer: AnswerParser | None = field(default=None, init=False)
-    _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +108,7 @@ class ChoiceWriter:
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or a stream's pieces, each with one kind of news, as clients need."""
-        chat = self.new_parser is not None
-        news = self._message_or_deltas(chunk) if chat else [{"text": chunk.text}]
+        news = self._news(chunk)
         logprobs = self._logprobs(chunk)
         report: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
         first, self._first = self._first, False
@@ -85,73 +116,66 @@ class ChoiceWriter:
         place |= {"drafting": {"rounds": []}} if self.drafting else {}
         if not self.stream:
             return [{**place, **news[0], "logprobs": logprobs, **report, **self._finish(chunk)}]
-        empty: Json = {"delta": {}} if chat else {"text": ""}
+        empty: Json = {"text": ""} if self.reader is None else {"delta": {}}
         pieces = [piece for piece in news if piece != empty]
         if not pieces and (logprobs or chunk.drafting):
             pieces = [empty]
         if pieces:
-            pieces[-1] = {"logprobs": logprobs, **pieces[-1], **report}
-        if first and chat:
+            pieces[-1] = {**pieces[-1], "logprobs": logprobs, **report}
+        if first and self.reader is not None:
             pieces.insert(0, {"delta": {"role": "assistant"}})
-        if chunk.final:  # alone, because clients take it for the end
+        if chunk.finish_reason:  # alone, because clients take it for the end
             pieces.append({**empty, **self._finish(chunk)})
         return [{**place, **piece} for piece in pieces]
 
+    def _news(self, chunk: Chunk) -> list[Json]:
+        if self.reader is None:
+            return [{"text": chunk.text}]
+        news = self.reader.read(chunk)
+        if self.stream:
+            return [{"delta": delta} for delta in _deltas(news)]
+        return [{"message": _message(news, only_calls=self.reader.only_calls)}]
+
     def _logprobs(self, chunk: Chunk) -> Json | None:
-        """Return those of all tokens; None if they belong to a part of the answer."""
-        if not chunk.logprobs or self.content_logprobs is not None:
+        if not chunk.logprobs:
             return None
-        if self.new_parser is None:
+        if self.reader is None:
             return self._text_logprobs.of(chunk)
         return {"content": chat_logprobs(self.spell, chunk), "refusal": None}
 
     def _finish(self, chunk: Chunk) -> Json:
         """Return why the choice ended and, as in vLLM, the word or token it stopped at."""
-        if chunk.final is None:
+        reason = chunk.finish_reason
+        if not reason:
             return {}
-        reason: str = chunk.final.finish_reason
-        stop: str | int | None = chunk.final.stop_word or None
+        stop: str | int | None = chunk.stop_word or None
         if reason == "stop" and chunk.token_ids and chunk.token_ids[-1] in self.stop_ids:
             stop = chunk.token_ids[-1]
-        if reason == "stop" and self._called:
+        if reason == "stop" and self.reader is not None and self.reader.called:
             reason = "tool_calls"
         return {"finish_reason": reason, "stop_reason": stop}
 
-    def _message_or_deltas(self, chunk: Chunk) -> list[Json]:
-        if self._answer is None:
-            assert self.new_parser is not None
-            self._answer = self.new_parser(chunk.thinking)
-        if self.content_logprobs is not None and chunk.logprobs:
-            self.content_logprobs.add(chunk)
-        news = self._answer.push(chunk.text, last=chunk.final is not None)
-        content = "" if self.only_calls else news.content
-        calls = [call for call in news.calls if not (self.one_call and call.index)]
-        self._called = self._called or bool(calls)
-        if self.stream:
-            return self._deltas(news, content, calls)
-        message: Json = {"role": "assistant", "content": None, "refusal": None}
-        if news.reasoning:
-            message["reasoning_content"] = news.reasoning
-        if content or not (calls or self.only_calls):
-            message["content"] = content
-        if calls:
-            message["tool_calls"] = [_call(call, False) for call in calls]
-        return [{"message": message}]
 
-    def _deltas(self, news: AnswerDelta, content: str, calls: Iterable[CallDelta]) -> list[Json]:
-        deltas: list[Json] = []
-        if news.reasoning:
-            deltas.append({"delta": {"reasoning_content": news.reasoning}})
-        if content:
-            deltas.append({"delta": {"content": content}, **self._of_content(news)})
-        for call in calls:
-            deltas += _call_deltas(call)
-        return deltas
+def _message(news: AnswerDelta, *, only_calls: bool) -> Json:
+    message: Json = {"role": "assistant", "content": None, "refusal": None}
+    if news.reasoning:
+        message["reasoning_content"] = news.reasoning
+    if news.content or not (news.calls or only_calls):
+        message["content"] = news.content
+    if news.calls:
+        message["tool_calls"] = [_call(call, False) for call in news.calls]
+    return message
 
-    def _of_content(self, news: AnswerDelta) -> Json:
-        if self.content_logprobs is None:
-            return {}
-        return {"logprobs": {"content": self.content_logprobs.of(news.content_spans)}}
+
+def _deltas(news: AnswerDelta) -> list[Json]:
+    deltas: list[Json] = []
+    if news.reasoning:
+        deltas.append({"reasoning_content": news.reasoning})
+    if news.content:
+        deltas.append({"content": news.content})
+    for call in news.calls:
+        deltas += _call_deltas(call)
+    return deltas
 
 
 def _call_deltas(call: CallDelta) -> list[Json]:
@@ -159,7 +183,7 @@ def _call_deltas(call: CallDelta) -> list[Json]:
     parts = [call]
     if call.id and call.arguments:
         parts = [replace(call, arguments=""), replace(call, id="")]
-    return [{"delta": {"tool_calls": [_call(part, True)]}} for part in parts]
+    return [{"tool_calls": [_call(part, True)]} for part in parts]
 
 
 def _call(call: CallDelta, stream: bool) -> Json:

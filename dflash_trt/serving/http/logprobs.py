@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_trt.chat import Span
 from dflash_trt.checkpoints import Spell
-from dflash_trt.serving.client import Chunk
+from dflash_trt.serving.answer import Chunk
 
 Json = dict[str, Any]
 UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -18,6 +18,14 @@ def token_text(spell: Spell, token: int) -> str:
     return spell(token).decode(errors="replace")
 
 
+def alternatives_of(chunk: Chunk) -> list[dict[int, float]]:
+    """Return the best alternatives to each token with a log-probability, by id, best first."""
+    if not chunk.top_logprobs:
+        return [{} for _ in chunk.logprobs]
+    pairs = zip(chunk.top_token_ids, chunk.top_logprobs, strict=True)
+    return [dict(zip(ids, logprobs, strict=True)) for ids, logprobs in pairs]
+
+
 def chat_logprobs(spell: Spell, chunk: Chunk) -> list[Json]:
     """Return an entry for each token of a chunk."""
 
@@ -25,9 +33,9 @@ def chat_logprobs(spell: Spell, chunk: Chunk) -> list[Json]:
         text, spelled = token_text(spell, token), list(spell(token))
         return {"token": text, "bytes": spelled, "logprob": max(logprob, LEAST)}
 
-    best = chunk.top_logprobs or [{} for _ in chunk.logprobs]
     entries = []
-    for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, best, strict=True):
+    tokens = zip(chunk.token_ids, chunk.logprobs, alternatives_of(chunk), strict=True)
+    for token, logprob, top in tokens:
         alternatives = [entry(*pair) for pair in top.items()]
         entries.append({**entry(token, logprob), "top_logprobs": alternatives})
     return entries
@@ -47,7 +55,7 @@ class TextLogprobs:
         texts = [token_text(self._spell, token) for token in chunk.token_ids]
         values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
         best: list[Json | None] = []
-        for text, value, top in zip(texts, values, chunk.top_logprobs, strict=True):
+        for text, value, top in zip(texts, values, alternatives_of(chunk), strict=True):
             # the better of two with equal text; as in OpenAI's API always the token itself
             likeliest = {
                 token_text(self._spell, token): max(logprob, LEAST)

@@ -27,9 +27,10 @@ from dflash_trt.chat import (
 from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
-from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
+from dflash_trt.serving.answer import Chunk
+from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient
 from dflash_trt.serving.http import ApplicationSettings, answers, failures, page
-from dflash_trt.serving.http.answers import ChoiceWriter, to_sse
+from dflash_trt.serving.http.answers import ChatReader, ChoiceWriter, to_sse
 from dflash_trt.serving.http.bodies import read_body
 from dflash_trt.serving.http.build import ServedBuild
 from dflash_trt.serving.http.failures import Failure
@@ -240,7 +241,8 @@ def _describe_bodies(app: FastAPI) -> None:
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
-    chunks, new_writer = _ask(served, fields, request, pieces=fields.stream)
+    chunks = _ask(served, fields, request)
+    new_writer = _writers(served, fields)
     prefix = "cmpl-"
     kind = "text_completion"
     if isinstance(fields, ChatFields):
@@ -256,20 +258,27 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     if fields.stream:
         first = await anext(chunks)  # errors before the first chunk get their own status code
         return _streamed(_events(served, head, new_writer, first, chunks, fields))
-    finished = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-    summaries = [_refuse_aborted(chunk.final) for chunk in finished if chunk.final]
-    choices = [choice for chunk in finished for choice in new_writer().write(chunk)]
-    totals = _totals(served, fields, summaries, finished[0].round_tokens)
-    return JSONResponse({**head, "choices": choices, **totals})
+    choices = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    for choice in choices:
+        _refuse_aborted(choice)
+    written = [piece for choice in choices for piece in new_writer().write(choice)]
+    totals = _totals(served, fields, choices, choices[0].round_tokens)
+    return JSONResponse({**head, "choices": written, **totals})
 
 
 async def _respond(served: Served, read: ReadRequest, request: Request, owner: str) -> Response:
     if read.tools.left_out:
         log.info("hosted tools are left out of a request: %s", names_of(read.tools.left_out))
+    chunks = _ask(served, read.chat, request)
     stores = read.request.store and served.responses.limit > 0
-    chunks, new_writer = _ask(served, read.chat, request, pieces=True, content_logprobs=True)
-    answer = ResponseWriter(read, served.sampling, stored=stores)
-    choice = new_writer()
+    hidden = served.chat_model.hidden_in_chats(with_tools=bool(read.chat.tools))
+    answer = ResponseWriter(
+        read,
+        served.sampling,
+        _readers(served.chat_model.dialect, read.chat)(),
+        ContentLogprobs(served.spell, hidden),
+        stored=stores,
+    )
 
     def keep(response: dict[str, Any]) -> bool:
         conversation = Conversation(response, [*read.items, *response["output"]])
@@ -279,9 +288,10 @@ async def _respond(served: Served, read: ReadRequest, request: Request, owner: s
         try:
             yield b"".join(answer.begin())
             while chunk is not None:
-                yield b"".join(answer.push(choice.write(chunk)))
-                if chunk.final:
-                    yield b"".join(answer.end(_refuse_aborted(chunk.final), keep))
+                yield b"".join(answer.push(chunk))
+                if chunk.finish_reason:
+                    _refuse_aborted(chunk)
+                    yield b"".join(answer.end(chunk, keep))
                 chunk = await anext(chunks, None)
         except (DflashError, Failure) as error:
             if not read.request.stream:
@@ -309,17 +319,9 @@ def _streamed(events: AsyncIterator[bytes]) -> Response:
 
 
 def _ask(
-    served: Served,
-    fields: ChatFields | TextFields,
-    request: Request,
-    *,
-    pieces: bool,
-    content_logprobs: bool = False,
-) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
-    """Return the answer's chunks and a factory of choice writers.
-
-    pieces: write in pieces; content_logprobs: log-probabilities of the content alone.
-    """
+    served: Served, fields: ChatFields | TextFields, request: Request
+) -> AsyncGenerator[Chunk, None]:
+    """Return the answer's chunks."""
     _check_model(served, fields.model)
     prompts, options = fields.prompts_and_options()
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
@@ -327,36 +329,31 @@ def _ask(
     host = request.client.host if request.client else ""
     who = client_parameters(SERVE if request.state.own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
-    new_parser = None
-    chat_options = {}
+    return _merged(served.client, prompts, options, fields)
+
+
+def _writers(served: Served, fields: ChatFields | TextFields) -> Callable[[], ChoiceWriter]:
+    """Return a factory of choice writers."""
+    new_reader = None
     if isinstance(fields, ChatFields):
-        new_parser, only_calls = _answer_parsers(served.chat_model.dialect, fields)
-        chat_options = {"one_call": not fields.parallel_tool_calls, "only_calls": only_calls}
+        new_reader = _readers(served.chat_model.dialect, fields)
+    drafting = fields.stream and fields.stream_options.include_drafting
 
     def new_writer() -> ChoiceWriter:
-        of_content = None
-        if content_logprobs:
-            with_tools = isinstance(fields, ChatFields) and bool(fields.tools)
-            hidden = served.chat_model.hidden_in_chats(with_tools=with_tools)
-            of_content = ContentLogprobs(served.spell, hidden)
         return ChoiceWriter(
             served.spell,
             fields.echo,
-            pieces,
-            new_parser,
-            drafting=bool(options.get("include_drafting")),
+            fields.stream,
+            new_reader and new_reader(),
+            drafting=drafting,
             stop_ids=fields.stop_token_ids,
-            content_logprobs=of_content,
-            **chat_options,
         )
 
-    return _merged(served.client, prompts, options, fields), new_writer
+    return new_writer
 
 
-def _answer_parsers(
-    dialect: Dialect, fields: ChatFields
-) -> tuple[Callable[[bool], AnswerParser], bool]:
-    """Return a factory of parsers (begins with reasoning?), and whether calls must come."""
+def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
+    """Return a factory of readers of a chat's answers."""
     try:
         tools = parse_tools(fields.tools)
         only_calls = bool(required_tools(tools, fields.tool_choice))
@@ -366,8 +363,12 @@ def _answer_parsers(
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
-    tags = dialect.reasoning_tags
-    return lambda thinking: AnswerParser(format, tools, tags, thinking=thinking), only_calls
+
+    def new_parser(thinking: bool) -> AnswerParser:
+        return AnswerParser(format, tools, dialect.reasoning_tags, thinking=thinking)
+
+    one_call = not fields.parallel_tool_calls
+    return partial(ChatReader, new_parser, one_call=one_call, only_calls=only_calls)
 
 
 async def _events(
@@ -381,7 +382,7 @@ async def _events(
     """Yield a stream's events; closing it closes `rest`, which cancels the request."""
     writers = defaultdict[int, ChoiceWriter](new_writer)
     rounds: list[int] = []
-    ended: list[Summary] = []
+    ended: list[Chunk] = []
     options = fields.stream_options
     # OpenAI then sends it in every chunk
     usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
@@ -389,8 +390,9 @@ async def _events(
     try:
         while chunk is not None:
             rounds += chunk.round_tokens
-            if chunk.final:
-                ended.append(_refuse_aborted(chunk.final))
+            if chunk.finish_reason:
+                _refuse_aborted(chunk)
+                ended.append(chunk)
             if options.include_usage and options.continuous_usage_stats:
                 counts = answers.token_counts(chunk.prompt_tokens, chunk.completion_tokens)
                 usage = {"usage": counts}
@@ -409,7 +411,7 @@ async def _events(
 def _totals(
     served: Served,
     fields: ChatFields | TextFields,
-    ended: Sequence[Summary],
+    ended: Sequence[Chunk],
     round_tokens: Sequence[int],
 ) -> dict[str, Any]:
     metrics = None
@@ -449,7 +451,7 @@ async def _merged(
         await queue.put(replace(chunk, index=number * fields.n + chunk.index))
 
     tasks = [asyncio.create_task(read(number, prompt)) for number, prompt in enumerate(prompts)]
-    ended: list[Summary] = []
+    ended: list[Chunk] = []
     try:
         left = len(tasks)
         while left:
@@ -459,8 +461,8 @@ async def _merged(
             if chunk is None:
                 left -= 1
             else:
-                if chunk.final:
-                    ended.append(chunk.final)
+                if chunk.finish_reason:
+                    ended.append(chunk)
                 yield chunk
         _describe_span(fields, ended)
     except RequestError as error:
@@ -471,27 +473,26 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _describe_span(fields: ChatFields | TextFields, ended: Sequence[Summary]) -> None:
+def _describe_span(fields: ChatFields | TextFields, ended: Sequence[Chunk]) -> None:
     """Add what OpenTelemetry's conventions for generative AI name, and the acceptance."""
     usage = answers.usage(ended, fields.n)
-    rounds = sum(summary.rounds for summary in ended)
-    accepted = sum(summary.accepted for summary in ended)
+    rounds = sum(chunk.rounds for chunk in ended)
+    accepted = sum(chunk.accepted for chunk in ended)
     tracing.describe(
         gen_ai__operation__name="chat" if isinstance(fields, ChatFields) else "text_completion",
         gen_ai__provider__name="dflash-trt",
         gen_ai__request__model=fields.model,
         gen_ai__usage__input_tokens=usage["prompt_tokens"],
         gen_ai__usage__output_tokens=usage["completion_tokens"],
-        gen_ai__response__finish_reasons=[summary.finish_reason for summary in ended],
+        gen_ai__response__finish_reasons=[chunk.finish_reason for chunk in ended],
         dflash__acceptance_length=1 + accepted / max(1, rounds),
         dflash__request_id=current.get(),
     )
 
 
-def _refuse_aborted(summary: Summary) -> Summary:
+def _refuse_aborted(last: Chunk) -> None:
     """Raise an error for an aborted answer: OpenAI has no finish_reason for it."""
-    if summary.finish_reason == "cancelled":
+    if last.finish_reason == "cancelled":
         raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
-    if summary.finish_reason == "error":
+    if last.finish_reason == "error":
         raise ServerError("a choice ended with an error", "Look at the server's log")
-    return summary

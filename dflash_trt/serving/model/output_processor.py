@@ -1,6 +1,5 @@
 """Output of a sequence: text up to a stop word, and statistics."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from tokenizers import Tokenizer
 from dflash_trt.checkpoints import Spell, speller
 from dflash_trt.decoding import Draft, SequenceState
 from dflash_trt.errors import panics_as_errors
+from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.model.metrics import Metrics
-from dflash_trt.serving.model.request_output import RequestOutput
 from dflash_trt.speculation import SOURCES
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
@@ -97,7 +96,7 @@ class DraftingReport:
         if unfinished_character and self._texts:
             self._texts[-1] += unfinished_character
 
-    def take_rounds(self) -> list[str]:
+    def take_rounds(self) -> list[dict[str, Any]]:
         if not self._texts:
             return []
         prefill = [] if self._rounds else [1]
@@ -109,7 +108,7 @@ class DraftingReport:
                 "tokens": self._next_tokens(count),
                 "proposal": self._next_proposal(),
             }
-            rounds.append(json.dumps(report, ensure_ascii=False))
+            rounds.append(report)
             self._rounds += 1
             self._tokens += count
         return rounds
@@ -180,7 +179,7 @@ class OutputProcessor:
     def _ends(self, token: int) -> bool:
         try:
             return self._stops(token)
-        except Exception as error:  # raised again by `new_output`: only this sequence fails
+        except Exception as error:  # raised again by `new_chunk`: only this sequence fails
             self._error = error
             return True
 
@@ -222,7 +221,7 @@ class OutputProcessor:
         self._counted += new
         self.last_token = now
 
-    def new_output(self, *, final_only: bool) -> RequestOutput | None:
+    def new_chunk(self, *, final_only: bool) -> Chunk | None:
         if self._error is not None:
             raise self._error
         sequence = self.sequence
@@ -243,25 +242,26 @@ class OutputProcessor:
         self._text = ""
         echoed = self._prompt[start : len(sequence.logprobs)]
         begin = max(0, start - len(self._prompt))
-        return RequestOutput(
-            text_output=[text],
-            index=[self.index],
-            finish_reason=[sequence.finish_reason or ""],
-            stop_word=[self._stop_word],
+        sources = [SOURCES[source] for source in sequence.sources[begin:]]
+        return Chunk(
+            text,
+            self.index,
+            finish_reason=sequence.finish_reason or "",
+            stop_word=self._stop_word,
             token_ids=echoed + sequence.tokens[begin:],
-            token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
+            token_sources=["prompt"] * len(echoed) + sources,
             round_tokens=sequence.committed_per_round[rounds:],
-            prompt_tokens=len(sequence.request.prompt),
-            cached_tokens=[sequence.cached_tokens],
-            thinking=int(self._thinking),
-            completion_tokens=[len(sequence.tokens)],
-            rounds=[sequence.rounds],
-            drafted=[sequence.drafted],
-            accepted=[sequence.accepted],
-            acceptance_length=[sequence.acceptance_length],
-            time_to_first_token=[self.first_token - self._received if self.first_token else 0.0],
-            token_logprobs=[values[0] for values in sequence.logprobs[start:]],
+            logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
-            drafting_rounds=self._report.take_rounds() if self._report else [],
+            drafting=self._report.take_rounds() if self._report else [],
+            thinking=self._thinking,
+            prompt_tokens=len(sequence.request.prompt),
+            cached_tokens=sequence.cached_tokens,
+            completion_tokens=len(sequence.tokens),
+            rounds=sequence.rounds,
+            drafted=sequence.drafted,
+            accepted=sequence.accepted,
+            acceptance_length=sequence.acceptance_length,
+            time_to_first_token=self.first_token - self._received if self.first_token else 0.0,
         )

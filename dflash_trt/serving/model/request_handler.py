@@ -237,12 +237,12 @@ class RequestHandler:
             del self._open[sequence]
         try:
             choice.count_new_tokens(self._metrics)
-            output = choice.new_output(final_only=not state.streaming)
+            chunk = choice.new_chunk(final_only=not state.streaming)
         except Exception:
             log.exception("a text could not be given out", extra=state.log_fields)
-            output, failure = None, (INTERNAL, NO_TEXT)
-        if output is not None or failure is not None:
-            self._sender.put(state, output, failure)
+            chunk, failure = None, (INTERNAL, NO_TEXT)
+        if chunk is not None or failure is not None:
+            self._sender.put(state, chunk, failure)
         if failure is not None:  # its other choices are useless now
             self._drop(state)
 

@@ -115,7 +115,7 @@ class ParsedRequest:
     prefix: str  # begins the text: the prompt, or nothing
     stop_words: tuple[str, ...]
     hidden: frozenset[int]  # special tokens to leave out of the text
-    thinking: bool  # see `RequestOutput`
+    thinking: bool  # see `Chunk`
 
 
 def number_of_choices(tensors: Tensors, client_limit: int) -> int:

@@ -1,18 +1,18 @@
-"""The thread that talks to Triton: sends outputs and checks for cancelled requests.
+"""The thread that talks to Triton: sends chunks and checks for cancelled requests.
 
 Sending takes 0.1 to 0.4 ms a response, too long for decoding threads. While the thread is busy,
-outputs of one choice are merged.
+chunks of one choice are joined.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dflash_trt.serving.answer import Chunk, join
 from dflash_trt.serving.model.output_processor import OutputProcessor
-from dflash_trt.serving.model.request_output import RequestOutput, join_choices, join_successive
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ IDLE = 0.5  # seconds
 
 
 class Reply(Protocol):
-    def send(self, output: RequestOutput, *, last: bool) -> None: ...
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None: ...
     def fail(self, code: str, message: str) -> None: ...
     def cancelled(self) -> bool: ...
 
@@ -37,7 +37,7 @@ class RequestState:
     streaming: bool = False
     choices: list[OutputProcessor] = field(default_factory=list)
     gone: bool = False  # the client disconnected
-    ended: dict[int, RequestOutput] = field(default_factory=dict)  # last output of each choice
+    ended: dict[int, Chunk] = field(default_factory=dict)  # last chunk of each choice
     failure: tuple[str, str] | None = None  # code and message
 
     @property
@@ -53,7 +53,7 @@ class ResponseSender:
     ) -> None:
         self._drop = drop
         self._closed = closed
-        self._pending: dict[tuple[RequestState, int], RequestOutput] = {}
+        self._pending: dict[tuple[RequestState, int], Chunk] = {}
         self._live: dict[RequestState, None] = {}
         self._changed = threading.Condition()
         self.stopping = False
@@ -71,15 +71,15 @@ class ResponseSender:
     def put(
         self,
         state: RequestState,
-        output: RequestOutput | None,
+        chunk: Chunk | None,
         failure: tuple[str, str] | None = None,
     ) -> None:
-        """Queue an output of one choice; failure: code and message that end the request."""
+        """Queue a chunk of one choice; failure: code and message that end the request."""
         with self._changed:
-            if output is not None:
-                key = (state, output.index[0])
+            if chunk is not None:
+                key = (state, chunk.index)
                 pending = self._pending.get(key)
-                self._pending[key] = output if pending is None else join_successive(pending, output)
+                self._pending[key] = chunk if pending is None else join(pending, chunk)
             state.failure = state.failure or failure
             self._changed.notify()
 
@@ -103,8 +103,8 @@ class ResponseSender:
                 live = list(self._live)
                 failed = [state for state in live if state.failure is not None]
             # first tokens first: clients wait for them most
-            for (state, _), output in sorted(pending.items(), key=lambda item: _is_later(item[1])):
-                self._call_safely(state, self._send, output)
+            for (state, _), chunk in sorted(pending.items(), key=lambda item: _is_later(item[1])):
+                self._call_safely(state, self._send, chunk)
             for state in failed:
                 self._call_safely(state, self._fail)
             now = time.monotonic()
@@ -116,29 +116,27 @@ class ResponseSender:
                     self._call_safely(state, self._end_if_cancelled)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
-    def _call_safely(
-        self, state: RequestState, do: Callable[..., None], *output: RequestOutput
-    ) -> None:
+    def _call_safely(self, state: RequestState, do: Callable[..., None], *chunk: Chunk) -> None:
         """Call `do`; an error ends this request only."""
         try:
-            do(state, *output)
+            do(state, *chunk)
         except Exception:
             log.exception("a response could not be sent", extra=state.log_fields)
             self._close(state)
             self._drop(state)
 
-    def _send(self, state: RequestState, output: RequestOutput) -> None:
+    def _send(self, state: RequestState, chunk: Chunk) -> None:
         if state not in self._live:
             return
-        if output.finish_reason[0]:
-            state.ended[output.index[0]] = output
+        if chunk.finish_reason:
+            state.ended[chunk.index] = chunk
         complete = len(state.ended) == len(state.choices) and state.failure is None
         if complete:  # released before its client, which may ask again at once, gets the answer
             self._close(state)
         if state.streaming:
-            state.reply.send(output, last=complete)
+            state.reply.send([chunk], last=complete)
         elif complete:
-            state.reply.send(join_choices([state.ended[i] for i in sorted(state.ended)]), last=True)
+            state.reply.send([state.ended[index] for index in sorted(state.ended)], last=True)
 
     def _fail(self, state: RequestState) -> None:
         if state in self._live and state.failure is not None:
@@ -161,5 +159,5 @@ class ResponseSender:
             self._closed(state)
 
 
-def _is_later(output: RequestOutput) -> bool:
-    return output.completion_tokens[0] > len(output.token_ids)
+def _is_later(chunk: Chunk) -> bool:
+    return chunk.completion_tokens > len(chunk.token_ids)

@@ -10,15 +10,15 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from dflash_trt.serving.answer import Array, Chunk, to_arrays
 from dflash_trt.serving.channel import TIMEOUT, SocketServer, connect, receive, send
 from dflash_trt.serving.control import Command, HandlerStatus, socket_path
-from dflash_trt.serving.model.request_output import RequestOutput, arrays
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ LOOK = 0.02  # minimum seconds between two checks for cancellation
 LOOK_SHARE = 0.001  # seconds per waiting request: a check takes 0.04 ms
 ANSWER_TIMEOUT = 10.0  # seconds for an answer that has begun
 STRINGS = "bytes"  # the kind of arrays of strings
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and message
 GONE = "UNAVAILABLE", "The model dflash is not running. Try again later."
@@ -73,8 +72,8 @@ class _Reply:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def send(self, output: RequestOutput, *, last: bool) -> None:
-        self._answer({"outputs": _to_json(arrays(output))})
+    def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
+        self._answer({"outputs": _to_json(to_arrays(chunks))})
 
     def fail(self, code: str, message: str) -> None:
         self._answer({"code": code, "message": message})

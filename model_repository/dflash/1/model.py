@@ -15,13 +15,13 @@ from dflash_trt.decoding.packing import (
     unpack_result,
 )
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.answer import to_arrays
 from dflash_trt.serving.keys import client_of, key_tensor
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.model import llm
 from dflash_trt.serving.model.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
-from dflash_trt.serving.model.request_output import arrays
 from dflash_trt.serving.model.tensors import (
     check_parameters,
     from_response,
@@ -123,9 +123,10 @@ class Reply:
         # errors in a gRPC stream have no code: a client may ask for it in the message
         self._coded = CODED_ERRORS in parameters(request)
 
-    def send(self, part, *, last):
+    def send(self, chunks, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        self._sender.send(pb.InferenceResponse(to_tensors(arrays(part))), flags=flags)
+        response = pb.InferenceResponse(to_tensors(to_arrays(chunks)))
+        self._sender.send(response, flags=flags)
 
     def fail(self, code, message):
         if self._coded:

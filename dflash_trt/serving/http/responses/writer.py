@@ -2,12 +2,14 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dflash_trt.serving.client import Summary
-from dflash_trt.serving.http.answers import Json, to_sse
+from dflash_trt.chat import CallDelta
+from dflash_trt.serving.answer import Chunk
+from dflash_trt.serving.http.answers import ChatReader, Json, to_sse
 from dflash_trt.serving.http.failures import Failure
+from dflash_trt.serving.http.logprobs import ContentLogprobs
 from dflash_trt.serving.http.responses.request import ReadRequest
 from dflash_trt.serving.http.responses.tools import Origin, custom_input
 
@@ -30,15 +32,25 @@ DEFAULT_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
 
 
 class ResponseWriter:
-    """Builds a response and its events from a choice's pieces (`ChoiceWriter`)."""
+    """Builds a response and its events from an answer's chunks."""
 
-    def __init__(self, read: ReadRequest, sampling: Mapping[str, float], *, stored: bool) -> None:
+    def __init__(
+        self,
+        read: ReadRequest,
+        sampling: Mapping[str, float],
+        reader: ChatReader,
+        logprobs: ContentLogprobs,
+        *,
+        stored: bool,
+    ) -> None:
         """Begin an answer.
 
         sampling: the model's own defaults; stored: whether the answer will be kept.
         """
+        self._reader = reader
+        self._logprobs = logprobs
         self._origins = read.origins
-        self.response = _begun_response(read, sampling, stored=stored)
+        self.response = begun_response(read, sampling, stored=stored)
         self._events = 0
         self._item: Json | None = None  # being written
         self._arguments = ""  # of a custom tool's call, whose input is in them
@@ -47,29 +59,29 @@ class ResponseWriter:
         yield self._event("created", response=self.response)
         yield self._event("in_progress", response=self.response)
 
-    def push(self, pieces: Iterable[Json]) -> Iterator[bytes]:
-        for piece in pieces:
-            delta = piece["delta"]
-            logprobs = (piece["logprobs"] or {}).get("content", [])
-            if "reasoning_content" in delta:
-                yield from self._write("reasoning", delta["reasoning_content"])
-            elif "content" in delta:
-                yield from self._write("message", delta["content"], logprobs)
-            for call in delta.get("tool_calls", []):
-                yield from self._call(call)
+    def push(self, chunk: Chunk) -> Iterator[bytes]:
+        if chunk.logprobs:
+            self._logprobs.add(chunk)
+        news = self._reader.read(chunk)
+        if news.reasoning:
+            yield from self._write("reasoning", news.reasoning)
+        if news.content:
+            yield from self._write("message", news.content, self._logprobs.of(news.content_spans))
+        for call in news.calls:
+            yield from self._call(call)
 
-    def end(self, final: Summary, keep: Callable[[Json], bool]) -> Iterator[bytes]:
+    def end(self, last: Chunk, keep: Callable[[Json], bool]) -> Iterator[bytes]:
         """Yield the last events; keep: takes the whole response, and returns whether it is kept."""
         if not self.response["output"]:
             yield from self._write("message", "")
         status, details = "completed", None
-        if final.finish_reason == "length":
+        if last.finish_reason == "length":
             status, details = "incomplete", {"reason": "max_output_tokens"}
         yield from self._end_item(status)
         self.response |= {
             "status": status,
             "incomplete_details": details,
-            "usage": _usage(final),
+            "usage": _usage(last),
         }
         self.response["store"] = keep(self.response)
         yield self._event(status, response=self.response)
@@ -86,20 +98,18 @@ class ResponseWriter:
         self.response["output"].append(item)
         return item
 
-    def _call(self, call: Json) -> Iterator[bytes]:
-        function = call["function"]
-        if call.get("id"):
+    def _call(self, call: CallDelta) -> Iterator[bytes]:
+        if call.id:
             yield from self._end_item("completed")
-            name = function["name"]
-            item = self._begin_call(call["id"], self._origins.get(name, Origin(name)))
+            item = self._begin_call(call.id, self._origins.get(call.name, Origin(call.name)))
             yield self._event("output_item.added", item=item)
-        if not function["arguments"] or self._item is None:
+        if not call.arguments or self._item is None:
             return
         if self._item["type"] == "custom_tool_call":
-            self._arguments += function["arguments"]
+            self._arguments += call.arguments
             return
-        self._item["arguments"] += function["arguments"]
-        yield self._event("function_call_arguments.delta", delta=function["arguments"])
+        self._item["arguments"] += call.arguments
+        yield self._event("function_call_arguments.delta", delta=call.arguments)
 
     def _begin_call(self, call_id: str, origin: Origin) -> Json:
         named = {"call_id": call_id, "name": origin.name}
@@ -167,7 +177,7 @@ class ResponseWriter:
         return to_sse({"type": name, "sequence_number": number, **values}, name)
 
 
-def _begun_response(read: ReadRequest, sampling: Mapping[str, float], *, stored: bool) -> Json:
+def begun_response(read: ReadRequest, sampling: Mapping[str, float], *, stored: bool) -> Json:
     request = read.request
     text: Json = {"format": request.text.format or {"type": "text"}}
     if request.text.verbosity is not None:
@@ -207,13 +217,13 @@ def _begun_response(read: ReadRequest, sampling: Mapping[str, float], *, stored:
     }
 
 
-def _usage(summary: Summary) -> Json:
+def _usage(last: Chunk) -> Json:
     return {
-        "input_tokens": summary.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": summary.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": summary.completion_tokens,
+        "input_tokens": last.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": last.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": last.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},  # reasoning is not counted separately
-        "total_tokens": summary.prompt_tokens + summary.completion_tokens,
+        "total_tokens": last.prompt_tokens + last.completion_tokens,
     }
 
 
