@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,12 +85,17 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:
-        with panics_as_errors():
-            tokenizer = Tokenizer.from_buffer(data)
+        return _parse_tokenizer(data)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error
+
+
+@lru_cache(maxsize=2)  # a build reads its target's, and then its own copy of it
+def _parse_tokenizer(data: bytes) -> Tokenizer:
+    with panics_as_errors():
+        tokenizer = Tokenizer.from_buffer(data)
     # a file may request both, but transformers neither truncates nor pads
     tokenizer.no_truncation()
     tokenizer.no_padding()
