@@ -1,7 +1,7 @@
 """Tap features that wait for the drafter."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,11 +21,23 @@ class Passed:
     buffered: list[int | None]  # that wait now; None: they were dropped
 
 
+@dataclass(slots=True)
+class _Parts:
+    """A slot's features that wait, one array per round."""
+
+    arrays: list[Float32] = field(default_factory=list)
+    tokens: int = 0  # in all
+
+    def append(self, features: Float32) -> None:
+        self.arrays.append(features)
+        self.tokens += len(features)
+
+
 class FeatureBuffer:
     """Tap features by slot; the scheduler drafts before one has more than `MAX_BUFFERED` tokens."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Float32]] = {}  # by slot, one array per round
+        self._parts: dict[int, _Parts] = {}  # by slot
         self._ends: dict[int, int] = {}  # the position after a slot's features
         self._states: dict[int, Float32] = {}  # by number of a hybrid's state in the prefix cache
 
@@ -51,11 +63,11 @@ class FeatureBuffer:
             return _keep(parts_of_rows, counts, features)
         return _join(parts_of_rows, features)
 
-    def _parts_before(self, slot: int, position: int) -> list[Float32]:
+    def _parts_before(self, slot: int, position: int) -> _Parts:
         """Return a slot's features up to a position, not those left from an ended sequence."""
         if self._ends.get(slot) != position:
-            self._parts[slot] = []
-        return self._parts.setdefault(slot, [])
+            self._parts[slot] = _Parts()
+        return self._parts.setdefault(slot, _Parts())
 
     def _move(self, copies: Iterable[Copy]) -> None:
         """Move features along with what is copied, in the order of the copies."""
@@ -71,47 +83,48 @@ class FeatureBuffer:
             elif destination >= FIRST_BLOCK:
                 continue  # a block is stored; the sequence goes on
             elif source >= FIRST_STATE:
-                state = self._states.get(source)
-                self._parts[destination] = [] if state is None else [state]
+                parts = _Parts()
+                if source in self._states:
+                    parts.append(self._states[source])
+                self._parts[destination] = parts
                 self._ends[destination] = end
             else:
-                self._parts[destination] = self._parts.pop(source, [])
+                self._parts[destination] = self._parts.pop(source, _Parts())
                 self._ends[destination] = self._ends.pop(source, 0)
 
     def _store_state(self, slot: int, number: int, end: int) -> None:
         """Store a slot's features of tokens before `end`; those of the last drafts come after."""
         parts = self._parts.get(slot)
-        if not parts:
+        if parts is None or not parts.tokens:
             self._states.pop(number, None)
             return
-        features = np.concatenate(parts)
+        features = np.concatenate(parts.arrays)
         later = self._ends[slot] - end
         self._states[number] = features[: max(len(features) - later, 0)]
 
 
-def _keep(
-    parts_of_rows: Sequence[list[Float32]], counts: Sequence[int], features: Float32
-) -> Passed:
+def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: Float32) -> Passed:
     """Append each row's first `count` features to its parts."""
     copied = features[:, : max(counts)].copy()
     buffered: list[int | None] = []
     for parts, count, row_features in zip(parts_of_rows, counts, copied, strict=True):
         parts.append(row_features[:count])
-        buffered.append(sum(map(len, parts)))
+        buffered.append(parts.tokens)
     return Passed(None, [0] * len(counts), buffered)
 
 
-def _join(parts_of_rows: Sequence[list[Float32]], features: Float32) -> Passed:
+def _join(parts_of_rows: Sequence[_Parts], features: Float32) -> Passed:
     """Return features with those before them, which no longer wait."""
     n, width, size = features.shape
-    waited = [sum(map(len, parts)) for parts in parts_of_rows]
+    waited = [parts.tokens for parts in parts_of_rows]
     buffered: list[int | None] = [0] * n
     if not any(waited):
         return Passed(features, waited, buffered)
     padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
     joined = np.zeros((n, padded + width, size), np.float32)
     for index, parts in enumerate(parts_of_rows):
-        row_features = np.concatenate([*parts, features[index]])
+        row_features = np.concatenate([*parts.arrays, features[index]])
         joined[index, : len(row_features)] = row_features
-        parts.clear()
+        parts.arrays.clear()
+        parts.tokens = 0
     return Passed(joined, waited, buffered)

@@ -260,8 +260,12 @@ def _best_width(
     cost.
     """
     lines = [[expected.tokens for expected in row] for row in rows if row]
-    if not lines:
-        return 0, [float(len(rows))]
+    plain = float(len(rows))
+    # cheap, and mostly enough where many rows have few proposals: even all drafts would not pay
+    most = plain + sum(max(line[-1] for line in row_lines) for row_lines in lines)
+    cheapest = min(costs[1:], default=costs[0])
+    if most / (cheapest + draft_cost) <= CLEARLY * plain / (costs[0] + draft_cost):
+        return 0, [plain]
     longest = max(len(line) for row in lines for line in row)
     widths = range(min(longest, len(costs)))
     drafts = [0.0] * len(widths)
