@@ -105,8 +105,8 @@ def _accept_sampled(
 
 
 def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
-    _, scored, vocab = logits.shape
-    lines = [row.index * scored + row.accepted for row in rows]
+    _, width, vocab = logits.shape
+    lines = [row.index * width + row.accepted for row in rows]
     weights = logits.reshape(-1, vocab).take(lines, 0)
     params = [row.processor.sampling for row in rows]
     positions = [row.next_position + row.accepted for row in rows]

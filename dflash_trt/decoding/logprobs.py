@@ -10,8 +10,8 @@ from dflash_trt.decoding.messages import Logprobs, Row
 def token_logprobs(row: Row, accepted: Accepted, logits: Float32) -> Logprobs:
     """Return log-probabilities of a row's committed tokens and of the K best in their places.
 
-    logits `[D + 1, vocab]`; of a scored prompt chunk, of all its tokens: then the log-probabilities
-    are those of the token after each.
+    logits `[D + 1, vocab]`; of a prompt chunk that `scores_prompt`, of all its tokens: then the
+    log-probabilities are those of the token after each.
     """
     tokens = [*row.drafts[: accepted.drafts], accepted.token]
     if row.scores_prompt:

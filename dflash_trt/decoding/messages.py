@@ -116,8 +116,8 @@ class RowResult:
     failed: bool = False
     # tokens whose features wait for the drafter; None: they were dropped, and it cannot catch up
     buffered: int | None = 0
-    # of the accepted drafts and `token`, or of what follows each token of a scored prompt chunk;
-    # None: not requested
+    # of the accepted drafts and `token`, or of what follows each token of a prompt chunk, if
+    # `scores_prompt`; None: not requested
     logprobs: Logprobs | None = None
     # of each draft, NaN after a rejected one; empty if not requested
     draft_logprobs: Sequence[float] = ()

@@ -25,7 +25,7 @@ from dflash_trt.decoding.messages import (
     VerifyResult,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.engines import NOTHING, Engine, Step
+from dflash_trt.engines import Engine, Step
 
 
 def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:
@@ -45,7 +45,8 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
         logits: Float32 = step.outputs["logits"]
         return logits.reshape(n, -1, logits.shape[-1])
 
-    # of a scored chunk the logits after all tokens are there; only the last ones choose a token
+    # where a prompt's log-probabilities are requested, the logits after all of a chunk's tokens are
+    # there; only the last ones choose a token
     unchosen = rows[0].known - 1 if _scores_prompt(round) else 0
     acceptances = accept(
         rows, _likeliest_tokens(step, n, unchosen), lambda: read_logits()[:, unchosen:]
@@ -68,14 +69,14 @@ def _target_step(engine: Engine, round: Round) -> Step:
     min_width = -(-engine.least_rows // n)
     width = max(round.row_tokens, min_width)
     lengths = tuple(len(row.tokens) for row in rows)
-    first_scored = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
-    scored = _scored_rows(first_scored, lengths, width, engine.least_rows)
+    first_rows = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
+    head_rows = _head_rows(first_rows, lengths, width, engine.least_rows)
     longest = max(row.position for row in rows) + width
-    step = engine.step(round.first_slot, n, width, _visible(engine, longest), len(scored))
+    step = engine.step(round.first_slot, n, width, _visible(engine, longest), len(head_rows))
     inputs = step.inputs
     inputs["tokens"][:] = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
     inputs["write_index"][:] = [row.position for row in rows]
-    inputs["head_rows"][:] = scored
+    inputs["head_rows"][:] = head_rows
     if engine.info.states is not None:
         _begin_states(engine, round)
         inputs["known"][:] = rows[0].known
@@ -99,7 +100,7 @@ def _begin_states(engine: Engine, round: Round) -> None:
     """Reset the states of slots whose texts begin; the mask hides old KV rows, but no state."""
     for slot, row in enumerate(round.rows, round.first_slot):
         if row.position == 0:
-            engine.copy_kv(NOTHING, slot, 0)
+            engine.reset_state(slot)
 
 
 def _likeliest_tokens(step: Step, n: int, unchosen: int) -> list[list[int]]:
@@ -250,16 +251,17 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 def perform_copies(engine: Engine, copies: Iterable[Copy]) -> None:
     """Copy what a round begins with; a slot that is freed may hold anything."""
     for copy in copies:
-        if not copy.frees_slot:
-            destination = NOTHING if copy.destination is None else copy.destination
-            engine.copy_kv(copy.source, destination, copy.tokens, copy.start)
+        if copy.destination is not None:
+            engine.copy_kv(copy.source, copy.destination, copy.tokens, copy.start)
+        elif not copy.frees_slot:
+            engine.drop(copy.source)
 
 
 def _clear_failed(engine: Engine, first_slot: int, failed: Sequence[bool]) -> None:
     """Clear the slots of failed rows, whose KV rows may hold NaN."""
     for slot, has_failed in enumerate(failed, first_slot):
         if has_failed:
-            engine.copy_kv(NOTHING, slot, engine.info.cache_len)
+            engine.clear(slot)
 
 
 def _visible(engine: Engine, length: int) -> int:
@@ -274,15 +276,15 @@ def _causal_mask(width: int) -> Bools:
 
 
 @lru_cache(maxsize=1024)
-def _scored_rows(
-    first_scored: tuple[int, ...], lengths: tuple[int, ...], width: int, min_rows: int
+def _head_rows(
+    first_rows: tuple[int, ...], lengths: tuple[int, ...], width: int, min_rows: int
 ) -> Int64:
     """Return which of the n * width tokens need logits, `[max(n * (1 + D), min_rows)]`.
 
-    These are each row's tokens from `first_scored` on, D more at most; a shorter row repeats its
+    These are each row's tokens from `first_rows` on, D more at most; a shorter row repeats its
     last token.
     """
-    first = np.array(first_scored)[:, None]
+    first = np.array(first_rows)[:, None]
     last = np.array(lengths)[:, None] - 1
     more = int((last - first).max())
     offsets = np.minimum(first + np.arange(more + 1), last)

@@ -183,7 +183,7 @@ class Scheduler:
             remaining = len(prompt) - start
             chunks = -(-remaining // length)
             length = -(-remaining // chunks)  # of equal size
-        if scores:  # a scored chunk needs as many head rows as a round has
+        if scores:  # then each of its tokens needs a head row, of which a round has so many
             length = min(length, self._max_verified - 1)
         stops = [position for position in sequence.stops if position > start]
         end = min(start + length, len(prompt), *stops)

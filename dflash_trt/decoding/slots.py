@@ -74,11 +74,12 @@ class Slots:
         tokens = [*sequence.request.prompt, *sequence.tokens]
         if isinstance(cache, StateCache):
             tokens = tokens[: sequence.position - sequence.replayed]
-            in_sync = not sequence.out_of_sync
-            dropped, stored = cache.insert_state(salt, tokens, sequence.seen, drafted=in_sync)
+            drafted = not sequence.out_of_sync
+            dropped, stored = cache.insert_state(salt, tokens, sequence.seen, drafted=drafted)
         else:
-            both = sequence.finish_reason is None and not sequence.out_of_sync
-            tokens = tokens[: sequence.seen if both else sequence.position]
+            goes_on = sequence.finish_reason is None
+            drafted_only = goes_on and not sequence.out_of_sync
+            tokens = tokens[: sequence.seen if drafted_only else sequence.position]
             dropped, stored = cache.insert(salt, tokens, sequence.seen)
         slot = self.first + [*self].index(sequence)
         for number in dropped:

@@ -14,7 +14,6 @@ from dflash_trt.engines.info import (
 from dflash_trt.engines.step import (
     FIRST_BLOCK,
     FIRST_STATE,
-    NOTHING,
     Engine,
     Step,
     load_engine,

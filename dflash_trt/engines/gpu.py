@@ -73,11 +73,11 @@ class GpuEngine(LoadedEngine):
         self._gpu.copy(source, destination)
 
     def _allocate_tensors(
-        self, n: int, width: int, visible: int, scored: int, context: int
+        self, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> tuple[dict[str, Both], dict[str, Both]]:
         inputs, outputs = (
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
-            for x in step_tensors(self.info, n, width, visible, scored, context)
+            for x in step_tensors(self.info, n, width, visible, head_rows, context)
         )
         return inputs, outputs
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import NOTHING, LoadedEngine, Step, step_tensors
+from dflash_trt.engines.step import LoadedEngine, Step, step_tensors
 from dflash_trt.errors import EngineError
 
 GRAPH_FILE = "model.onnx"
@@ -43,10 +43,10 @@ class Engine(LoadedEngine):
         destination[...] = source
 
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> Step:
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
-        given, taken = step_tensors(self.info, n, width, visible, scored, context)
+        given, taken = step_tensors(self.info, n, width, visible, head_rows, context)
         inputs, outputs = (
             {name: self._shared_buffer(name, *tensor) for name, tensor in tensors.items()}
             for tensors in (given, taken)
@@ -111,7 +111,7 @@ def least_rows(engine: LoadedEngine) -> int:
     decodes two tokens together and one by one, and compares bits.
     """
     together = _logits(engine, 0, 2)
-    engine.copy_kv(NOTHING, 0, 0)
+    engine.reset_state(0)
     alone = [_logits(engine, place, 1) for place in range(2)]
     return 1 if np.array_equal(together, np.concatenate(alone)) else 2
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo, read_info
 
-NOTHING = -1  # instead of a slot: see `Engine.copy_kv`
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 FIRST_STATE = 2**33  # and from here on those of a hybrid that hold a whole state too
 MODULES = {
@@ -50,8 +49,8 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only steps and `copy_kv` change the caches; a caller rolls back by passing a lower
-    `write_index` next time, and to a hybrid how many of the last drafts were accepted.
+    A caller rolls back by passing a lower `write_index` next time, and to a hybrid how many of the
+    last drafts were accepted.
     """
 
     info: EngineInfo
@@ -59,30 +58,38 @@ class Engine(Protocol):
     least_rows: int  # 1, or 2: fewest tokens and head rows of a step, see `onnxruntime.least_rows`
 
     def step(
-        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int = 0
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
     ) -> Step:
         """Return a step of the sequences in `n` slots from the first on, to be filled and run.
 
-        width: tokens per sequence; visible: tokens of a slot that the mask covers; scored: tokens
-        that get logits, in all; context: features per sequence, of a drafter. The arrays belong to
-        the engine: fill all inputs before each run, because steps share memory; the next step
+        width: tokens per sequence; visible: tokens of a slot that the mask covers; head_rows: in
+        all, tokens that get logits; context: features per sequence, of a drafter. The arrays belong
+        to the engine: fill all inputs before each run, because steps share memory; the next step
         overwrites the outputs.
         """
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         """Copy the KV rows of tokens `start .. start+tokens-1` to the same place of another slot.
 
-        NOTHING as source writes zeros: a masked entry must be finite, because it is multiplied by
-        0. One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing
-        what was there, or loaded from it. NOTHING as destination drops them.
+        One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing what
+        was there, or loaded from it.
 
         A hybrid's states go along with slots, whatever the tokens, and with numbers from
         FIRST_STATE on: these hold the state before the last drafts, and none of these.
         """
 
+    def drop(self, block: int) -> None:
+        """Drop what is stored under a number from FIRST_BLOCK on."""
+
+    def clear(self, slot: int) -> None:
+        """Write zeros to a slot: a masked entry must be finite, because it is multiplied by 0."""
+
+    def reset_state(self, slot: int) -> None:
+        """Make a slot's state that of no tokens, if the model is a hybrid."""
+
 
 def step_tensors(
-    info: EngineInfo, n: int, width: int, visible: int, scored: int, context: int
+    info: EngineInfo, n: int, width: int, visible: int, head_rows: int, context: int
 ) -> tuple[Tensors, Tensors]:
     """Return inputs and outputs of a step, without caches; see `Engine.step`."""
     inputs: Tensors = {
@@ -90,12 +97,12 @@ def step_tensors(
         "positions": (np.int64, (n, context + width)),
         "write_index": (np.int64, (n,)),
         "mask": (np.bool_, (n, 1, width, visible)),
-        "head_rows": (np.int64, (scored,)),
+        "head_rows": (np.int64, (head_rows,)),
     }
     outputs: Tensors = {
-        "top_ids": (np.int64, (scored, info.best)),
-        "top_logits": (np.float32, (scored, info.best)),
-        "logits": (np.float32, (scored, info.vocab_size)),
+        "top_ids": (np.int64, (head_rows, info.best)),
+        "top_logits": (np.float32, (head_rows, info.best)),
+        "logits": (np.float32, (head_rows, info.vocab_size)),
     }
     if info.states is not None:
         inputs["known"] = (np.int64, (1,))
@@ -105,7 +112,7 @@ def step_tensors(
     elif info.role == "drafter":
         inputs["features"] = (np.float32, (n, context, info.feature_size))
     if info.pair_scores:
-        outputs["pair_scores"] = (np.float32, (scored, info.best, info.best))
+        outputs["pair_scores"] = (np.float32, (head_rows, info.best, info.best))
     return inputs, outputs
 
 
@@ -137,19 +144,15 @@ class LoadedEngine(ABC):
 
     @abstractmethod
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> Step: ...
 
     def step(
-        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int = 0
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
     ) -> Step:
-        return self._steps.of(self._bind, first_slot, n, width, visible, scored, context)
+        return self._steps.of(self._bind, first_slot, n, width, visible, head_rows, context)
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        if destination == NOTHING:
-            self._blocks.pop(source, None)
-            self._kept_states.pop(source, None)
-            return
         if destination >= FIRST_BLOCK:
             self._blocks[destination] = [
                 self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
@@ -160,9 +163,22 @@ class LoadedEngine(ABC):
                 self._blocks[number][group] if number >= FIRST_BLOCK else tokens_of_slots[:, number]
                 for number in (source, destination)
             )
-            self._copy(self._zeros((1,)) if source == NOTHING else copied, replaced)
+            self._copy(copied, replaced)
         if self._states:
             self._copy_state(source, destination)
+
+    def drop(self, block: int) -> None:
+        self._blocks.pop(block, None)
+        self._kept_states.pop(block, None)
+
+    def clear(self, slot: int) -> None:
+        for caches in self._alike:
+            self._copy(self._zeros((1,)), caches[:, slot])
+        self.reset_state(slot)
+
+    def reset_state(self, slot: int) -> None:
+        for states in self._states.values():
+            self._copy(self._state_zeros((1,)), states[:, slot])
 
     def _copy_state(self, source: int, destination: int) -> None:
         """Copy a hybrid's states between slots and kept ones; blocks have none."""
@@ -177,8 +193,7 @@ class LoadedEngine(ABC):
                 self._copy(self._kept_states[source][name], state)
         elif source < FIRST_BLOCK and destination < FIRST_BLOCK:
             for states in self._states.values():
-                state = self._state_zeros((1,)) if source == NOTHING else states[:, source]
-                self._copy(state, states[:, destination])
+                self._copy(states[:, source], states[:, destination])
 
     def _without_drafts(self, slot: int) -> dict[str, Any]:
         """Return a slot's state before the last drafts, and what its convolutions read first."""

@@ -17,7 +17,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.decoding.state_cache import StateCache
-from dflash_trt.engines import NOTHING, EngineInfo
+from dflash_trt.engines import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 from dflash_trt.speculation import Fixed, Policy
@@ -122,7 +122,7 @@ def target_step(
     step.inputs["head_rows"][:] = np.arange(n)
     if engine.info.states is not None:
         if start == 0:
-            engine.copy_kv(NOTHING, row, 0)
+            engine.reset_state(row)
         step.inputs["known"][:], step.inputs["accepted"][:] = n, 0
     step.run()
     return step.outputs

@@ -68,10 +68,10 @@ class Engine(GpuEngine):
         return self._gpu.zeros(shape, "float32")
 
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, scored: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> Step:
         slots = slice(first_slot, first_slot + n)
-        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         large = outputs["logits"]
         bound = _Bound(

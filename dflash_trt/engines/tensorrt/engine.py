@@ -50,13 +50,15 @@ class Engine(GpuEngine):
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._gpu.zeros(shape, self._plan.dtype)
 
-    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
+    def _bind(
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+    ) -> Step:
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         gpu = self._gpu
-        inputs, outputs = self._allocate_tensors(n, width, visible, scored, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
-            bound[name] = bound[f"new_{name}"] = cache[row : row + n]
+            bound[name] = bound[f"new_{name}"] = cache[first_slot : first_slot + n]
         in_round = max(width, context) <= self.info.most_verified
         large = outputs.pop("logits")
 
