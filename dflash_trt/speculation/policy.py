@@ -111,6 +111,8 @@ class Adaptive(Policy):
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
+        self._begins = False  # whether a text begins with no other beside it
+        self._was_joined = False  # whether the last such text was not alone in its first round
 
     def choose(
         self,
@@ -122,6 +124,9 @@ class Adaptive(Policy):
     ) -> StepPlan:
         n = len(rows)
         sampled = any(row.sampled for row in rows)
+        if self._begins:
+            self._begins = False
+            self._was_joined = n + coming > 1
         drafted = self._drafted
         self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, sampled)
@@ -182,9 +187,14 @@ class Adaptive(Policy):
 
     def begin(self, sampled: bool) -> None:
         self._gate(1, sampled).try_again()
+        self._begins = True
 
     def prefill(self, n: int, sampled: bool) -> bool:
-        return self.draft_tokens > 0 and self._gate(n, sampled).open
+        if not self.draft_tokens:
+            return False
+        if n == 1 and self._was_joined:  # texts come in bursts: is this one alone?
+            return False
+        return self._gate(n, sampled).open
 
     def prefilled(self, n: int, sampled: bool, draft: float) -> None:
         """Charge the gate: drafting has to bring that in again, too."""

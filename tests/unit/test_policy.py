@@ -249,3 +249,12 @@ def test_the_drafter_after_prompts_has_to_be_brought_in_too() -> None:
         policy.prefilled(4, False, 0.2 * SECOND)
     assert not policy.prefill(4, False)
     assert policy.prefill(1, False)  # of other batches nothing is known
+
+
+def test_a_text_that_begins_a_burst_is_not_drafted_for_again() -> None:
+    policy = adaptive(Costs(linear(0.1), 0.1))
+    row = SequenceProposals([], False)
+    for coming, drafts in ((3, True), (0, False), (0, True), (0, True)):
+        policy.begin(sampled=False)
+        assert policy.prefill(1, sampled=False) == drafts
+        policy.choose([row], 8, coming=coming)
