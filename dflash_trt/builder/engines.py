@@ -109,7 +109,7 @@ def _build(
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         quantized=graph.storage.bits is not None,
         dtype=options.dtype,
-        fp8=options.storage.fp8,
+        fp8=graph.has_fp8,
     )
     directory.mkdir(parents=True, exist_ok=True)
     written = graph.save(directory, options.progress)

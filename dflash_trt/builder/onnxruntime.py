@@ -136,7 +136,7 @@ def _write(
         storage = Storage(BITS.get(engine.quantize or "none"))
         options = replace(options, threads=engine.threads, storage=storage)
     if isinstance(engine, PyTorch):
-        storage = Storage(fp8=engine.quantize == "fp8")
+        storage = Storage(fp8=engine.quantize == "fp8", keep_fp8=True)
         options = replace(options, dtype=engine.dtype, storage=storage)
     if plans:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415

@@ -145,7 +145,8 @@ class PyTorch(Section):
     quantize: Literal["fp8"] | None = Field(
         default=None,
         description="fp8: store the linear layers of both models, but heads, gates and experts, in "
-        "e4m3 with a scale for each output, for GPUs of 8.9 and newer. Unset: in dtype",
+        "e4m3 with a scale for each output, for GPUs of 8.9 and newer. Unset: in dtype, or in e4m3 "
+        "where the checkpoint has them so",
     )
 
 

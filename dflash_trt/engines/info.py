@@ -88,7 +88,7 @@ class EngineInfo:
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     plan: PlanInfo | None = None  # for kind tensorrt
     dtype: str = "float32"  # for kind pytorch: of weights, products and KV caches
-    fp8: bool = False  # for kind pytorch: linear layers are in e4m3
+    fp8: bool = False  # for kind pytorch: there are linear layers in e4m3
 
     @property
     def cpu_threads(self) -> int:

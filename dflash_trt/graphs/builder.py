@@ -44,6 +44,7 @@ IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
 FP8 = ir.DataType.FLOAT8E4M3FN
+FP8_BLOCKS = (128, 256)  # inputs that may share a scale; kernels cut products at multiples of both
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
@@ -172,6 +173,8 @@ class Storage:
     int8_inputs: bool = False
     # of linear layers: e4m3, a scale for each output
     fp8: bool = False
+    # of linear layers that the checkpoint has in e4m3: its codes and scales
+    keep_fp8: bool = False
 
 
 COPIED = Storage()
@@ -195,6 +198,7 @@ class GraphBuilder:
         self.weights = weights
         self.kind = kind
         self.storage = storage
+        self.has_fp8 = False  # whether a matrix is in e4m3
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
         opset = HYBRID_OPSET if spec.delta_nets else OPSET
@@ -305,8 +309,15 @@ class GraphBuilder:
         inputs, outputs = _joined_shape(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
 
-    def fp8_rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
-        """Concatenate matrices `[out, in]` to `[sum of outs, in]`, stored in e4m3 and scaled."""
+    def fp8_rows(self, weights: Weights, names: Sequence[str]) -> ir.Value | None:
+        """Concatenate matrices `[out, in]` to `[sum of outs, in]` in e4m3; None if not so stored.
+
+        As in the checkpoint where it has them so, or with a scale for each output.
+        """
+        block = _kept_fp8_block(weights, names)
+        if block is None and not self.storage.fp8:
+            return None
+        self.has_fp8 = True
         inputs, outputs = _joined_shape(weights, names)
         name = f"{'|'.join(names)}.fp8"
 
@@ -317,9 +328,18 @@ class GraphBuilder:
                     parts.append(quantize_to_fp8(rows.astype(np.float32))[part])
             return np.concatenate(parts)
 
-        codes = self.lazy(name, (outputs, inputs), partial(quantized, 0), FP8)
-        scales = self.lazy(f"{name}_scale", (outputs,), partial(quantized, 1))
-        return self.op("DequantizeLinear", codes, scales, axis=0)
+        def kept(part: int) -> npt.NDArray[np.generic]:
+            return np.concatenate([weights.fp8(name)[part] for name in names])
+
+        read = quantized if block is None else kept
+        codes = self.lazy(name, (outputs, inputs), partial(read, 0), FP8)
+        blocks = 1 if block is None else -(-inputs // block)
+        shape = (outputs,) if blocks == 1 else (outputs, blocks)
+        scales = self.lazy(f"{name}_scale", shape, partial(read, 1))
+        if blocks == 1:
+            return self.op("DequantizeLinear", codes, scales, axis=0)
+        assert block is not None
+        return self.op("DequantizeLinear", codes, scales, axis=1, block_size=block)
 
     def multiply_quantized(
         self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
@@ -482,6 +502,15 @@ class GraphBuilder:
 
 def _size(shape: tuple[int, ...], dtype: ir.DataType) -> int:
     return math.ceil(math.prod(shape) * dtype.itemsize)  # two int4 are a byte
+
+
+def _kept_fp8_block(weights: Weights, names: Sequence[str]) -> int | None:
+    """Return how many inputs share a scale where all matrices are in e4m3, if kernels take it."""
+    blocks = {weights.fp8_block(name) for name in names}
+    block = blocks.pop()
+    if blocks or block is None:
+        return None
+    return block if block in FP8_BLOCKS or block == weights.shape(names[0])[1] else None
 
 
 def _joined_shape(weights: Weights, names: Sequence[str]) -> tuple[int, int]:

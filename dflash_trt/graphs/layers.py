@@ -115,8 +115,9 @@ def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = 
     matrices = [f"{name}.weight" for name in names]
     if exact:
         return _product(g, g.weights, x, matrices, None, biases)
-    if g.storage.fp8:
-        return g.op("Gemm", x, g.fp8_rows(g.weights, matrices), *biases, transB=1)
+    rows = g.fp8_rows(g.weights, matrices) if g.storage.fp8 or g.storage.keep_fp8 else None
+    if rows is not None:
+        return g.op("Gemm", x, rows, *biases, transB=1)
     return _product(g, g.weights, x, matrices, g.storage.bits, biases)
 
 

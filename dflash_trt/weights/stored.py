@@ -171,12 +171,20 @@ class Quantized:
             codes = self.codes.read(((first + i) * rows + row) * width, n * width).view(np.uint8)
             values = np.take(table, codes).view(np.float32).reshape(n, columns)
             with np.errstate(all="ignore"):  # infinity if a scale overflows, as in other readers
-                values *= self._scales(first + i, row, n, rows, columns)
+                scales = self._scales(first + i, row, n, rows, columns)
+                wide = self.block[1]
+                values *= scales if scales.shape[1] == 1 else _widened(scales, wide, columns)
             matrices[i, row : row + n] = values
         return plain.reshape(-1)
 
+    def codes_and_scales(self) -> tuple[npt.NDArray[np.generic], Floats]:
+        """Return a matrix in e4m3 as it is stored, and scales `[rows, blocks of columns]`."""
+        rows, columns = self.shape
+        codes = self.codes.read().reshape(self.shape)
+        return codes, self._scales(0, 0, rows, rows, columns)
+
     def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
-        """Return scales of `count` rows from `row` on: [count, columns], or [count, 1] if equal."""
+        """Return scales of `count` rows from `row` on: `[count, blocks of columns]`."""
         high, wide = self.block
         down = -(-rows // high)
         across = -(-columns // wide)
@@ -186,8 +194,11 @@ class Quantized:
         scales = _float32(scales).reshape(-1, across)
         if self.factor is not None:
             scales = scales * _float32(self.factor.read())
-        scales = np.repeat(scales, high, axis=0)[row - first * high :][:count]
-        return scales if across == 1 else np.repeat(scales, wide, axis=1)[:, :columns]
+        return np.repeat(scales, high, axis=0)[row - first * high :][:count]
+
+
+def _widened(scales: Floats, wide: int, columns: int) -> Floats:
+    return np.repeat(scales, wide, axis=1)[:, :columns]
 
 
 def dequantized(

@@ -143,6 +143,22 @@ class Weights:
         for first in range(0, tensor.shape[0], rows):
             yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 
+    def fp8_block(self, name: str) -> int | None:
+        """Return how many inputs share a scale of a matrix in e4m3; None: it is not, or a stack."""
+        tensor = self._tensor(name)
+        if not isinstance(tensor, Quantized) or tensor.codes.dtype != "F8_E4M3":
+            return None
+        return min(tensor.block[1], tensor.shape[1]) if len(tensor.shape) == 2 else None
+
+    def fp8(self, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return a matrix as stored in e4m3, and float32 scales `[out, blocks of inputs]`.
+
+        See `fp8_block`.
+        """
+        tensor = self._tensor(name)
+        assert isinstance(tensor, Quantized)
+        return tensor.codes_and_scales()
+
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
         tensor = self._tensor(name)

@@ -4,20 +4,24 @@ In Triton's interpreter, or compiled where a GPU is.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.engines import load_engine
-from dflash_trt.engines.pytorch import fusion
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.pytorch import GRAPH_FILE, fusion
 from dflash_trt.engines.pytorch.engine import Engine
 from dflash_trt.engines.pytorch.program import Calls
 from dflash_trt.graphs import Storage
 from dflash_trt.speculation import Fixed
-from tests.support.builds import build_engines
+from tests.support.builds import build_engines, edit, edit_weights
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import make, pair_of
 from tests.support.interpreted import in_order
@@ -110,6 +114,46 @@ def test_kernels_read_fp8(tmp_path: Path, lowered: list[Calls]) -> None:
     assert_numbers_stay(engines, lowered)
     assert "DequantizeLinear" not in {call.op for call in lowered[-1].calls}
     assert_rows_stay(built(pair, tmp_path, "bfloat16", storage=Storage(fp8=True)))
+
+
+def test_fp8_checkpoints_are_kept_as_they_are(tmp_path: Path, lowered: list[Calls]) -> None:
+    """As in Qwen's FP8 files: matrices in e4m3 with a scale for each block of 128 by 128."""
+    pair = make_pair(tmp_path / "pair", layers=2, taps=(0,), hidden=160, intermediate=192)
+    before = pair.target_dir / "model.safetensors"
+    matrices = [name for name in load_file(before) if name.endswith("_proj.weight")]
+    edit_weights(pair.target_dir, partial(quantize_blocks, names=matrices))
+    edit(
+        pair.target_dir,
+        quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+    )
+    plain = built(pair, tmp_path / "plain")
+    kept = built(pair, tmp_path / "kept", storage=Storage(keep_fp8=True))
+    assert (read_info(plain / "target").fp8, read_info(kept / "target").fp8) == (False, True)
+    sizes = [(each / "target" / f"{GRAPH_FILE}.data").stat().st_size for each in (plain, kept)]
+    stored = load_file(before)
+    assert sizes[0] - sizes[1] > 2.8 * sum(stored[name].numel() for name in matrices)
+    assert_numbers_stay(kept, lowered)
+    assert "DequantizeLinear" not in {call.op for call in lowered[-1].calls}
+    text = [(7 * i * i + 3 * i) % 301 for i in range(20)]
+    logits = [
+        target_step(loaded(each / "target", fuses=True), text, 0, 1)["logits"]
+        for each in (plain, kept)
+    ]
+    np.testing.assert_allclose(logits[1], logits[0], atol=2e-4, rtol=1e-5)
+    assert_rows_stay(built(pair, tmp_path, "bfloat16", storage=Storage(keep_fp8=True)))
+
+
+def quantize_blocks(tensors: dict[str, torch.Tensor], names: Sequence[str]) -> None:
+    for name in names:
+        matrix = tensors[name].float()
+        rows, columns = (-(-size // 128) for size in matrix.shape)
+        scales = torch.ones(rows, columns)
+        codes = torch.zeros(matrix.shape, dtype=torch.float8_e4m3fn)
+        for row, column in np.ndindex(rows, columns):
+            part = np.s_[128 * row : 128 * (row + 1), 128 * column : 128 * (column + 1)]
+            scales[row, column] = matrix[part].abs().max() / 448
+            codes[part] = (matrix[part] / scales[row, column]).to(codes.dtype)
+        tensors |= {name: codes, f"{name}_scale_inv": scales}
 
 
 # --- rows -----------------------------------------------------------------------------------------

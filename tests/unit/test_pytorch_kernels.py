@@ -78,14 +78,33 @@ def test_products_in_fp8(dtype: torch.dtype) -> None:
         assert torch.equal(parts[:, row], alone[:, 0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block", [128, 256])
+def test_products_in_fp8_blocks(block: int, dtype: torch.dtype) -> None:
+    """Blocks of inputs have scales; the last block is cut off."""
+    x, weight = random(18, 1100), random(40, 1100, seed=1)
+    scales = random(40, -(-1100 // block), seed=2).abs()
+    codes = weight.to(torch.float8_e4m3fn)
+    parts = launch.linear(x, codes, scales, dtype=dtype, block=block)
+    widened = operators.dequantize_linear(codes, scales, axis=1, block_size=block)
+    close(parts.sum(0), x.to(dtype).float() @ widened.T, 1e-3)
+    for row in (0, 17):
+        alone = launch.linear(x[row : row + 1], codes, scales, dtype=dtype, block=block)
+        assert torch.equal(parts[:, row], alone[:, 0])
+
+
 @pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("block", [0, 128])
 @pytest.mark.parametrize("depth", [300, 1100, 1536])
 def test_the_tile_changes_no_bit(
-    itemsize: int, depth: int, monkeypatch: pytest.MonkeyPatch
+    itemsize: int, block: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inner dimension is cut by the weight's shape alone, whatever tile the rows have."""
     dtype = torch.bfloat16 if itemsize == 2 else torch.float32
     x, weight = random(20, depth), random(70, depth, seed=1).to(dtype)
+    scales = random(70, -(-depth // block), seed=2) if block else None
+    if block:
+        weight = weight.to(torch.float8_e4m3fn)
     tiles = {
         launch.tile_of(rows, columns, itemsize)
         for rows in (1, 16, 17, 32, 33, 64, 65, 512)
@@ -94,7 +113,7 @@ def test_the_tile_changes_no_bit(
     results = []
     for tile in tiles:
         monkeypatch.setattr(launch, "tile_of", lambda *_, tile=tile: tile)
-        results.append(launch.linear(x, weight, None, dtype=dtype))
+        results.append(launch.linear(x, weight, scales, dtype=dtype, block=block))
     assert len(results) >= 2
     assert all(torch.equal(result, results[0]) for result in results)
 

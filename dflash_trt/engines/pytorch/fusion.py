@@ -141,15 +141,19 @@ def product(view: View, call: Call) -> Match | None:
     if len(view.shape(weight)) != 2 or len(view.shape(str(x))) != 2:
         return None
     scaled = view.maker(weight, "DequantizeLinear")
+    block = 0
     if scaled is not None:
         matrix = scaled.arguments
+        block = scaled.attributes.get("block_size", 0)
     elif view.is_weight(weight):
         turned = weight if call.attributes.get("transB") else view.program.transposed(weight)
         matrix = (turned, None)
     else:
         return None
     parts = f"{call.output}:parts"
-    linear = Call("Linear", launch.linear, (x, *matrix), (parts,), {"dtype": view.dtype})
+    linear = Call(
+        "Linear", launch.linear, (x, *matrix), (parts,), {"dtype": view.dtype, "block": block}
+    )
     add_up = Call("AddUp", launch.add_up, (parts, bias[0] if bias else None), call.outputs)
     return Match([call], [linear, add_up])
 

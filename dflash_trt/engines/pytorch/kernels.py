@@ -36,6 +36,7 @@ def linear_kernel(
     depth,
     part,
     SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -47,11 +48,24 @@ def linear_kernel(
     x_at = x + r[:, None].to(tl.int64) * depth + d[None, :]
     weight_at = weight + c[:, None].to(tl.int64) * depth + d[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, part, DEPTH):
-        inside = d[None, :] + start < depth
-        a = tl.load(x_at + start, mask=(r[:, None] < rows) & inside, other=0.0)
-        b = tl.load(weight_at + start, mask=(c[:, None] < columns) & inside, other=0.0)
-        total = _dot(a, tl.trans(b.to(a.dtype)), total)
+    run: tl.constexpr = BLOCK if BLOCK > 0 else DEPTH
+    for begin in range(0, part, run):
+        # a block's products are added up on their own, in the same order by every tile
+        summed = tl.zeros((ROWS, COLUMNS), tl.float32) if BLOCK > 0 else total
+        for offset in tl.static_range(0, run, DEPTH):
+            start = begin + offset
+            inside = d[None, :] + start < depth
+            a = tl.load(x_at + start, mask=(r[:, None] < rows) & inside, other=0.0)
+            b = tl.load(weight_at + start, mask=(c[:, None] < columns) & inside, other=0.0)
+            summed = _dot(a, tl.trans(b.to(a.dtype)), summed)
+        if BLOCK > 0:
+            blocks = tl.cdiv(depth, run)
+            # beyond the depth the sum is 0, whatever its scale
+            block = tl.minimum(index * (part // run) + begin // run, blocks - 1)
+            scale = tl.load(scales + c * blocks + block, mask=c < columns, other=0.0)
+            total += summed * scale[None, :]
+        else:
+            total = summed
     if SCALED:
         total *= tl.load(scales + c, mask=c < columns, other=0.0)[None, :]
     out_at = out + (index.to(tl.int64) * rows + r[:, None]) * columns + c[None, :]

@@ -76,10 +76,13 @@ def shared_memory(device: torch.device) -> int:
     return limit
 
 
-def linear(x: Tensor, weight: Tensor, scales: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, *, dtype: torch.dtype, block: int = 0
+) -> Tensor:
     """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`.
 
-    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`.
+    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`, or for each `block` of
+    the depth, a divisor of STEP that is a multiple of every tile's depth: `[columns, blocks]`.
     """
     (rows, depth), columns = x.shape, len(weight)
     x = x.to(dtype).contiguous()
@@ -96,12 +99,14 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, *, dtype: torch.dty
         columns,
         depth,
         part,
-        SCALED=scales is not None,
+        SCALED=scales is not None and not block,
+        BLOCK=block,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages_in(shared_memory(x.device), x.itemsize),
+        **SEPARATE,
     )
     return out
 

@@ -27,7 +27,7 @@ def check_machine(info: EngineInfo) -> None:
         raise EngineError(
             f"GPU 0 has compute capability {capabilities[0]}, and this build needs "
             f"{as_text(least_capability(info))} or newer",
-            "Use a newer GPU, or build without engine.quantize" if info.fp8 else "Use a newer GPU",
+            "Use a newer GPU" + (", or weights in 16 bits" if info.fp8 else ""),
         )
     if find_spec("torch") is None:
         raise EngineError("the engine runs on PyTorch, which is not here", INSTALL)

@@ -52,7 +52,8 @@ def dequantize_linear(
 
     def widened(blocks: Tensor) -> Tensor:
         if block_size:
-            return blocks.repeat_interleave(block_size, axis)
+            whole = blocks.repeat_interleave(block_size, axis)
+            return whole.narrow(axis, 0, codes.shape[axis])  # the last block may be cut off
         assert axis == 0
         return blocks[:, None]
 
