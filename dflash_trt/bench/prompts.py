@@ -41,9 +41,4 @@ def load_prompts(name: str, count: int) -> list[Prompt]:
 
 
 def _prompt_file(name: str) -> Path:
-    if name != PYCODE:
-        return Path(name)
-    # in a wheel beside this module, in a source checkout with the demo pair
-    installed = Path(__file__).with_name("pycode.jsonl")
-    checkout = Path(__file__).parents[2] / "examples" / "pycode" / "prompts.jsonl"
-    return installed if installed.is_file() else checkout
+    return Path(__file__).with_name("pycode.jsonl") if name == PYCODE else Path(name)

@@ -9,12 +9,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import dflash_trt
-from dflash_trt.builder.repository import templates
+from dflash_trt.builder.repository import TEMPLATES
 from dflash_trt.files import sha256_of_concatenated
 
 GIT_TIMEOUT = 10.0  # seconds
 NOT_CODE = {"model_repository", "__pycache__"}  # folders: templates are counted by themselves
-OF_WHEELS = "pycode.jsonl"  # prompts of `bench`, in a wheel only
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ def describe(made_by: dict[str, str]) -> str:
 @cache
 def program() -> Program:
     package = Path(dflash_trt.__file__).parent
-    files = [file for file in package.rglob("*") if file.is_file() and file.name != OF_WHEELS]
+    files = [file for file in package.rglob("*") if file.is_file()]
     code = [file for file in files if NOT_CODE.isdisjoint(file.parts)]
-    models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
+    models = [file for file in TEMPLATES.rglob("*") if file.suffix in (".py", ".pbtxt")]
     digest = sha256_of_concatenated([*sorted(code), *sorted(models)])
     return Program(dflash_trt.__version__, digest, _commit(package))
 

@@ -8,11 +8,9 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-import dflash_trt
 from dflash_trt.chat import turn_end_ids
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
-from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 from dflash_trt.wire import Settings, as_parameters
 
@@ -22,6 +20,7 @@ ENGINES = "../../engines"
 PUBLIC = ("dflash", "dflash_infer")
 INTERNAL = ("draft_verify", "verify", "draft")  # only for the request handler
 MODELS = (*PUBLIC, *INTERNAL)
+TEMPLATES = Path(__file__).parents[1] / "model_repository"  # in a checkout a link to it
 
 
 def write_repository(
@@ -85,24 +84,13 @@ def request_defaults(config: BuildConfig, directory: Path) -> dict[str, int | fl
     return defaults
 
 
-def templates() -> Path:
-    """Return the folder of the templates: inside a wheel, or at the top of a source checkout."""
-    package = Path(dflash_trt.__file__).parent
-    for directory in (package / "model_repository", package.parent / "model_repository"):
-        if (directory / "dflash" / "config.pbtxt").is_file():
-            return directory
-    raise BuildError(
-        f"the Triton model templates are missing beside {package}", "Install dflash-trt again"
-    )
-
-
 def read_config(path: Path) -> Any:
     """Read a config.pbtxt as the protobuf message `inference.ModelConfig`."""
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
 def _write_model(repository: Path, model: str, build: str, parameters: Mapping[str, str]) -> None:
-    template = templates() / model
+    template = TEMPLATES / model
     directory = repository / model
     message = read_config(template / "config.pbtxt")
     for key, value in parameters.items():

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from dflash_trt.builder.opened import OpenedBuild
-from dflash_trt.builder.repository import read_config, templates
+from dflash_trt.builder.repository import TEMPLATES, read_config
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.control import SOCKET
 from dflash_trt.serving.keys import (
@@ -52,7 +52,7 @@ def test_no_other_user_may_read_anything_of_it(server: Server) -> None:
 def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None:
     """The key is compared before anything else, whatever the tensors."""
     inputs = []
-    for each in read_config(templates() / name / "config.pbtxt").input:
+    for each in read_config(TEMPLATES / name / "config.pbtxt").input:
         datatype = DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
         inputs.append(InferInput(each.name, [max(size, 1) for size in each.dims], datatype))
         empty = np.zeros(inputs[-1].shape(), triton_to_np_dtype(datatype))

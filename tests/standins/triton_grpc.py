@@ -18,7 +18,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import serialize_byte_tensor
 
-from dflash_trt.builder.repository import read_config, templates
+from dflash_trt.builder.repository import TEMPLATES, read_config
 from dflash_trt.request_schema import tensors
 from dflash_trt.serving.keys import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import Ports
@@ -26,7 +26,7 @@ from dflash_trt.serving.tracing import CONTEXT, HEADER
 
 OUTPUTS = {
     each.name: DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
-    for each in read_config(templates() / "dflash" / "config.pbtxt").output
+    for each in read_config(TEMPLATES / "dflash" / "config.pbtxt").output
 }
 PARAMETERS = {"timeout", "coded_errors"}
 MAY_HAVE = {CLIENT, CLIENT_KEY, HEADER, *CONTEXT}

@@ -49,9 +49,10 @@ def passes(fails: str, fault: Fault | None) -> bool:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, names.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).exists():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, tree / name)  # programs stay executable
+                # programs stay executable, and links links
+                shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
         if fault is not None:
             fault.apply(tree)
         done = subprocess.run(

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from dflash_trt.builder.repository import read_config, templates
+from dflash_trt.builder.repository import TEMPLATES, read_config
 from tests.support.request_tools import NO_STATUS, WAIT
 
 Json = Any
@@ -116,7 +116,7 @@ DICE = st.randoms(use_true_random=True)
 
 Tensor = tuple[str, str, list[int], bytes]  # name, datatype, shape, raw contents
 
-CONFIG = read_config(templates() / "dflash" / "config.pbtxt")
+CONFIG = read_config(TEMPLATES / "dflash" / "config.pbtxt")
 INPUTS = {
     each.name: model_config_pb2.DataType.Name(each.data_type).removeprefix("TYPE_")
     for each in CONFIG.input

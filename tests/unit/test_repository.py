@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.builder.repository import MODELS, read_config, templates, write_repository
+from dflash_trt.builder.repository import MODELS, TEMPLATES, read_config, write_repository
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
@@ -127,7 +127,7 @@ def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:
 
 def test_tensors_are_the_fields_of_the_tuples() -> None:
     def config(model: str):
-        return read_config(templates() / model / "config.pbtxt")
+        return read_config(TEMPLATES / model / "config.pbtxt")
 
     assert set(_names(config("verify").input)) == {"key"} | _fields(RoundTensors)
     assert set(_names(config("verify").output)) == _fields(VerifyTensors)
