@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from dflash_trt.builder.deployment import base_images, pinned_requirements
+from dflash_trt.builder.deployment import base_images, image_requirements
 from dflash_trt.builder.program import program
 from dflash_trt.checkpoints.source import FILES, NOT_READ, hub_answers
 from dflash_trt.config import BuildConfig, Source, TargetSource, TensorRTLLM
@@ -29,7 +29,7 @@ def downloads(config: BuildConfig) -> Json:
     return {
         "models": [*_models(config, online)],
         "images": base_images(config),
-        "packages": [*pinned_requirements(config).values(), *_packages_of_models(config)],
+        "packages": [*image_requirements(config).values(), *_packages_of_models(config)],
         "program": str(program()),
         "asked_the_hub": online,
     }

@@ -11,6 +11,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from dflash_trt.builder.deployment import pinned_requirements
+from dflash_trt.builder.downloads import downloads
 from dflash_trt.builder.package_lock import read_package_lock
 from dflash_trt.builder.pipeline import build
 from dflash_trt.builder.provenance import BOM
@@ -93,6 +94,7 @@ def test_a_locked_build_lists_the_hashes_and_is_another_build(tmp_path: Path) ->
     assert all(
         package["hashes"] == [{"alg": "SHA-256", "content": DIGESTS[0]}] for package in packages
     )
+    assert downloads(config)["packages"] == lines
     assert not build(config, tmp_path / "built", quiet).built
     lock.write_text(lock.read_text().replace(DIGESTS[0], DIGESTS[1]))
     assert build(config, tmp_path / "built", quiet).built
