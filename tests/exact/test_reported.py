@@ -177,13 +177,13 @@ def test_nothing_runs_on_behind_a_stop_word(name: str, case: Case, words: Tokeni
         scheduler.step()
     assert len({count for count, *_ in ended}) > 16
     for count, word, processor in ended:
-        output, sequence = processor.new_output(final_only=True), processor.sequence
-        assert output is not None
-        assert output.text_output == [text[: text.index(word)]]
-        assert (output.finish_reason, output.stop_word) == (["stop"], [word])
-        assert output.token_ids == whole.tokens[:count]
-        assert output.completion_tokens == [count] == [len(output.token_logprobs)]
-        assert sum(output.round_tokens) == count - 1
+        chunk, sequence = processor.new_chunk(final_only=True), processor.sequence
+        assert chunk is not None
+        assert chunk.text == text[: text.index(word)]
+        assert (chunk.finish_reason, chunk.stop_word) == ("stop", word)
+        assert chunk.token_ids == whole.tokens[:count]
+        assert chunk.completion_tokens == count == len(chunk.logprobs)
+        assert sum(chunk.round_tokens) == count - 1
         np.testing.assert_allclose(sequence.logprobs, whole.logprobs[:count], atol=1e-4)
         assert_counts(sequence)
 

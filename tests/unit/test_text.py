@@ -83,8 +83,8 @@ def test_markers_of_channels_are_text_and_the_end_is_not() -> None:
         choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
         for token in tokenizer.encode(f"{answer}<|return|>").ids:
             sequence.commit([token])
-            news = choice.new_output(final_only=False)
-            text += news.text_output[0] if news else ""
+            news = choice.new_chunk(final_only=False)
+            text += news.text if news else ""
         assert (sequence.finish_reason, text) == ("stop", answer)
 
 
