@@ -10,7 +10,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+    version,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,11 +129,19 @@ def _package(config: BuildConfig) -> dict[str, str] | None:
     source = config.target
     if not isinstance(source, TargetSource) or source.package is None:
         return None
-    module = source.package
-    names = packages_distributions().get(module) or [module]
+    package = _distribution_of(source.package)
+    name, number = (source.package, "") if package is None else (package.name, package.version)
+    return {"name": name, "version": number, "file": str(source.gguf)}
+
+
+def _distribution_of(module: str) -> Distribution | None:
+    """Return the installed package that has a module; most have its name."""
     with suppress(PackageNotFoundError):
-        return {"name": names[0], "version": version(names[0]), "file": str(source.gguf)}
-    return {"name": names[0], "version": "", "file": str(source.gguf)}
+        named = distribution(module)
+        if any(file.parts[0] == module for file in named.files or ()):
+            return named
+    names = packages_distributions().get(module)  # reads the lists of files of all packages
+    return distribution(names[0]) if names else None
 
 
 def write_manifest(directory: Path, inputs: Manifest, written: Written, report: Report) -> Manifest:
