@@ -65,9 +65,9 @@ class FeatureBuffer:
 
     def _parts_before(self, slot: int, position: int) -> _Parts:
         """Return a slot's features up to a position, not those left from an ended sequence."""
-        if self._ends.get(slot) != position:
+        if slot not in self._parts or self._ends.get(slot) != position:
             self._parts[slot] = _Parts()
-        return self._parts.setdefault(slot, _Parts())
+        return self._parts[slot]
 
     def _move(self, copies: Iterable[Copy]) -> None:
         """Move features along with what is copied, in the order of the copies."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from tritonclient.utils import triton_to_np_dtype
 
 from dflash_trt.speculation import SOURCES
 
@@ -106,7 +107,6 @@ OUTPUTS = {
         "with include_drafting, else not there: each new round as JSON (docs/serving.md)",
     ),
 }
-DTYPES = {"BYTES": np.object_, "INT32": np.int32, "FP32": np.float32}
 PER_TOKEN = ("token_ids", "token_sources", "logprobs", "top_token_ids", "top_logprobs")
 LISTS = (*PER_TOKEN, "round_tokens", "drafting")
 # left out where nobody asked for them: each tensor takes Triton and its clients time
@@ -168,7 +168,7 @@ def to_arrays(chunks: Sequence[Chunk]) -> dict[str, Array]:
             continue
         if name in CODECS:
             values = [CODECS[name].encode(value) for value in values]
-        array = np.array(values, DTYPES[output.datatype])
+        array = np.array(values, triton_to_np_dtype(output.datatype))
         if len(output.dims) == 2:
             array = array.reshape(len(values), -1)
         arrays[output.name] = array

@@ -272,9 +272,9 @@ def _best_width(
     lines = [[expected.tokens for expected in row] for row in rows if row]
     plain = float(len(rows))
     # cheap, and mostly enough where many rows have few proposals: even all drafts would not pay
-    most = plain + sum(max(line[-1] for line in row_lines) for row_lines in lines)
+    all_accepted = plain + sum(max(line[-1] for line in row_lines) for row_lines in lines)
     cheapest = min(costs[1:], default=costs[0])
-    if most / (cheapest + draft_cost) <= CLEARLY * plain / (costs[0] + draft_cost):
+    if all_accepted / (cheapest + draft_cost) <= CLEARLY * plain / (costs[0] + draft_cost):
         return 0, [plain]
     longest = max(len(line) for row in lines for line in row)
     widths = range(min(longest, len(costs)))
