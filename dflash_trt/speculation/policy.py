@@ -142,6 +142,7 @@ class Adaptive(Policy):
             runs = False
         elif feed:
             runs = True
+            self._probing = not gate.open  # its cost tells whether to wait for the next probe
         elif needs_plain and drafted:  # a plain step right after the drafter is slower
             runs = False
         elif coming and not self._gate(n + coming, sampled).open:

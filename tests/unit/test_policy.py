@@ -77,6 +77,20 @@ def test_a_drafter_that_has_to_run_does() -> None:
     assert policy.choose(rows(chain([0.1])), 0, feed=True).draft_tokens
 
 
+def test_a_drafter_that_had_to_run_counts_as_a_probe() -> None:
+    """Features that waited make it dear: 4 steps, so that the next run is due in 800 rounds."""
+    policy = closed(Costs(linear(0.3), 0.5))
+    plain = SequenceProposals([], False)
+    policy.choose([plain], 0)
+    policy.timed(SECOND, 0.0)
+    assert policy.keeps_features(400)
+    assert policy.choose([plain], 0, feed=True).draft_tokens
+    policy.timed(SECOND, 4 * SECOND)
+    policy.choose([plain], 0)
+    assert not policy.keeps_features(400)
+    assert policy.keeps_features(800)
+
+
 def test_the_first_of_a_burst_is_not_drafted_for() -> None:
     """With one sequence drafts pay, with eight they do not: the drafter would stop right away."""
 
