@@ -186,10 +186,10 @@ def _fields(value: JsonValue, path: str = "config") -> Iterator[tuple[str, str]]
 
 
 def _file_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return changes of what is served; `deploy/`, bill and config follow from the rest."""
+    """Return changed files but for `deploy/` and the bill, which follow from the rest."""
     lines = []
     for name in sorted(old.keys() | new.keys()):
-        if name.startswith((DEPLOY, BOM, CONFIG)) or old.get(name) == new.get(name):
+        if name.startswith((DEPLOY, BOM)) or old.get(name) == new.get(name):
             continue
         change = "changed"
         if name not in new:

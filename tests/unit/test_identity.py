@@ -161,6 +161,12 @@ def test_another_drafter_is_a_line(pair: Path, built: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == ["digest", "drafter"]
 
 
+def test_a_config_written_in_other_words_is_a_line(pair: Path, built: Path) -> None:
+    build(config_of(pair), pair / "new", quiet, TEXT + "# a comment\n")
+    lines = difference(built, pair / "new")
+    assert [line.partition(":")[0] for line in lines] == ["digest", "config.yaml"]
+
+
 def test_a_build_of_another_program_is_told(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = type(program())("0.2.0", "f" * 64, "c" * 40)
     monkeypatch.setattr(identity, "program", lambda: other)
