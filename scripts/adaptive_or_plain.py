@@ -3,9 +3,10 @@
     python scripts/adaptive_or_plain.py BUILD PROMPTS [--sequences 1,2,4] [--tokens 32,96]
         [--turns 9] [--json FILE]
 
-In each turn both decode the same greedy texts with the build's engines, in one process, one after
-the other and in changing order. Sequences arrive together, or one by one while the first one runs.
-Printed are medians over turns of the time of plain decoding over that of the policy.
+In each turn both decode the same greedy texts with the build's engines, in one process and in
+changing order: a step of each in turn, or one after the other if the build has too few slots.
+Sequences arrive together, or one by one while the first one runs. Printed are medians over turns of
+the time of plain decoding over that of the policy.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from dflash_trt.bench import load_task
 from dflash_trt.builder import read_manifest, speculation_of
@@ -55,28 +57,57 @@ class Result:
     adaptive: list[Turn]
 
 
-def decode(scheduler: Scheduler, requests: Sequence[Request], arrival: str) -> Turn:
-    waiting = list(requests)
-    together = arrival == "together"
-    apart = max(1, requests[0].max_tokens // (2 * len(requests)))  # tokens of the first text
-    start = time.perf_counter()
-    sequences = [scheduler.submit(waiting.pop(0))]
-    prefill = draft = 0.0
-    rounds = 0
-    while scheduler.has_work or waiting:
-        first = len(sequences[0].tokens)
-        while waiting and (together or first >= apart * len(sequences)):
-            sequences.append(scheduler.submit(waiting.pop(0)))
+class Decoding:
+    """One turn of a scheduler, step by step."""
+
+    def __init__(self, scheduler: Scheduler, requests: Sequence[Request], arrival: str) -> None:
+        self._scheduler = scheduler
+        self._waiting = list(requests)
+        self._together = arrival == "together"
+        # tokens of the first text between two arrivals
+        self._apart = max(1, requests[0].max_tokens // (2 * len(requests)))
+        self._sequences = [scheduler.submit(self._waiting.pop(0))]
+        self._seconds = 0.0
+        self._prefill = 0.0
+        self._draft = 0.0
+        self._rounds = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return self._scheduler.has_work or len(self._waiting) > 0
+
+    def step(self) -> None:
+        first = len(self._sequences[0].tokens)
+        while self._waiting and (self._together or first >= self._apart * len(self._sequences)):
+            self._sequences.append(self._scheduler.submit(self._waiting.pop(0)))
         began = time.perf_counter()
-        scheduler.step()
-        report = scheduler.report
+        self._scheduler.step()
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
+        report = self._scheduler.report
         if report is not None and report.prompt_tokens:
-            prefill += time.perf_counter() - began
+            self._prefill += seconds
         elif report is not None:
-            rounds += 1
-            draft += report.draft
-    seconds = time.perf_counter() - start
-    return Turn(seconds, prefill, draft, rounds, sum(each.drafted for each in sequences))
+            self._rounds += 1
+            self._draft += report.draft
+
+    def turn(self) -> Turn:
+        drafted = sum(sequence.drafted for sequence in self._sequences)
+        return Turn(self._seconds, self._prefill, self._draft, self._rounds, drafted)
+
+
+def decode(
+    schedulers: Sequence[Scheduler], requests: Sequence[Request], arrival: str, *, by_step: bool
+) -> list[Turn]:
+    """Decode the same texts with each; by_step: step for step, so that both meet the same load."""
+    decodings = [Decoding(scheduler, requests, arrival) for scheduler in schedulers]
+    groups = [decodings] if by_step else [[decoding] for decoding in decodings]
+    for group in groups:
+        while any(decoding.goes_on for decoding in group):
+            for decoding in group:
+                if decoding.goes_on:
+                    decoding.step()
+    return [decoding.turn() for decoding in decodings]
 
 
 def main() -> None:
@@ -108,11 +139,16 @@ def main() -> None:
     for size, length, arrival in product(sizes, lengths, options.arrivals.split(",")):
         setting = Setting(size, length, arrival)
 
-        def scheduler(rounds: RunRound, *chosen: object, size: int = size) -> Scheduler:
+        by_step = 2 * size <= target.info.slots
+
+        def scheduler(
+            rounds: RunRound, first_slot: int, *chosen: Any, size: int = size
+        ) -> Scheduler:
             policy, proposer = chosen
             return Scheduler(
                 rounds,
                 slots=size,
+                first_slot=first_slot,
                 max_seq_len=target.info.max_seq_len,
                 prefill_chunk=target.info.widest,
                 policy=policy,
@@ -120,19 +156,22 @@ def main() -> None:
             )
 
         adaptive = scheduler(
-            in_process(target, drafter), *strategy(speculation, target.info, profile)
+            in_process(target, drafter), 0, *strategy(speculation, target.info, profile)
         )
-        plain = scheduler(in_process(target, None), Fixed(0), None)
+        plain = scheduler(in_process(target, None), size if by_step else 0, Fixed(0), None)
+        warming = scheduler(in_process(target, None), 0, Fixed(0), None)
         texts = cycle(prompts)
         turns: dict[Scheduler, list[Turn]] = {plain: [], adaptive: []}
         for number in range(options.turns):
             chosen = list(islice(texts, size))
             # the first to run a shape binds its buffers: neither of the two should
-            decode(plain, [Request(prompt, 1) for prompt in chosen], arrival="together")
+            first_tokens = [Request(prompt, 1) for prompt in chosen]
+            decode([warming, plain], first_tokens, arrival="together", by_step=False)
             requests = [Request(prompt, length) for prompt in chosen]
             order = [plain, adaptive] if number % 2 else [adaptive, plain]
-            for each in order:
-                turns[each].append(decode(each, requests, arrival))
+            results_of_turn = decode(order, requests, arrival, by_step=by_step)
+            for each, turn in zip(order, results_of_turn, strict=True):
+                turns[each].append(turn)
         pairs = zip(turns[plain], turns[adaptive], strict=True)
         ratio = median(slow.seconds / fast.seconds for slow, fast in pairs)
         results.append(Result(setting, ratio, turns[plain], turns[adaptive]))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -108,10 +109,9 @@ OUTPUTS = {
     ),
 }
 PER_TOKEN = ("token_ids", "token_sources", "logprobs", "top_token_ids", "top_logprobs")
-LISTS = (*PER_TOKEN, "round_tokens", "drafting")
+LISTS = (*PER_TOKEN, "round_tokens", "drafting")  # new in a chunk, as its text is
 # left out where nobody asked for them: each tensor takes Triton and its clients time
 ON_REQUEST = ("logprobs", "top_token_ids", "top_logprobs", "drafting")
-NEW = ("text", *LISTS)  # what is new in a chunk; its other fields are totals
 
 
 class Codec(NamedTuple):
@@ -136,19 +136,22 @@ CODECS = {
 }
 
 
-def join(first: Chunk, second: Chunk) -> Chunk:
-    """Return two successive chunks of a choice as one."""
-    new = {name: getattr(first, name) + getattr(second, name) for name in NEW}
-    return replace(second, **new)
+def join(chunks: Sequence[Chunk]) -> Chunk:
+    """Return successive chunks of a choice as one."""
+    new: dict[str, Any] = {
+        name: list(itertools.chain.from_iterable(getattr(chunk, name) for chunk in chunks))
+        for name in LISTS
+    }
+    new["text"] = "".join(chunk.text for chunk in chunks)
+    return replace(chunks[-1], **new)
 
 
 def join_all(chunks: Iterable[Chunk]) -> list[Chunk]:
     """Return the choices of a whole answer, by index."""
-    choices: dict[int, Chunk] = {}
+    choices = defaultdict[int, list[Chunk]](list)
     for chunk in chunks:
-        begun = choices.get(chunk.index)
-        choices[chunk.index] = chunk if begun is None else join(begun, chunk)
-    return [choices[index] for index in sorted(choices)]
+        choices[chunk.index].append(chunk)
+    return [join(choices[index]) for index in sorted(choices)]
 
 
 def to_arrays(chunks: Sequence[Chunk]) -> dict[str, Array]:

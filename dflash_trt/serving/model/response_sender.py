@@ -79,7 +79,7 @@ class ResponseSender:
             if chunk is not None:
                 key = (state, chunk.index)
                 pending = self._pending.get(key)
-                self._pending[key] = chunk if pending is None else join(pending, chunk)
+                self._pending[key] = chunk if pending is None else join([pending, chunk])
             state.failure = state.failure or failure
             self._changed.notify()
 
