@@ -16,6 +16,7 @@ from dflash_trt.speculation.proposal import Proposal, SequenceProposals, StepPla
 CLEARLY = 1.04  # factor by which drafts must beat plain decoding: the best choice looks too good
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
+ALONE = 4  # rounds that a text has to go on alone before drafts, if the last one was joined sooner
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
 
 
@@ -111,8 +112,8 @@ class Adaptive(Policy):
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
-        self._begins = False  # whether a text begins with no other beside it
-        self._was_joined = False  # whether the last such text was not alone in its first round
+        self._rounds_alone: int | None = None  # of a text that began alone; None: that is decided
+        self._is_joined = False  # whether the last such text was joined within `ALONE` rounds
 
     def choose(
         self,
@@ -124,9 +125,7 @@ class Adaptive(Policy):
     ) -> StepPlan:
         n = len(rows)
         sampled = any(row.sampled for row in rows)
-        if self._begins:
-            self._begins = False
-            self._was_joined = n + coming > 1
+        self._note_company(n + coming)
         drafted = self._drafted
         self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, sampled)
@@ -147,6 +146,8 @@ class Adaptive(Policy):
             runs = False
         elif coming and not self._gate(n + coming, sampled).open:
             runs = False  # it would hold up the prompts of those that come, and soon stop
+        elif self._expects_company:
+            runs = False
         else:
             runs = self._should_draft(gate, rows, chosen, costs)
         self._drafted = runs
@@ -188,12 +189,27 @@ class Adaptive(Policy):
 
     def begin(self, sampled: bool) -> None:
         self._gate(1, sampled).try_again()
-        self._begins = True
+        self._rounds_alone = 0
+
+    def _note_company(self, n: int) -> None:
+        """Note whether a text that began alone is joined soon; n: sequences in this round."""
+        if self._rounds_alone is None:
+            return
+        if n == 1 and self._rounds_alone < ALONE:
+            self._rounds_alone += 1
+            return
+        self._is_joined = n > 1
+        self._rounds_alone = None
+
+    @property
+    def _expects_company(self) -> bool:
+        """Whether a text has just begun alone as the last one did, which others soon joined."""
+        return self._is_joined and self._rounds_alone is not None
 
     def prefill(self, n: int, sampled: bool) -> bool:
         if not self.draft_tokens:
             return False
-        if n == 1 and self._was_joined:  # texts come in bursts: is this one alone?
+        if n == 1 and self._expects_company:
             return False
         return self._gate(n, sampled).open
 

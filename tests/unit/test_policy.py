@@ -7,7 +7,7 @@ import pytest
 
 from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, SequenceProposals, StepPlan
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
-from dflash_trt.speculation.policy import CLEARLY
+from dflash_trt.speculation.policy import ALONE, CLEARLY
 from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
 
 
@@ -268,7 +268,18 @@ def test_the_drafter_after_prompts_has_to_be_brought_in_too() -> None:
 def test_a_text_that_begins_a_burst_is_not_drafted_for_again() -> None:
     policy = adaptive(Costs(linear(0.1), 0.1))
     row = SequenceProposals([], False)
-    for coming, drafts in ((3, True), (0, False), (0, True), (0, True)):
+
+    def drafts(joined_after: int) -> list[bool]:
+        """Begin a text that others join; return whether the drafter ran for it, by round."""
         policy.begin(sampled=False)
-        assert policy.prefill(1, sampled=False) == drafts
-        policy.choose([row], 8, coming=coming)
+        ran = [policy.prefill(1, sampled=False)]
+        for _ in range(joined_after):
+            ran.append(policy.choose([row], 8).draft_tokens > 0)
+        policy.choose([row], 8, coming=3)
+        return ran
+
+    alone = ALONE + 2
+    assert drafts(joined_after=2) == [True] * 3  # of the first nothing is known
+    assert drafts(joined_after=2) == [False] * 3
+    assert drafts(joined_after=alone) == [False] * (1 + ALONE) + [True] * 2
+    assert drafts(joined_after=alone) == [True] * (1 + alone)
