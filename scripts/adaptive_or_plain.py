@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from dflash_trt.bench import load_task
 from dflash_trt.builder import read_manifest, speculation_of
 from dflash_trt.decoding import Request, RunRound, Scheduler, in_process, measure, strategy
+from dflash_trt.decoding.proposer import Proposer
 from dflash_trt.engines import load_engines, read_infos
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.machine import cpu_model
-from dflash_trt.speculation import Fixed
+from dflash_trt.speculation import Fixed, Policy
 
 MOST_PROMPTS = 256
 ARRIVALS = ("together", "one by one")
@@ -142,9 +142,12 @@ def main() -> None:
         by_step = 2 * size <= target.info.slots
 
         def scheduler(
-            rounds: RunRound, first_slot: int, *chosen: Any, size: int = size
+            rounds: RunRound,
+            first_slot: int,
+            policy: Policy,
+            proposer: Proposer | None = None,
+            size: int = size,
         ) -> Scheduler:
-            policy, proposer = chosen
             return Scheduler(
                 rounds,
                 slots=size,
@@ -158,8 +161,8 @@ def main() -> None:
         adaptive = scheduler(
             in_process(target, drafter), 0, *strategy(speculation, target.info, profile)
         )
-        plain = scheduler(in_process(target, None), size if by_step else 0, Fixed(0), None)
-        warming = scheduler(in_process(target, None), 0, Fixed(0), None)
+        plain = scheduler(in_process(target, None), size if by_step else 0, Fixed(0))
+        warming = scheduler(in_process(target, None), 0, Fixed(0))
         texts = cycle(prompts)
         turns: dict[Scheduler, list[Turn]] = {plain: [], adaptive: []}
         for number in range(options.turns):
@@ -169,9 +172,9 @@ def main() -> None:
             decode([warming, plain], first_tokens, arrival="together", by_step=False)
             requests = [Request(prompt, length) for prompt in chosen]
             order = [plain, adaptive] if number % 2 else [adaptive, plain]
-            results_of_turn = decode(order, requests, arrival, by_step=by_step)
-            for each, turn in zip(order, results_of_turn, strict=True):
-                turns[each].append(turn)
+            decoded = decode(order, requests, arrival, by_step=by_step)
+            for scheduled, turn in zip(order, decoded, strict=True):
+                turns[scheduled].append(turn)
         pairs = zip(turns[plain], turns[adaptive], strict=True)
         ratio = median(slow.seconds / fast.seconds for slow, fast in pairs)
         results.append(Result(setting, ratio, turns[plain], turns[adaptive]))
