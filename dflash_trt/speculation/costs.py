@@ -22,6 +22,7 @@ class RoundCosts(NamedTuple):
 
     steps: list[float]  # of a step with 0, 1, .. drafts per row
     draft: float  # of the drafter
+    plain_seconds: float  # of a plain step
 
 
 class StepCosts(Protocol):
@@ -89,7 +90,7 @@ class CostModel:
         self, n: int, kind: str, context: int, seconds: float, expected: float
     ) -> None:
         """Add the seconds of a whole round over its expected cost in plain steps."""
-        ratio = seconds / self.plain_seconds(n, context) / expected
+        ratio = seconds / self.costs(n, context).plain_seconds / expected
         self._overruns[n.bit_length(), kind].append(min(ratio, MAX_OVERRUN))
 
     def overrun(self, n: int) -> float:
@@ -112,11 +113,9 @@ class CostModel:
             widths = range(2, self._max_drafts + 2)
             steps = [max(self._profile.verify(n, width, near) * more, 1.0) for width in widths]
             draft = self._profile.draft(n, near) * self._ratio(n, "draft") / plain
-            self._corrected[n, near] = RoundCosts([1.0, *steps], draft)
+            seconds = plain * self._ratio(n, "plain")
+            self._corrected[n, near] = RoundCosts([1.0, *steps], draft, seconds)
         return self._corrected[n, near]
-
-    def plain_seconds(self, n: int, context: int) -> float:
-        return self._profile.verify(n, 1, _bucket_middle(context)) * self._ratio(n, "plain")
 
     def needs_plain(self, n: int) -> bool:
         """Return whether steps with drafts wait for a recent plain step to compare with."""

@@ -67,16 +67,21 @@ class _CopyAcceptance:
     def __init__(self, count: int, chance: float) -> None:
         self._reached = [PRIOR] * count  # token j was reached: all before it were accepted
         self._accepted = [PRIOR * chance] * count
+        self._expected = self._sum_up()
 
     def expected(self) -> list[float]:
-        counts = zip(self._accepted, self._reached, strict=True)
-        chances = (accepted / reached for accepted, reached in counts)
-        return [*accumulate(accumulate(chances, mul), initial=0.0)]
+        return self._expected
 
     def observe(self, copied: int, accepted: int) -> None:
         for j in range(min(accepted + 1, copied)):
             self._reached[j] = self._reached[j] * MEMORY + 1.0
             self._accepted[j] = self._accepted[j] * MEMORY + (j < accepted)
+        self._expected = self._sum_up()
+
+    def _sum_up(self) -> list[float]:
+        counts = zip(self._accepted, self._reached, strict=True)
+        chances = (accepted / reached for accepted, reached in counts)
+        return [*accumulate(accumulate(chances, mul), initial=0.0)]
 
 
 class _TypicalAcceptance:

@@ -5,7 +5,6 @@ be replayed. All costs are in plain steps, the time of a step that verifies one 
 """
 
 from collections.abc import Sequence
-from math import exp, log1p
 from typing import NamedTuple
 
 from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
@@ -215,7 +214,7 @@ class Adaptive(Policy):
 
     def prefilled(self, n: int, sampled: bool, draft: float) -> None:
         """Charge the gate: drafting has to bring that in again, too."""
-        plain = self._costs.plain_seconds(n, self._last.context)
+        plain = self._costs.costs(n, self._last.context).plain_seconds
         self._gate(n, sampled).add(-draft / plain, 0.0)
 
     def _may_pay(self, n: int, sampled: bool) -> bool:
@@ -239,9 +238,12 @@ class Adaptive(Policy):
         return self._idle + budget >= self._probe_cost / PROBING
 
     def _gate(self, n: int, sampled: bool) -> Gate:
-        key = n.bit_length(), sampled
+        bucket = n.bit_length()
+        key = bucket, sampled
         if key not in self._gates:
-            self._gates[key] = Gate(n, is_open=self._may_pay(n, sampled))
+            smaller = self._gates.get((bucket - 1, sampled))
+            rests = smaller is not None and not smaller.open  # more rows gain less
+            self._gates[key] = Gate(n, is_open=not rests and self._may_pay(n, sampled))
         return self._gates[key]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
@@ -251,7 +253,7 @@ class Adaptive(Policy):
         n, width, context = self._last
         self._costs.add(n, width, context, verify, draft, self._streak)
         if self._probing and draft:
-            self._probe_cost = draft / self._costs.plain_seconds(n, context)
+            self._probe_cost = draft / self._costs.costs(n, context).plain_seconds
 
     def _should_draft(
         self,
@@ -282,9 +284,9 @@ def _best_width(
 ) -> tuple[int, list[float]]:
     """Return the width with the most tokens per time, and the tokens at each width.
 
-    If none wait for a place, tokens are the rows' geometric mean, times the rows: a round that
-    hurries some of them holds up the others, which then go on without company, at a step's whole
-    cost.
+    If none wait for a place, tokens are the rows' harmonic mean, times the rows: the mean time for
+    a token counts. A round that hurries some rows holds up the others, which then go on without
+    company, at a step's whole cost.
     """
     lines = [[expected.tokens for expected in row] for row in rows if row]
     plain = float(len(rows))
@@ -296,17 +298,17 @@ def _best_width(
     longest = max(len(line) for row in lines for line in row)
     widths = range(min(longest, len(costs)))
     drafts = [0.0] * len(widths)
-    logs = [0.0] * len(widths)
+    times = [0.0] * len(widths)  # sums of rows' rounds per token
     for row_lines in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row_lines]
         for width, column in zip(widths, zip(*padded, strict=True), strict=False):
             best = max(column)
             drafts[width] += best
-            logs[width] += log1p(best)
+            times[width] += 1 / (1 + best)
     if waiting:
         tokens = [len(rows) + total for total in drafts]
     else:
-        tokens = [len(rows) * exp(total / len(rows)) for total in logs]
+        tokens = [len(rows) ** 2 / (len(rows) - len(lines) + total) for total in times]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     if rates[width] <= CLEARLY * rates[0]:

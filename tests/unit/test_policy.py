@@ -14,7 +14,7 @@ from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_u
 def test_a_batch_has_one_width() -> None:
     """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0.
 
-    A width's tokens are the rows' geometric mean, times the rows.
+    A width's tokens are the rows' harmonic mean, times the rows.
     """
     good, _, bad = rows(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
     policy = adaptive(Costs([1, 1.4, 2.4]))
@@ -47,19 +47,11 @@ def test_width_is_the_best_of_all() -> None:
             for line, length in zip(chances, lengths, strict=True)
         ]
         plan = adaptive(Costs(steps.tolist())).choose(batch, 0)
-        rates = [
-            n
-            * np.exp(
-                np.mean(
-                    [
-                        np.log1p(line[: min(w, k)].sum())
-                        for line, k in zip(chances, lengths, strict=True)
-                    ]
-                )
-            )
-            / steps[w]
+        times = [
+            [1 / (1 + line[: min(w, k)].sum()) for line, k in zip(chances, lengths, strict=True)]
             for w in range(lengths.max() + 1)
         ]
+        rates = [n / np.mean(time) / step for time, step in zip(times, steps, strict=False)]
         best = max(rates)  # which has to be clearly better than plain decoding
         assert rates[plan.width] == pytest.approx(best if best > CLEARLY * rates[0] else rates[0])
         assert widths(plan) == [min(plan.width, length) for length in lengths]
@@ -104,6 +96,17 @@ def test_the_first_of_a_burst_is_not_drafted_for() -> None:
     assert not policy.choose([good], 0, coming=7).draft_tokens
     assert policy.choose([good], 0, coming=7, feed=True).draft_tokens
     assert policy.choose([good], 0, coming=1).draft_tokens
+
+
+def test_a_larger_batch_begins_as_the_smaller_one_is() -> None:
+    """Where drafts did not pay for one sequence, they are not tried for two, nor then for four."""
+    costs = Costs(linear(0.1), 0.5)
+    (good,) = rows(chain([0.9**k for k in range(1, 8)]))
+    assert adaptive(costs).choose([good] * 2, 0).draft_tokens
+    policy = closed(costs)
+    for n in (2, 4):
+        assert not policy.choose([good] * n, 0).draft_tokens
+    assert adaptive(costs).choose([good] * 4, 0).draft_tokens
 
 
 def test_there_are_no_drafts_beside_a_sequence_that_is_out_of_sync() -> None:
@@ -157,13 +160,14 @@ def test_costs_follow_what_steps_take() -> None:
         odd = 9 if i % 8 == 0 else 1
         model.add(1, 2, 10, odd * 2 * profile.verify(1, 3, 0), odd * 3 * 0.5 * SECOND, streak=4)
         model.add(1, 0, 10, SECOND, 0.0, streak=0)
-    steps, draft = model.costs(1, 10)
-    assert (steps, draft) == (pytest.approx([1, *(2 * x for x in linear(0.1)[1:])]), 1.5)
-    assert model.costs(16, 10)[0] == pytest.approx(linear(0.1))  # of other batches it says nothing
+    costs = model.costs(1, 10)
+    assert costs.steps == pytest.approx([1, *(2 * x for x in linear(0.1)[1:])])
+    assert costs.draft == 1.5
+    assert model.costs(16, 10).steps == pytest.approx(linear(0.1))  # of other batches it says nothing
     for _ in range(WINDOW + 8):
         model.add(1, 0, 10, 2 * SECOND, 0.0, streak=0)
-    assert model.costs(1, 10)[0] == pytest.approx(linear(0.1))
-    assert model.plain_seconds(1, 10) == pytest.approx(2 * SECOND)
+    assert model.costs(1, 10).steps == pytest.approx(linear(0.1))
+    assert model.costs(1, 10).plain_seconds == pytest.approx(2 * SECOND)
 
 
 @dataclass
