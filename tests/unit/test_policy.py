@@ -163,7 +163,8 @@ def test_costs_follow_what_steps_take() -> None:
     costs = model.costs(1, 10)
     assert costs.steps == pytest.approx([1, *(2 * x for x in linear(0.1)[1:])])
     assert costs.draft == 1.5
-    assert model.costs(16, 10).steps == pytest.approx(linear(0.1))  # of other batches it says nothing
+    # of other batches it says nothing
+    assert model.costs(16, 10).steps == pytest.approx(linear(0.1))
     for _ in range(WINDOW + 8):
         model.add(1, 0, 10, 2 * SECOND, 0.0, streak=0)
     assert model.costs(1, 10).steps == pytest.approx(linear(0.1))
