@@ -89,7 +89,7 @@ class Decoding:
             self._prefill += seconds
         elif report is not None:
             self._rounds += 1
-            self._draft += report.draft
+            self._draft += report.draft_seconds
 
     def turn(self) -> Turn:
         drafted = sum(sequence.drafted for sequence in self._sequences)

@@ -44,8 +44,8 @@ from dflash_trt.speculation import (
     Fixed,
     Policy,
     Proposal,
+    RoundPlan,
     SequenceProposals,
-    StepPlan,
     estimator,
 )
 from dflash_trt.speculation import policy as policies
@@ -74,8 +74,8 @@ class EveryToken(Fixed):
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
-        return StepPlan([None] * len(rows), self.draft_tokens)
+    ) -> RoundPlan:
+        return RoundPlan([None] * len(rows), self.draft_tokens)
 
 
 def decode(

@@ -75,9 +75,9 @@ class Pass:
             sample.tokens += len(stepped)  # one for each completed prompt
             return
         sample.steps += 1
-        sample.verify += report.verify
-        sample.draft += report.draft
-        sample.scheduler += took - report.verify - report.draft
+        sample.verify += report.verify_seconds
+        sample.draft += report.draft_seconds
+        sample.scheduler += took - report.verify_seconds - report.draft_seconds
         committed = sum(sequence.committed_per_round[-1] for sequence in stepped)
         sample.tokens += committed
         if len(stepped) == self._streams:

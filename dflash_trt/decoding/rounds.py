@@ -46,10 +46,10 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
         return logits.reshape(n, -1, logits.shape[-1])
 
     # where a prompt's log-probabilities are requested, the logits after all of a chunk's tokens are
-    # there; only the last ones choose a token
-    unchosen = rows[0].known - 1 if _scores_prompt(round) else 0
+    # there; those before the last known one choose no token
+    skipped = rows[0].known - 1 if _scores_prompt(round) else 0
     acceptances = accept(
-        rows, _likeliest_tokens(step, n, unchosen), lambda: read_logits()[:, unchosen:]
+        rows, _likeliest_tokens(step, n, skipped), lambda: read_logits()[:, skipped:]
     )
     results = _row_results(rows, acceptances, read_logits)
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
@@ -103,11 +103,11 @@ def _begin_states(engine: Engine, round: Round) -> None:
             engine.reset_state(slot)
 
 
-def _likeliest_tokens(step: Step, n: int, unchosen: int) -> list[list[int]]:
+def _likeliest_tokens(step: Step, n: int, skipped: int) -> list[list[int]]:
     """Return each row's likeliest tokens, NO_TOKEN where logits are not finite."""
     finite = np.isfinite(step.outputs["top_logits"])
     tokens = np.where(finite, step.outputs["top_ids"], NO_TOKEN).reshape(n, -1)
-    likeliest: list[list[int]] = tokens[:, unchosen:].tolist()
+    likeliest: list[list[int]] = tokens[:, skipped:].tolist()
     return likeliest
 
 

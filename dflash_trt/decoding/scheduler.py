@@ -13,7 +13,7 @@ from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.waiting_queue import WaitingQueue
 from dflash_trt.engines import MAX_BUFFERED, most_verified
-from dflash_trt.speculation import Fixed, Policy, Proposal, StepPlan
+from dflash_trt.speculation import Fixed, Policy, Proposal, RoundPlan
 
 CHUNK_BESIDE_ROUNDS = 128  # most prompt tokens beside rounds that verify fewer
 
@@ -23,8 +23,8 @@ class StepReport:
     """Statistics of one step; times in seconds."""
 
     round_trip: float  # the whole call of `run_round`
-    verify: float
-    draft: float
+    verify_seconds: float
+    draft_seconds: float
     prompt_tokens: int = 0  # in the prompt chunk
     sequences: list[tuple[int, int]] = field(default_factory=list)  # see `Metrics.drafted`
     choices: list[str] = field(default_factory=list)  # kinds verified, of `VERIFIED`
@@ -123,7 +123,7 @@ class Scheduler:
             self._policy.begin(_is_sampled(sequence))
         drafted = (
             self._drafts_after_prompt(sequence)
-            or self._features_at_rest([sequence]) is Features.KEEP
+            or self._features_without_drafter([sequence]) is Features.KEEP
         )
         self._slots.load(sequence, drafted=drafted)
 
@@ -138,15 +138,16 @@ class Scheduler:
         draft_tokens = self._policy.draft_tokens if features is Features.DRAFT else 0
         result, report = self._run([row], features, draft_tokens, slot=len(decoding))
         report.prompt_tokens = count
-        if drafts and report.draft:
+        if drafts and report.draft_seconds:
             policy = self._policy_for([sequence])
-            policy.prefilled(self._expected, _is_sampled(sequence), report.draft)
+            policy.prefilled(self._expected, _is_sampled(sequence), report.draft_seconds)
         (row_result,) = result.rows
         if row.scores_prompt and row_result.logprobs is not None:
-            row_result.logprobs = sequence.score_prompt(row_result.logprobs, count - last)
+            scored = count - 1 if last else count  # the last one scores a generated token
+            row_result.logprobs = sequence.score_prompt(row_result.logprobs, scored)
         sequence.advance(count, row_result)
         if not last and not row_result.failed:
-            if sequence.position in sequence.stops:
+            if sequence.position in sequence.chunk_ends:
                 self._slots.store_prompt(sequence)
             return []
         self._slots.prefilling = None
@@ -161,9 +162,9 @@ class Scheduler:
         """
         if drafts:
             return Features.DRAFT
-        at_rest = self._features_at_rest([sequence])
-        if at_rest is not Features.KEEP:
-            return at_rest
+        without_drafter = self._features_without_drafter([sequence])
+        if without_drafter is not Features.KEEP:
+            return without_drafter
         # without the drafter a prompt's cached blocks would serve no request that drafts
         last = sequence.position + count == len(sequence.request.prompt)
         if last and self._slots.cache is not None:
@@ -185,8 +186,8 @@ class Scheduler:
             length = -(-remaining // chunks)  # of equal size
         if scores:  # then each of its tokens needs a head row, of which a round has so many
             length = min(length, self._max_verified - 1)
-        stops = [position for position in sequence.stops if position > start]
-        end = min(start + length, len(prompt), *stops)
+        chunk_ends = [position for position in sequence.chunk_ends if position > start]
+        end = min(start + length, len(prompt), *chunk_ends)
         row = Row(
             prompt[start:end],
             known=end - start,
@@ -238,36 +239,35 @@ class Scheduler:
         start = time.perf_counter()
         if any(sequence.request.drafting for sequence in sequences):
             policy = self._policy_for(sequences)
-            at_rest = self._features_at_rest(sequences)
-            plan = self._choose(policy, sequences, at_rest)
+            without_drafter = self._features_without_drafter(sequences)
+            plan = self._choose(policy, sequences, without_drafter)
             learns = policy is self._policy
         else:
-            at_rest = Features.DROP
-            plan = StepPlan([None] * len(sequences), 0)
+            without_drafter = Features.DROP
+            plan = RoundPlan([None] * len(sequences), 0)
             learns = False
-        report = self._run_plan(sequences, plan, at_rest, learns=learns)
+        report = self._run_plan(sequences, plan, without_drafter, learns=learns)
         if learns:
-            seconds = time.perf_counter() - start - report.draft
-            self._policy.timed(seconds, report.draft)
+            seconds = time.perf_counter() - start - report.draft_seconds
+            self._policy.timed(seconds, report.draft_seconds)
         return sequences
 
     def _choose(
-        self, policy: Policy, sequences: Sequence[SequenceState], at_rest: Features
-    ) -> StepPlan:
+        self, policy: Policy, sequences: Sequence[SequenceState], without_drafter: Features
+    ) -> RoundPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         rows = self._proposer.rows(sequences)
-        # true: run the drafter now, or the next plain round overflows the buffer
         buffered = max(sequence.buffered for sequence in sequences)
-        full = buffered > MAX_BUFFERED - self._max_verified
+        next_may_overflow = buffered > MAX_BUFFERED - self._max_verified
         return policy.choose(
             rows,
             context,
-            feed=full and at_rest is Features.KEEP,
+            feed=next_may_overflow and without_drafter is Features.KEEP,
             waiting=len(self._queue) > 0,
             coming=self._expected - len(sequences),
         )
 
-    def _features_at_rest(self, sequences: Sequence[SequenceState]) -> Features:
+    def _features_without_drafter(self, sequences: Sequence[SequenceState]) -> Features:
         """Return what happens to features while the drafter does not run."""
         if not any(sequence.request.drafting for sequence in sequences):
             return Features.DROP
@@ -277,8 +277,8 @@ class Scheduler:
     def _run_plan(
         self,
         sequences: Sequence[SequenceState],
-        plan: StepPlan,
-        at_rest: Features,
+        plan: RoundPlan,
+        without_drafter: Features,
         *,
         learns: bool,
     ) -> StepReport:
@@ -288,7 +288,7 @@ class Scheduler:
             for sequence, proposal in zip(sequences, plan.chosen, strict=True)
         ]
         self._last_verified = len(rows) * (1 + plan.width)
-        features = Features.DRAFT if plan.draft_tokens else at_rest
+        features = Features.DRAFT if plan.draft_tokens else without_drafter
         result, report = self._run(rows, features, plan.draft_tokens)
         for index, sequence in enumerate(sequences):
             row_result = result.rows[index]

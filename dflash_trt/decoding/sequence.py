@@ -73,7 +73,7 @@ class SequenceState:
     replayed: int = 0  # the last of them: drafts that a hybrid's state does not hold yet
     candidates: Candidates | None = None  # for the next drafts
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
-    stops: list[int] = field(default_factory=list)  # where a prompt chunk ends, to keep the state
+    chunk_ends: list[int] = field(default_factory=list)  # positions where a prompt's state is kept
     seen: int = 0  # tokens in the drafter's KV cache
     buffered: int = 0  # tokens whose features wait in a `FeatureBuffer`
     out_of_sync: bool = field(init=False)  # the drafter cannot catch up, and drafts no more here
@@ -109,11 +109,11 @@ class SequenceState:
         """Count tokens added to the target's KV cache, a prompt's before its first commit."""
         self.position += tokens
         self.replayed = result.accepted
-        self.out_of_sync = self.out_of_sync or result.buffered is None
-        if self.out_of_sync:
+        if result.buffered is None or self.out_of_sync:
+            self.out_of_sync = True
             self.buffered = 0
             return
-        self.buffered = result.buffered or 0
+        self.buffered = result.buffered
         self.seen = self.position - self.buffered
 
     def load(self, tokens: int, seen: int, waiting: int = 0) -> None:

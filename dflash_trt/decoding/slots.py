@@ -63,7 +63,7 @@ class Slots:
         state = blocks[-1] if blocks else None
         if isinstance(state, State):
             sequence.load(loaded, loaded if state.drafted else 0, state.waiting or 0)
-        sequence.stops = cache.stops(request.cache_salt, request.prompt, loaded)
+        sequence.chunk_ends = cache.chunk_ends(request.cache_salt, request.prompt, loaded)
 
     def store_prefix(self, sequence: SequenceState) -> None:
         """Add a sequence to the prefix cache; while it runs in sync, only what both models have."""
@@ -88,8 +88,8 @@ class Slots:
             self._copies.append(Copy(slot, number, min(BLOCK, len(tokens) - start), start))
 
     def store_prompt(self, sequence: SequenceState) -> None:
-        """Add a prompt that is in, or of a hybrid the state at a stop before its end."""
-        if isinstance(self.cache, StateCache) and sequence.position not in sequence.stops:
+        """Add a prompt that is in, or of a hybrid the state at a chunk's end before its own."""
+        if isinstance(self.cache, StateCache) and sequence.position not in sequence.chunk_ends:
             return
         self.store_prefix(sequence)
 

@@ -68,7 +68,7 @@ class StateCache(PrefixCache):
                 return state
         return None
 
-    def stops(self, salt: str, tokens: Sequence[int], start: int) -> list[int]:
+    def chunk_ends(self, salt: str, tokens: Sequence[int], start: int) -> list[int]:
         """Return at which positions after `start` a prompt's state is worth keeping.
 
         One is before the opening of the answer, from where the next turn of a chat goes on. The

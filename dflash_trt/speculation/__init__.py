@@ -2,4 +2,10 @@
 
 from dflash_trt.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.speculation.profile import CostProfile
-from dflash_trt.speculation.proposal import SOURCES, VERIFIED, Proposal, SequenceProposals, StepPlan
+from dflash_trt.speculation.proposal import (
+    SOURCES,
+    VERIFIED,
+    Proposal,
+    RoundPlan,
+    SequenceProposals,
+)

@@ -53,19 +53,24 @@ class CostModel:
     def add(
         self, n: int, width: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
-        """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it."""
+        """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it.
+
+        streak: rounds in a row, before this one, that ended with the drafter.
+        """
         near = _bucket_middle(context)
         batch = n.bit_length()
         self._now += 1
         if self._now % REFRESH == 0:
             self._corrected.clear()
         ratio = verify / self._profile.verify(n, 1 + width, near)
-        if width and streak != 1:
+        drafter_has_just_begun = streak == 1  # with the features of many rounds
+        if width and not drafter_has_just_begun:
             self._unpaired[batch, "verify"].append((self._now, ratio))
-        if draft and streak:  # the drafter took in features of one round only
+        drafter_goes_on = draft > 0 and streak > 0  # with the features of one round
+        if drafter_goes_on:
             draft_ratio = draft / self._profile.draft(n, near)
             self._unpaired[batch, "draft"].append((self._now, draft_ratio))
-        is_plain = not width and not streak
+        is_plain = width == 0 and streak == 0
         if is_plain:
             self._add_plain(batch, ratio)
         if width and draft:

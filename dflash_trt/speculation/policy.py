@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
 from dflash_trt.speculation.estimator import AcceptanceEstimator
 from dflash_trt.speculation.gate import OPEN_MARGIN, Gate
-from dflash_trt.speculation.proposal import Proposal, SequenceProposals, StepPlan
+from dflash_trt.speculation.proposal import Proposal, RoundPlan, SequenceProposals
 
 CLEARLY = 1.04  # factor by which drafts must beat plain decoding: the best choice looks too good
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
@@ -28,9 +28,38 @@ class Expected(NamedTuple):
 
 
 class LastRound(NamedTuple):
-    rows: int
+    sequences: int
     width: int  # drafts
     context: int
+
+
+class Company:
+    """Guesses from the last text that began alone whether others will soon join this one."""
+
+    def __init__(self) -> None:
+        self._is_watching = False  # whether a text has begun alone and may still be joined soon
+        self._rounds_alone = 0  # of that text
+        self._was_joined = False  # whether the last such text was joined within `ALONE` rounds
+
+    def begin(self) -> None:
+        """Watch a text that begins alone."""
+        self._is_watching = True
+        self._rounds_alone = 0
+
+    def note(self, n: int) -> None:
+        """Take in how many sequences a round has."""
+        if not self._is_watching:
+            return
+        if n == 1 and self._rounds_alone < ALONE:
+            self._rounds_alone += 1
+            return
+        self._was_joined = n > 1
+        self._is_watching = False
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether a text has just begun alone as the last one did, which others soon joined."""
+        return self._was_joined and self._is_watching
 
 
 class Policy:
@@ -46,7 +75,7 @@ class Policy:
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
+    ) -> RoundPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run.
 
         waiting: whether other sequences wait for these to end; coming: how many get a place before.
@@ -84,13 +113,13 @@ class Fixed(Policy):
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
+    ) -> RoundPlan:
         chosen: list[Proposal | None] = [None] * len(rows)
         if self.draft_tokens:
             for index, row in enumerate(rows):
                 if row.proposals:
                     chosen[index] = row.proposals[0].cut(self.draft_tokens)
-        return StepPlan(chosen, self.draft_tokens)
+        return RoundPlan(chosen, self.draft_tokens)
 
 
 class Adaptive(Policy):
@@ -111,8 +140,7 @@ class Adaptive(Policy):
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
-        self._rounds_alone: int | None = None  # of a text that began alone; None: that is decided
-        self._is_joined = False  # whether the last such text was joined within `ALONE` rounds
+        self._company = Company()
 
     def choose(
         self,
@@ -121,10 +149,10 @@ class Adaptive(Policy):
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
+    ) -> RoundPlan:
         n = len(rows)
         sampled = any(row.sampled for row in rows)
-        self._note_company(n + coming)
+        self._company.note(n + coming)
         drafted = self._drafted
         self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, sampled)
@@ -145,13 +173,13 @@ class Adaptive(Policy):
             runs = False
         elif coming and not self._gate(n + coming, sampled).open:
             runs = False  # it would hold up the prompts of those that come, and soon stop
-        elif self._expects_company:
+        elif self._company.is_expected:
             runs = False
         else:
             runs = self._should_draft(gate, rows, chosen, costs)
         self._drafted = runs
         self._idle = 0 if runs else self._idle + 1
-        plan = StepPlan(chosen, self.draft_tokens if runs else 0)
+        plan = RoundPlan(chosen, self.draft_tokens if runs else 0)
         self._last = LastRound(n, plan.width, context)
         return plan
 
@@ -188,27 +216,12 @@ class Adaptive(Policy):
 
     def begin(self, sampled: bool) -> None:
         self._gate(1, sampled).try_again()
-        self._rounds_alone = 0
-
-    def _note_company(self, n: int) -> None:
-        """Note whether a text that began alone is joined soon; n: sequences in this round."""
-        if self._rounds_alone is None:
-            return
-        if n == 1 and self._rounds_alone < ALONE:
-            self._rounds_alone += 1
-            return
-        self._is_joined = n > 1
-        self._rounds_alone = None
-
-    @property
-    def _expects_company(self) -> bool:
-        """Whether a text has just begun alone as the last one did, which others soon joined."""
-        return self._is_joined and self._rounds_alone is not None
+        self._company.begin()
 
     def prefill(self, n: int, sampled: bool) -> bool:
         if not self.draft_tokens:
             return False
-        if n == 1 and self._expects_company:
+        if n == 1 and self._company.is_expected:
             return False
         return self._gate(n, sampled).open
 
@@ -231,7 +244,7 @@ class Adaptive(Policy):
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False
-        bucket = self._last.rows.bit_length()
+        bucket = self._last.sequences.bit_length()
         gates = [gate for (batch, _), gate in self._gates.items() if batch == bucket]
         if not gates or any(gate.open for gate in gates):
             return True

@@ -45,7 +45,7 @@ class SequenceProposals(NamedTuple):
     out_of_sync: bool = False  # whether the drafter lacks features of it and drafts no more
 
 
-class StepPlan(NamedTuple):
+class RoundPlan(NamedTuple):
     chosen: Sequence[Proposal | None]  # proposal to verify for each row
     draft_tokens: int  # requested of the drafter afterwards; 0: it does not run
 

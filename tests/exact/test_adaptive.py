@@ -23,7 +23,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.speculation import Fixed, SequenceProposals, StepPlan
+from dflash_trt.speculation import Fixed, RoundPlan, SequenceProposals
 from tests.support import equality as exact
 from tests.support import families, reference
 from tests.support.built_pairs import BuildPair, BuiltPair, built_from
@@ -100,8 +100,8 @@ class EveryToken(AtRandom):
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
-        return StepPlan([None] * len(rows), self.draft_tokens)
+    ) -> RoundPlan:
+        return RoundPlan([None] * len(rows), self.draft_tokens)
 
     def prefill(self, n: int, sampled: bool) -> bool:
         return True

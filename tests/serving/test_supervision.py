@@ -28,7 +28,7 @@ from dflash_trt.serving.supervisor import run, supervisor
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import STUB
 from dflash_trt.serving.supervisor.door import Door
-from dflash_trt.serving.supervisor.keys import KeyFile
+from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
 from tests.support.processes import command_line, processes_naming
 from tests.support.request_tools import metric, wait_until

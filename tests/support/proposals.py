@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_trt.speculation import Proposal, SequenceProposals, StepPlan
+from dflash_trt.speculation import Proposal, RoundPlan, SequenceProposals
 
 MOST = 7  # drafts of a row
 SECOND = 1e-2  # of a plain step
@@ -39,5 +39,5 @@ def rows(*proposals: Proposal) -> list[SequenceProposals]:
     return [SequenceProposals([each], False) for each in proposals]
 
 
-def widths(plan: StepPlan) -> list[int]:
+def widths(plan: RoundPlan) -> list[int]:
     return [len(each.tokens) if each else 0 for each in plan.chosen]

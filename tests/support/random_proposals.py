@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_trt.decoding import Proposer, SequenceState
 from dflash_trt.engines.info import MAX_BUFFERED, EngineInfo
-from dflash_trt.speculation import Policy, Proposal, SequenceProposals, StepPlan
+from dflash_trt.speculation import Policy, Proposal, RoundPlan, SequenceProposals
 
 Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -49,7 +49,7 @@ class AtRandom(Policy):
         feed: bool = False,
         waiting: bool = False,
         coming: int = 0,
-    ) -> StepPlan:
+    ) -> RoundPlan:
         width = int(self._dice.integers(16))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)
@@ -62,9 +62,9 @@ class AtRandom(Policy):
         self._resting = 0 if feed else max(self._resting - 1, 0)
         self.fed += feed
         if self._resting and not any(taken):
-            return StepPlan(taken, 0)
+            return RoundPlan(taken, 0)
         asked = 1 + int(self._dice.integers(self.draft_tokens))
-        return StepPlan(taken, 0 if self._resting else asked)
+        return RoundPlan(taken, 0 if self._resting else asked)
 
     def prefill(self, n: int, sampled: bool) -> bool:
         return bool(self._dice.random() < 0.5)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, SequenceProposals, StepPlan
+from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, RoundPlan, SequenceProposals
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
 from dflash_trt.speculation.policy import ALONE, CLEARLY
 from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
@@ -60,7 +60,7 @@ def test_width_is_the_best_of_all() -> None:
 def test_fixed_takes_all() -> None:
     plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), SequenceProposals([], False)], 0)
     assert (widths(plan), plan.draft_tokens) == ([MOST, 0], MOST)
-    assert Fixed(0).choose([SequenceProposals([], False)], 0) == StepPlan([None], 0)
+    assert Fixed(0).choose([SequenceProposals([], False)], 0) == RoundPlan([None], 0)
 
 
 def test_a_drafter_that_has_to_run_does() -> None:
@@ -140,7 +140,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
 def test_plain_steps_after_the_drafter_do_not_count() -> None:
     """They take longer: two rounds in a row verify nothing, and the first does not draft."""
     costs = Costs(linear(0.01), 0.01)
-    policy, plans = adaptive(costs), list[StepPlan]()
+    policy, plans = adaptive(costs), list[RoundPlan]()
     for _ in range(3 * STALE):
         plans.append(policy.choose(rows(chain([0.9] * MOST)), 0))
         after = len(plans) > 1 and plans[-2].draft_tokens > 0

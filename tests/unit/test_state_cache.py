@@ -97,21 +97,21 @@ def test_what_cannot_fit_is_not_begun() -> None:
 def test_a_prompt_stops_before_the_opening_of_the_answer() -> None:
     cache = StateCache(40, 3)
     prompt = [*TEXT, *range(100, 140)]
-    assert cache.stops("", prompt, 0) == [len(prompt) - OPENING]
-    assert cache.stops("", prompt[:OPENING], 0) == []
-    assert cache.stops("", prompt, len(prompt) - OPENING) == []
+    assert cache.chunk_ends("", prompt, 0) == [len(prompt) - OPENING]
+    assert cache.chunk_ends("", prompt[:OPENING], 0) == []
+    assert cache.chunk_ends("", prompt, len(prompt) - OPENING) == []
 
 
 def test_a_prompt_stops_where_it_leaves_what_is_known() -> None:
     cache = StateCache(40, 3)
     cache.insert_state("", TEXT, END, drafted=True)
     prompt = [*TEXT[: 2 * BLOCK], *range(100, 140)]
-    assert cache.stops("", prompt, 0) == [2 * BLOCK, len(prompt) - OPENING]
-    assert cache.stops("other", prompt, 0) == [len(prompt) - OPENING]
+    assert cache.chunk_ends("", prompt, 0) == [2 * BLOCK, len(prompt) - OPENING]
+    assert cache.chunk_ends("other", prompt, 0) == [len(prompt) - OPENING]
     cache.insert_state("", prompt[: 2 * BLOCK], 2 * BLOCK, drafted=True)
     start = position(cache, prompt)
     assert start == 2 * BLOCK
-    assert cache.stops("", prompt, start) == [len(prompt) - OPENING]
+    assert cache.chunk_ends("", prompt, start) == [len(prompt) - OPENING]
 
 
 def test_features_are_kept_and_loaded_with_a_state() -> None:

@@ -164,9 +164,9 @@ class EngineLoop:
             self._metrics.count_prefill(tokens=report.prompt_tokens, seconds=seconds)
         elif report is not None:
             self._metrics.count_round(
-                verify=report.verify,
-                draft=report.draft,
-                hop=report.round_trip - report.verify - report.draft,
+                verify=report.verify_seconds,
+                draft=report.draft_seconds,
+                hop=report.round_trip - report.verify_seconds - report.draft_seconds,
                 scheduler=seconds - report.round_trip,
                 sequences=report.sequences,
                 choices=report.choices,

@@ -1,7 +1,7 @@
 """The base of the Triton models `verify` and `draft`: an engine, and one step per request.
 
-Any client can reach them over gRPC; calls without the key, which only the request handler has, are
-refused. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
+Any client can reach them over gRPC; calls without the key are refused, and only Triton's own model
+processes have it. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
 """
 
 import json

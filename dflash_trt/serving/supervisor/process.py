@@ -105,7 +105,7 @@ class Health:
     def end_readiness(self) -> None:
         """Have Triton say that it is not ready, while it answers everything.
 
-        It does so after a model did not load.
+        It says so after a model failed to load, so a model that cannot load is loaded on purpose.
         """
         config = {"backend": "none", "max_batch_size": 0}
         parameters = {"config": json.dumps(config), "file:1/none": ""}

@@ -20,7 +20,7 @@ from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.door import Door
-from dflash_trt.serving.supervisor.keys import KeyFile
+from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import Say, Server, find_repository
 from dflash_trt.serving.supervisor.ranks import end_job_on_failure, is_launched
 from dflash_trt.serving.supervisor.supervisor import Supervised, supervise

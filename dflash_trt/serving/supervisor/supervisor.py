@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.door import OK, Door
-from dflash_trt.serving.supervisor.keys import KeyFile
+from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import Say, Server
 from dflash_trt.serving.supervisor.ranks import is_launched
 
