@@ -132,11 +132,11 @@ def predict(figure: Figure, constants: Constants) -> float:
     def rate(method: Method, rows: int) -> float:
         return rows * method.acceptance / round_time(size, method, runtime, rows, context).seconds
 
-    found = [rate(figure.method, rows) for rows in figure.concurrency]
+    rates = [rate(figure.method, rows) for rows in figure.concurrency]
     if figure.unit == "times":
         plain = [rate(PLAIN, rows) for rows in figure.concurrency]
-        found = [a / b for a, b in zip(found, plain, strict=True)]
-    return geometric_mean(found)
+        rates = [a / b for a, b in zip(rates, plain, strict=True)]
+    return geometric_mean(rates)
 
 
 def errors(constants: Constants, use: str) -> list[float]:
@@ -187,12 +187,12 @@ def fit(start: Constants, steps: int = 40) -> Constants:
     return constants(at)
 
 
-def write_constants(found: Constants) -> None:
+def write_constants(constants: Constants) -> None:
     rounded = {
         name: {key: _round(x) for key, x in value.items()}
         if isinstance(value, dict)
         else _round(value)
-        for name, value in asdict(found).items()
+        for name, value in asdict(constants).items()
     }
     off = sorted(abs(math.log1p(error)) for error in errors(Constants(**rounded), "check"))
     tenths = quantiles(off, n=10)

@@ -92,7 +92,7 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     llama = llama_cpp.Llama(str(model), verbose=False)
 
     def run(chats: list[Messages], max_tokens: int) -> Speed:
-        asked = [
+        prompt_ids = [
             llama.tokenize(prompts(chat).encode(), add_bos=False, special=True) for chat in chats
         ]
         parameters = llama_cpp.llama_context_default_params()
@@ -117,13 +117,13 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
 
         def all_of_them() -> int:
             tokens = []
-            for sequence, ids in enumerate(asked):
+            for sequence, ids in enumerate(prompt_ids):
                 part = [(token, position, sequence) for position, token in enumerate(ids)]
                 tokens += decode(part, [len(ids) - 1])
             for step in range(max_tokens - 1):
                 at = [
                     (t, len(ids) + step, s)
-                    for s, (t, ids) in enumerate(zip(tokens, asked, strict=True))
+                    for s, (t, ids) in enumerate(zip(tokens, prompt_ids, strict=True))
                 ]
                 tokens = decode(at, list(range(len(at))))
             return max_tokens * len(chats)
@@ -153,8 +153,8 @@ def by_openvino(pipeline: Any) -> Way:
 
             return together(all_of_them)
         metrics = pipeline.generate(prompts, config).perf_metrics
-        first, each = metrics.get_ttft().mean / 1000, metrics.get_tpot().mean / 1000  # of ms
-        return first, 1 / each
+        first, per_token = metrics.get_ttft().mean / 1000, metrics.get_tpot().mean / 1000  # of ms
+        return first, 1 / per_token
 
     return run
 

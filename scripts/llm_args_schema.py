@@ -48,8 +48,8 @@ def _short(node: Any, defs: dict[str, Any]) -> Any:
     short = {}
     for key, value in node.items():
         if key == "properties":
-            kept = value.keys() - LEFT_OUT
-            short[key] = {name: _short(row, defs) for name, row in value.items() if name in kept}
+            shown = value.keys() - LEFT_OUT
+            short[key] = {name: _short(row, defs) for name, row in value.items() if name in shown}
         elif key not in SAYS_NOTHING:
             short[key] = _short(value, defs)
     name = str(short.get("$ref", "")).rpartition("/")[2]
@@ -76,13 +76,13 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _of_our_methods(row: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
     ours = set(DECODING_TYPES.values())
-    kept = [
+    shown = [
         part
         for part in row["anyOf"]
         if "$ref" not in part
         or defs[part["$ref"].rpartition("/")[2]]["properties"]["decoding_type"]["const"] in ours
     ]
-    return row | {"anyOf": kept}
+    return row | {"anyOf": shown}
 
 
 def _references(node: Any) -> set[str]:

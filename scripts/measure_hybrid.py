@@ -211,11 +211,11 @@ def main() -> None:
     options = parser.parse_args()
     engines = {name: engine_of(options.folder, name, options.storage) for name in (HYBRID, DENSE)}
     print(f"{cpu_model()}, {usable_cores()} cores, {options.storage}, {options.context} tokens")
-    found = measure(engines, options.context)
-    for what in found[HYBRID]:
-        line = [f"{name} {of[what]:8.2f} ms" for name, of in found.items() if what in of]
+    timings = measure(engines, options.context)
+    for what in timings[HYBRID]:
+        line = [f"{name} {of[what]:8.2f} ms" for name, of in timings.items() if what in of]
         if len(line) > 1:
-            line.append(f"ratio {found[HYBRID][what] / found[DENSE][what]:.2f}")
+            line.append(f"ratio {timings[HYBRID][what] / timings[DENSE][what]:.2f}")
         print(f"{what:<30}", *line, sep="  ")
     sizes = {
         name: bytes_read(options.folder, name, options.storage, engine, options.context)
@@ -228,7 +228,7 @@ def main() -> None:
         f"ratio {sizes[HYBRID] / sizes[DENSE]:.2f}",
         sep="  ",
     )
-    of = found[HYBRID]
+    of = timings[HYBRID]
     second = of["verify of 8"] - of["8 known tokens"]
     print(f"second run over the states: {second:.2f} ms of {of['verify of 8']:.2f}")
     folded = of["verify of 8 after 7 accepted"] - of["verify of 8"]

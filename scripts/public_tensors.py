@@ -20,13 +20,13 @@ def main() -> None:
 
 def configs() -> dict[Path, str]:
     """Both files as they should be: their lines of tensors replaced, the others as they are."""
-    lines = [*(_input(*each) for each in tensors().items()), *_outputs()]
-    found = {}
+    lines = [*(_input(*tensor) for tensor in tensors().items()), *_outputs()]
+    texts = {}
     for model in MODELS:
         file = ROOT / model / "config.pbtxt"
         head, *_, rest = re.split(r"(?:^(?:in|out)put .*\n)+", file.read_text("utf-8"), flags=re.M)
-        found[file] = head + "".join(f"{line}\n" for line in lines) + rest
-    return found
+        texts[file] = head + "".join(f"{line}\n" for line in lines) + rest
+    return texts
 
 
 def _input(name: str, tensor: Tensor) -> str:

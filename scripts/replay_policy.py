@@ -194,11 +194,11 @@ def replay(
     of = {tuple(text.request.prompt): text for text in texts}
 
     def noted(sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
-        found = rows(sequences)
-        for sequence, row in zip(sequences, found, strict=True):
+        proposed = rows(sequences)
+        for sequence, row in zip(sequences, proposed, strict=True):
             text = of[tuple(sequence.request.prompt)]
             text.proposals.setdefault(sequence.position, []).extend(row.proposals)
-        return found
+        return proposed
 
     def by_costs(*_: float) -> None:
         timed(*run.last)
@@ -271,14 +271,14 @@ def compare(
     texts: Sequence[Text], info: EngineInfo, costs: CostProfile, streams: int = 1
 ) -> dict[str, float]:
     """Print speeds over plain decoding by policy; the oracle is known for one stream only."""
-    found = {}
+    seconds_by_name = {}
     for name, make in strategies(info, costs):
         taken_out = MECHANISMS.get(name.removeprefix("without "))
         with patch.object(*taken_out) if taken_out else patch("os.sep", "/"):
-            found[name] = replay(texts, costs, info, *make(), streams)[0]
+            seconds_by_name[name] = replay(texts, costs, info, *make(), streams)[0]
     if streams == 1:
-        found["oracle"] = sum(oracle(text, costs) for text in texts)
-    return {name: found["plain"] / seconds for name, seconds in found.items()}
+        seconds_by_name["oracle"] = sum(oracle(text, costs) for text in texts)
+    return {name: seconds_by_name["plain"] / seconds for name, seconds in seconds_by_name.items()}
 
 
 def given(text: str) -> CostProfile:

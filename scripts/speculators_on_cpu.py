@@ -107,20 +107,22 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=6)
-    asked = parser.parse_args()
-    asked.work.mkdir(parents=True)
-    texts, data = asked.work / "texts.jsonl", asked.work / "data"
+    options = parser.parse_args()
+    options.work.mkdir(parents=True)
+    texts, data = options.work / "texts.jsonl", options.work / "data"
     target = AutoModelForCausalLM.from_pretrained(PYCODE / "target", dtype=torch.float32)
     with torch.inference_mode():
-        write_texts(target, asked.texts, texts)
+        write_texts(target, options.texts, texts)
         prepare = [Path(sys.executable).with_name("speculators"), "prepare-data"]
         prepare += ["--model", PYCODE / "target", "--data", texts, "--output", data]
         prepare += ["--seq-length", str(SEQUENCE), "--num-preprocessing-workers", "1"]
         subprocess.run(prepare, check=True)
         write_hidden_states(target, data)
-    train_on_cpu(data, asked.work / "checkpoints", asked.epochs)
+    train_on_cpu(data, options.work / "checkpoints", options.epochs)
     shutil.copytree(
-        asked.work / "checkpoints" / "checkpoint_best", asked.work / "drafter", dirs_exist_ok=True
+        options.work / "checkpoints" / "checkpoint_best",
+        options.work / "drafter",
+        dirs_exist_ok=True,
     )
 
 

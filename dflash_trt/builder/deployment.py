@@ -122,7 +122,7 @@ def _graphs(
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     caches += sum(info.states.slot_bytes * info.slots for info in infos if info.states)
-    kept = config.serving.prefix_cache_mib << 20
+    prefix_cache = config.serving.prefix_cache_mib << 20
     # weights have 16 bits and are computed in 32; the rest are processes
     wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize in (None, "none") else 1
     plan = infos[0].plan
@@ -133,7 +133,7 @@ def _graphs(
         "compiles": isinstance(engine, PyTorch),  # kernels, when they are first used
         "cpus": (infos[0].threads or THREADS) + 1,
         "limited": infos[0].threads is None,  # otherwise engines would use all cores of the node
-        "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
+        "memory": -(-(wide * weights + caches + prefix_cache) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
     }

@@ -134,12 +134,12 @@ class Card(NamedTuple):
 
 def read_card(directory: Path) -> Card:
     """Read a model card; fields are empty if missing or invalid."""
-    front = ""
+    metadata = ""
     try:
         text = read_text(directory / CARD)
         if text.startswith("---\n"):
-            _, front, _ = text.split("---\n", 2)
-        values = parse_yaml(compose_yaml(front))
+            _, metadata, _ = text.split("---\n", 2)
+        values = parse_yaml(compose_yaml(metadata))
     except (OSError, ValueError, yaml.YAMLError):  # a card must not fail a build
         return Card()
     if not isinstance(values, dict):

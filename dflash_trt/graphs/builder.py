@@ -328,10 +328,10 @@ class GraphBuilder:
                     parts.append(quantize_to_fp8(rows.astype(np.float32))[part])
             return np.concatenate(parts)
 
-        def kept(part: int) -> npt.NDArray[np.generic]:
+        def unchanged(part: int) -> npt.NDArray[np.generic]:
             return np.concatenate([weights.fp8(name)[part] for name in names])
 
-        read = quantized if block is None else kept
+        read = quantized if block is None else unchanged
         codes = self.lazy(name, (outputs, inputs), partial(read, 0), FP8)
         blocks = 1 if block is None else -(-inputs // block)
         shape = (outputs,) if blocks == 1 else (outputs, blocks)

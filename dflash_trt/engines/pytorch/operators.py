@@ -185,8 +185,8 @@ def slice_axes(
 def split(
     x: Tensor, sizes: Sizes | None = None, *, axis: int = 0, num_outputs: int = 0
 ) -> Sequence[Tensor]:
-    each = list(sizes) if sizes is not None else x.shape[axis] // num_outputs
-    return torch.split(x, each, axis)
+    part_sizes = list(sizes) if sizes is not None else x.shape[axis] // num_outputs
+    return torch.split(x, part_sizes, axis)
 
 
 def tensor_scatter(

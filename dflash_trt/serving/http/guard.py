@@ -180,7 +180,7 @@ class Guard:
     def _refuse_before_body(self, request: HTTPConnection) -> Response | None:
         path, method = request.scope["path"], request.scope["method"]
         is_own = self.doors.is_own(request)
-        request.state.own = is_own
+        request.state.is_own = is_own
         problem = self.doors.refusal(request)
         if problem is not None:
             return _refuse(path, *problem)

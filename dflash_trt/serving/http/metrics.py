@@ -69,7 +69,7 @@ def with_histograms(page: str) -> str:
             families[sample[1]].samples.append(line)
     for name in [name for name in families if name.endswith(BUCKET)]:
         _join(families, name.removesuffix(BUCKET))
-    lines = [line for each in families.values() for line in (*each.comments, *each.samples)]
+    lines = [line for family in families.values() for line in (*family.comments, *family.samples)]
     return "\n".join(lines) + "\n"
 
 

@@ -327,7 +327,7 @@ def _ask(
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
         options.pop(name, None)  # the model fills in what the build recommends
     host = request.client.host if request.client else ""
-    who = client_parameters(SERVE if request.state.own else host, served.client_key)
+    who = client_parameters(SERVE if request.state.is_own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
     return _merged(served.client, prompts, options, fields)
 

@@ -23,7 +23,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_PAGE_FILES = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
+_PAGE_FILES = [path for path in Path(__file__).with_name("page").iterdir() if path.suffix in TYPES]
 FILES = {f"/page/{file.name}": file for file in sorted(_PAGE_FILES)}
 FILES["/"] = FILES["/page/index.html"]
 OPEN = frozenset(FILES)  # no key needed

@@ -39,8 +39,8 @@ def _first_strings(encoded: Any) -> np.ndarray[Any, Any]:
         (size,) = struct.unpack_from("<I", data, at)
         strings.append(bytes(data[at + 4 : at + 4 + min(size, MAX_STRING)]))
         at += 4 + size
-    found = np.array(strings, object)
-    return found if at >= len(data) else found.view(_Truncated)
+    texts = np.array(strings, object)
+    return texts if at >= len(data) else texts.view(_Truncated)
 
 
 pb.deserialize_bytes_tensor = _first_strings

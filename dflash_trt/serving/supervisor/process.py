@@ -94,7 +94,7 @@ class Health:
         status, answer = self._infer(text, max_tokens, timeout, measuring)
         if status != OK:
             return None
-        return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
+        return {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
 
     def load(self, model: str, config: object, timeout: float) -> str | None:
         """Reload a model with another config; return the error, or None."""

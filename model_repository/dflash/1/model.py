@@ -45,13 +45,13 @@ class TritonPythonModel:
         end_with_server()
         hide_shared_memory()
         configure()
-        said = json.loads(args["model_config"])["parameters"]
-        said = {key: value["string_value"] for key, value in said.items()}
+        parameters = json.loads(args["model_config"])["parameters"]
+        parameters = {key: value["string_value"] for key, value in parameters.items()}
         here = Path(args["model_repository"])
-        engines = (here / said["engines"]).resolve()
-        if said["mode"] == KIND:
-            said |= llm.limits(read_llm_args(engines / KIND))
-        settings = Settings.from_parameters(said)
+        engines = (here / parameters["engines"]).resolve()
+        if parameters["mode"] == KIND:
+            parameters |= llm.limits(read_llm_args(engines / KIND))
+        settings = Settings.from_parameters(parameters)
         folder = here / settings.tokenizer
         tokenizer = load_tokenizer(folder)
         self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)

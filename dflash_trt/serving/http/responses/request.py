@@ -167,7 +167,7 @@ def read_request(body: Json, store: ResponseStore, owner: str) -> ReadRequest:
     except ValidationError as error:
         raise first_fault_of(error, NAMES) from None
     chat._messages, chat._tools = messages, tools
-    return ReadRequest(request, chat, [each.item for each in placed], tools)
+    return ReadRequest(request, chat, [part.item for part in placed], tools)
 
 
 def _earlier(request: ResponseRequest, store: ResponseStore, owner: str) -> list[Placed]:
