@@ -100,7 +100,7 @@ PRESETS: Mapping[str, Machine] = {
 }
 
 
-def machine(given: str | Machine) -> Machine:
+def find_machine(given: str | Machine) -> Machine:
     """Return the machine of `engine.hardware`; ConfigError naming the known ones."""
     if isinstance(given, Machine):
         return given

@@ -13,7 +13,7 @@ import dflash_trt
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
 
 
-def machine() -> dict[str, Any]:
+def this_machine() -> dict[str, Any]:
     memory, meminfo = 0, Path("/proc/meminfo")
     if meminfo.exists():
         memory = int(meminfo.read_text().split()[1]) * 1024

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dflash_trt.hardware import machine
+from dflash_trt.hardware import find_machine
 from dflash_trt.planning import (
     PLAIN,
     Constants,
@@ -125,7 +125,7 @@ def tau_of(group: Mapping[str, Any]) -> float:
 def predict(figure: Figure, constants: Constants) -> float:
     """Return the plan's prediction of the figure."""
     group, size = figure.group, target(figure.group["target"])
-    gpu = machine(group["machine"]).gpu
+    gpu = find_machine(group["machine"]).gpu
     runtime = Runtime(gpu, figure.layout, constants, group["software"])
     context = group.get("context", published_data()["context"])
 

@@ -10,7 +10,7 @@ from typing import Any
 from dflash_trt.builder.identity import Record
 from dflash_trt.builder.manifest import build_digest
 from dflash_trt.builder.program import program
-from dflash_trt.machine import machine, versions
+from dflash_trt.machine import this_machine, versions
 
 
 def kept_fractions(committed_per_round: Sequence[int]) -> list[float]:
@@ -73,7 +73,7 @@ class Run:
     name: str
     options: Mapping[str, int]
     cells: list[Cell]
-    machine: Mapping[str, Any] = field(default_factory=machine)
+    machine: Mapping[str, Any] = field(default_factory=this_machine)
     versions: Mapping[str, str] = field(default_factory=versions)
 
 

@@ -35,7 +35,7 @@ SHORT = 12  # hex digits of a digest in names
 NO_DIGEST = "0" * 64  # stands for the digest in files of `deploy/` until it is known
 # cluster files: in the manifest, but not in images and signatures
 DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
-FULL = 16 << 30  # bytes of a build up to which all files are hashed by default
+MAX_HASHED = 16 << 30  # bytes of a build up to which all files are hashed by default
 
 Manifest = dict[str, Any]
 Depth = Literal["none", "quick", "full"]
@@ -161,7 +161,7 @@ def check_build(
     report: Callable[[str, int, int], None] = lambda *_: None,
     digested: Container[str] = (),  # already verified
 ) -> None:
-    """Raise BuildError unless unchanged; depth None: full up to `FULL` bytes, else quick."""
+    """Raise BuildError unless unchanged; depth None: full up to `MAX_HASHED` bytes, else quick."""
     if depth == "none":
         return
     differing = differences(directory, read_manifest(directory), depth, report, digested)
@@ -185,7 +185,7 @@ def differences(
     del files[MANIFEST]
     if depth is None:
         size = sum(int(entry.get("size", 0)) for entry in listed.values())
-        depth = "full" if size <= FULL else "quick"
+        depth = "full" if size <= MAX_HASHED else "quick"
     limit = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
     digest = build_digest(directory)
     both = sorted(files.keys() & listed.keys())

@@ -13,7 +13,7 @@ from dflash_trt.chat.arrange import PROBES, Arrangement, Needs, arrange, has_cal
 from dflash_trt.chat.dialect import EXTRAS, TOOL, Dialect, convert_for_template, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools, required_tools
 from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
-from dflash_trt.chat.render import AGAIN, Render, as_chat, load_chat_template
+from dflash_trt.chat.render import EXPORT_TOKENIZER, Render, as_chat, load_chat_template
 from dflash_trt.chat.rewrites import (
     REWRITES,
     Rewrite,
@@ -238,7 +238,9 @@ def chat_template(pair: Pair) -> Found:
     try:
         _chat_model(pair).prompt(QUESTION, template_values={"add_generation_prompt": True})
     except LimitError as error:
-        raise CheckpointError(f"{error.problem} ({pair.target.directory})", AGAIN) from None
+        raise CheckpointError(
+            f"{error.problem} ({pair.target.directory})", EXPORT_TOKENIZER
+        ) from None
     except RequestError as error:
         return Found(False, error.problem, "Send what it takes", "warning")
     return Found(True, "the chat template writes a plain message")

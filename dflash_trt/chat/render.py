@@ -11,7 +11,7 @@ from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
 from dflash_trt.weights import read_bytes, read_json
 
-AGAIN = "Download or export the tokenizer again"
+EXPORT_TOKENIZER = "Download or export the tokenizer again"
 # names of templates
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -30,7 +30,7 @@ def load_chat_template(directory: Path) -> Render | None:
     config = read_json(file) if file.is_file() else {}
     named = _template_sources(config, directory)
     if not all(isinstance(source, str) for source in named.values()):
-        raise CheckpointError(f"the chat template of {directory} is no text", AGAIN)
+        raise CheckpointError(f"the chat template of {directory} is no text", EXPORT_TOKENIZER)
     templates = {name: Template(str(source)) for name, source in named.items() if source}
     if not templates:
         return None
@@ -108,4 +108,4 @@ def _read_utf8(file: Path) -> str:
     try:
         return read_bytes(file).decode("utf-8")
     except ValueError as error:
-        raise CheckpointError(f"{file} is not UTF-8 text ({error})", AGAIN) from error
+        raise CheckpointError(f"{file} is not UTF-8 text ({error})", EXPORT_TOKENIZER) from error

@@ -40,7 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "shift_label": (False,),
 }
-AGAIN = "Export the drafter again"
+EXPORT_DRAFTER = "Export the drafter again"
 OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
 
 
@@ -132,14 +132,14 @@ def _with_attention_kinds(values: Config, layers: tuple[LayerSpec, ...]) -> tupl
 def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
     numbers = values.get(name)
     if not isinstance(numbers, list) or not numbers or not all(type(i) is int for i in numbers):
-        raise values.wrong(f"{name} is {numbers!r}, not a list of layer numbers", AGAIN)
+        raise values.wrong(f"{name} is {numbers!r}, not a list of layer numbers", EXPORT_DRAFTER)
     return tuple(numbers)
 
 
 def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     """Read a `DFlashSpeculatorConfig`; its layer tensors have z-lab's names."""
     if not isinstance(config.get("transformer_layer_config"), dict):
-        raise CheckpointError(f"{config.file} has no transformer_layer_config", AGAIN)
+        raise CheckpointError(f"{config.file} has no transformer_layer_config", EXPORT_DRAFTER)
     inner = config.section("transformer_layer_config")
     ropes = inner.get("rope_parameters")
     if isinstance(ropes, dict) and SLIDING in ropes:  # it then applies to every layer
@@ -183,7 +183,7 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
         raise CheckpointError(
             f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
             f"target's {spec.vocab_size}",
-            AGAIN,
+            EXPORT_DRAFTER,
         )
     return ids
 

@@ -8,7 +8,7 @@ from typing import Any
 from dflash_trt.checkpoints.spec import DeltaNet, Experts, LayerSpec, Rope
 from dflash_trt.errors import CheckpointError
 
-FULL = "full_attention"
+FULL_ATTENTION = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
 ORIGINAL = "original_max_position_embeddings"
@@ -22,7 +22,7 @@ SCALINGS: dict[str, dict[str, float | None]] = {
     "proportional": {"factor": 1.0, "partial_rotary_factor": 1.0},
     "yarn": {"factor": None, "beta_fast": 32.0, "beta_slow": 1.0, ORIGINAL: None},
 }
-AGAIN = "Export the model again"
+EXPORT_MODEL = "Export the model again"
 
 
 class Config(dict[str, Any]):
@@ -41,7 +41,7 @@ class Config(dict[str, Any]):
     def stated(self) -> dict[str, Any]:
         return {name: value for name, value in self.items() if value is not None}
 
-    def wrong(self, what: str, fix: str = AGAIN) -> CheckpointError:
+    def wrong(self, what: str, fix: str = EXPORT_MODEL) -> CheckpointError:
         return CheckpointError(f"{self.file}: {what}", fix)
 
     def refuse(self, what: str) -> CheckpointError:
@@ -146,17 +146,17 @@ def layer_types(config: Config, every: int = 1) -> list[str]:
     count = config.number("num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is None:
-        kinds = [SLIDING if (i + 1) % every else FULL for i in range(count)]
+        kinds = [SLIDING if (i + 1) % every else FULL_ATTENTION for i in range(count)]
         if config.get("use_sliding_window") and config.get("sliding_window"):
             first = config.number("max_window_layers", 28, minimum=0)
-            kinds = [SLIDING if i >= first else FULL for i in range(count)]
+            kinds = [SLIDING if i >= first else FULL_ATTENTION for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise config.wrong(
             f"layer_types does not name a type for each of {count} layers",
             "Correct num_hidden_layers or layer_types",
         )
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
+        if kind not in (FULL_ATTENTION, SLIDING):
             raise config.refuse(f"a layer is of type {kind!r}")
     return kinds
 
@@ -167,13 +167,13 @@ def hybrid_layer_types(config: Config) -> list[str]:
     every = config.number("full_attention_interval", 4)
     kinds = config.get("layer_types")
     if kinds is None:
-        kinds = [LINEAR if (i + 1) % every else FULL for i in range(count)]
+        kinds = [LINEAR if (i + 1) % every else FULL_ATTENTION for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise config.wrong(f"layer_types does not name a type for each of {count} layers")
     for kind in kinds:
-        if kind not in (FULL, LINEAR):
+        if kind not in (FULL_ATTENTION, LINEAR):
             raise config.refuse(f"a layer is of type {kind!r}")
-    if FULL not in kinds:
+    if FULL_ATTENTION not in kinds:
         raise config.refuse("no layer has attention (layer_types)")
     return kinds
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, special_tokens
 from dflash_trt.checkpoints.fields import (
-    FULL,
+    FULL_ATTENTION,
     LINEAR,
     SLIDING,
     Config,
@@ -59,7 +59,11 @@ GEMMA4 = {
     "sliding_window": 512,
     "rope_parameters": {
         SLIDING: {"rope_theta": 1e4},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        FULL_ATTENTION: {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
     },
 }
 
@@ -185,7 +189,7 @@ def gemma3(config: Config) -> dict[str, Any]:
     parameters = config.section("rope_parameters")
     scaling = config.section("rope_scaling")
     ropes = {
-        FULL: {"rope_theta": config.get("rope_theta", 1e6)} | scaling,
+        FULL_ATTENTION: {"rope_theta": config.get("rope_theta", 1e6)} | scaling,
         SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
     }
     config["rope_parameters"] = {
@@ -224,13 +228,14 @@ def gemma4(config: Config) -> dict[str, Any]:
     ):
         if config.get(name):
             raise config.refuse(f"{what} ({name})")
-    kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last layer always, as in transformers
+    # the last layer always, as in transformers
+    kinds = [*layer_types(config, every=6)[:-1], FULL_ATTENTION]
     shared = bool(config.get("attention_k_eq_v"))
     wide = {"head_dim": config.number("global_head_dim")}
     if shared:
         fewer = config.number("num_key_value_heads")
         wide["num_key_value_heads"] = config.number("num_global_key_value_heads", fewer)
-    by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
+    by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL_ATTENTION}
     by_layer = config.get("per_layer_config") or by_index
     fields = _gemma(config, kinds, "vision", per_layer_config=by_layer)
     layers = tuple(
@@ -259,7 +264,7 @@ def gpt_oss(config: Config) -> dict[str, Any]:
 
 def mistral(config: Config) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)  # transformers' default is 4096; null is no window
-    kinds = [FULL if window is None else SLIDING] * config.number("num_hidden_layers")
+    kinds = [FULL_ATTENTION if window is None else SLIDING] * config.number("num_hidden_layers")
     return decoder_fields(config.overridden_by({"sliding_window": window, "layer_types": kinds}))
 
 
@@ -327,7 +332,7 @@ def _hybrid(config: Config, *, grouped: bool) -> dict[str, Any]:
     kinds = hybrid_layer_types(config)
     net = delta_net(config, grouped=grouped)
     share, whole = rotary_share(config.with_defaults({"head_dim": 256}), 0.25)
-    fields = decoder_fields(whole.overridden_by({"layer_types": [FULL] * len(kinds)}))
+    fields = decoder_fields(whole.overridden_by({"layer_types": [FULL_ATTENTION] * len(kinds)}))
     rotated = int(share * fields["layers"][0].head_dim)
     if rotated < 2 or rotated % 2:
         raise config.wrong(f"RoPE covers {rotated} numbers of a head (partial_rotary_factor)")

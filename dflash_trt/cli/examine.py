@@ -42,11 +42,11 @@ def plan(
 
     from dflash_trt.cli.plan import show_plan
     from dflash_trt.config import load_config
-    from dflash_trt.hardware import machine as named
+    from dflash_trt.hardware import find_machine
     from dflash_trt.tensorrt_llm.plan import dflash_drafter, locate_planned, make_plan
 
     settings = load_config(config)
-    hardware = None if machine is None else named(machine)
+    hardware = None if machine is None else find_machine(machine)
     with TemporaryDirectory(prefix="dflash-trt-plan-") as scratch, reporting() as report:
         target = locate_planned(settings.target, "target", report, Path(scratch))
         drafter = locate_planned(dflash_drafter(settings), "drafter", report, Path(scratch))

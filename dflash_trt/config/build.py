@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.hardware import PRESETS, Machine, machine
+from dflash_trt.hardware import PRESETS, Machine, find_machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
@@ -252,7 +252,7 @@ class TensorRTLLM(Section):
 
     @property
     def machine(self) -> Machine:
-        return machine(self.hardware)
+        return find_machine(self.hardware)
 
     @model_validator(mode="after")
     def _quantized_here(self) -> "TensorRTLLM":
@@ -267,7 +267,9 @@ class TensorRTLLM(Section):
         return self
 
 
-Engine = Annotated[OnnxRuntime | PyTorch | TensorRT | TensorRTLLM, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    OnnxRuntime | PyTorch | TensorRT | TensorRTLLM, Field(discriminator="kind")
+]
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
@@ -390,7 +392,7 @@ class BuildConfig(Section):
         description="pip requirements with hashes of every package of the image, made from an "
         "earlier build's requirements.txt; unset: versions without hashes",
     )
-    engine: Engine = OnnxRuntime()
+    engine: EngineConfig = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Field(default=Serving(), validate_default=True)
 

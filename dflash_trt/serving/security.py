@@ -24,7 +24,7 @@ OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
 KEY_HEADER = "inference-key"  # sent by Triton's clients
 CONNECTION_AGE = 60_000  # ms, with TLS: only Triton can then make clients reconnect
-KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
+KEY_FORM = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
         raise ServerError(
             f"--key-file {path} cannot be read: {error}", "Give a text file with a key a line"
         ) from None
-    if not keys or not all(map(KEY.fullmatch, keys)):
+    if not keys or not all(map(KEY_FORM.fullmatch, keys)):
         raise ServerError(
             f"--key-file {path} does not hold keys: 16 to 256 letters, digits, - or _ a line",
             f"Make one: openssl rand -hex 32 > {path}",

@@ -27,7 +27,7 @@ from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.weights.stored import DTYPES, Stored
 
 LINK = "model.gguf"  # links to the file, in the directory that `as_directory` makes
-AGAIN = "Download or convert the file again"
+CONVERT_FILE = "Download or convert the file again"
 MAX_READS = 1 << 22  # of a header, one per value: vocabularies of 256,000 need 2 million
 PLAIN = ("F32", "F16", "BF16")
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # formats that `Packed.blocks` supports
@@ -93,7 +93,7 @@ class Header(NamedTuple):
     values: dict[str, Any]
     tensors: dict[str, Any]  # of `gguf.ReaderTensor`
 
-    def wrong(self, what: str, fix: str = AGAIN) -> CheckpointError:
+    def wrong(self, what: str, fix: str = CONVERT_FILE) -> CheckpointError:
         return CheckpointError(f"{self.file}: {what}"[:400], fix)
 
 
@@ -217,7 +217,7 @@ def _read(file: Path, _changed: int) -> Header:
         ) from error
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(
-            f"{file} is truncated or is not a GGUF file ({error})"[:500], AGAIN
+            f"{file} is truncated or is not a GGUF file ({error})"[:500], CONVERT_FILE
         ) from error
     header = Header(file, values, {tensor.name: tensor for tensor in reader.tensors})
     count = values.get("split.count", 0)

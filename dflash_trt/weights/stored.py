@@ -37,7 +37,7 @@ DTYPES: dict[str, Any] = {
     "I64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
 }
-AGAIN = "Download or export the checkpoint again"
+EXPORT_CHECKPOINT = "Download or export the checkpoint again"
 INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
 
 Floats = npt.NDArray[np.float32]
@@ -73,11 +73,15 @@ class Span(NamedTuple):
                     chunk = next(buffers)[:left]
                     count = stream.readinto(chunk)
                     if not count:
-                        raise CheckpointError(f"{self.file} ends inside a tensor", AGAIN)
+                        raise CheckpointError(
+                            f"{self.file} ends inside a tensor", EXPORT_CHECKPOINT
+                        )
                     left -= count
                     yield chunk[:count]
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.file}: {error.strerror}", AGAIN) from error
+            raise CheckpointError(
+                f"cannot read {self.file}: {error.strerror}", EXPORT_CHECKPOINT
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,11 @@ class Stored:
         try:
             values = np.fromfile(self.file, dtype, count, offset=offset)
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.file}: {error.strerror}", AGAIN) from error
+            raise CheckpointError(
+                f"cannot read {self.file}: {error.strerror}", EXPORT_CHECKPOINT
+            ) from error
         if values.size != count:
-            raise CheckpointError(f"{self.file} ends inside tensor {self.name}", AGAIN)
+            raise CheckpointError(f"{self.file} ends inside tensor {self.name}", EXPORT_CHECKPOINT)
         return values
 
 
@@ -127,10 +133,12 @@ def read_header(file: Path) -> dict[str, Stored]:
         return tensors
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is truncated or is not a safetensors file ({error})", AGAIN
+            f"{file} is truncated or is not a safetensors file ({error})", EXPORT_CHECKPOINT
         ) from error
     except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}", AGAIN) from None
+        raise CheckpointError(
+            f"cannot read {file}: {error.strerror or error}", EXPORT_CHECKPOINT
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -248,7 +256,7 @@ def _read_quantization(config: Mapping[str, Any], directory: Path) -> Quantizati
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, ("quantization_config", *first["loc"])))
-        raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
+        raise CheckpointError(f"{directory}: {field}: {first['msg']}", EXPORT_CHECKPOINT) from None
     method = quant.quant_method
     variant = quant.fmt or quant.quant_algo
     if (method, variant) not in LAYOUTS:
@@ -322,5 +330,5 @@ def _mismatch(codes: Stored, scales: Stored) -> CheckpointError:
     return CheckpointError(
         f"{scales.name} ({scales.dtype} {list(scales.shape)}) in {scales.file} does not fit "
         f"{codes.name} ({codes.dtype} {list(codes.shape)})",
-        AGAIN,
+        EXPORT_CHECKPOINT,
     )

@@ -13,8 +13,8 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.weights.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
 from dflash_trt.weights.json_file import read_json
 from dflash_trt.weights.stored import (
-    AGAIN,
     DTYPES,
+    EXPORT_CHECKPOINT,
     MODELOPT_FILE,
     Quantized,
     Stored,
@@ -192,7 +192,7 @@ class Weights:
 
     def _tensor(self, name: str) -> Stored | Quantized:
         if name not in self._tensors:
-            raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
+            raise CheckpointError(f"{self.directory} has no tensor {name}", EXPORT_CHECKPOINT)
         return self._tensors[name]
 
 
@@ -208,11 +208,13 @@ def _cut(stack: Stored, count: int) -> Iterator[Stored]:
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{index} has no weight_map", AGAIN)
+        raise CheckpointError(f"{index} has no weight_map", EXPORT_CHECKPOINT)
     for shard in places.values():
         # a shard may only be beside its index
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
-            raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
+            raise CheckpointError(
+                f"{index} names a file outside its folder: {shard!r}", EXPORT_CHECKPOINT
+            )
     shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
     tensors: dict[str, Stored] = {}
     for shard in shards:
@@ -221,5 +223,7 @@ def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
             if places.get(name, shard.name) == shard.name:
                 tensors[name] = tensor
     for name in sorted(places.keys() - tensors.keys()):
-        raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
+        raise CheckpointError(
+            f"{index} lists tensor {name}, but its shard lacks it", EXPORT_CHECKPOINT
+        )
     return [index, *shards], tensors

@@ -22,7 +22,7 @@ from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
-from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
+from dflash_trt.engines.tensorrt.network import check_form, check_network, parse, to_16_bits
 from dflash_trt.engines.tensorrt.plan import DTYPES, build_plan
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
@@ -195,7 +195,7 @@ class Parsed:
         return next(node for node in self.graph if node.op_type == op_type)
 
     def check(self) -> list[str]:
-        return check(self.network, self.graph)
+        return check_network(self.network, self.graph)
 
 
 def test_attention_that_lost_its_mask_is_named(tiny: Path) -> None:

@@ -28,7 +28,7 @@ from dflash_trt.serving.security import (
     refuse_exposed_old_server,
 )
 from dflash_trt.serving.supervisor.process import Server
-from dflash_trt.serving.supervisor.run import Options, prepare, running_server
+from dflash_trt.serving.supervisor.run import Options, running_server, set_up
 from tests.support.request_tools import tensors, wait_until
 from tests.support.servers import serve_ports, serving
 
@@ -278,7 +278,7 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
     security = Security(keys=(KEY,))
     ports = free_ports()
     with ExitStack() as stack:
-        server, application = prepare(
+        server, application = set_up(
             stack, OpenedBuild(built, "none"), Options(ports.http, ports.grpc, security)
         )
         stack.enter_context(server)

@@ -103,7 +103,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         ports = serve_ports()
         options = run.Options(ports.http, ports.grpc)
-        server, application = run.prepare(
+        server, application = run.set_up(
             stack, OpenedBuild(directory, "none"), options, keep_log=True
         )
         stack.enter_context(server)

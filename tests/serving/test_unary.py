@@ -11,7 +11,7 @@ import pytest
 
 from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command
-from dflash_trt.serving.model.unary import ask, start_listener
+from dflash_trt.serving.model.unary import infer, start_listener
 from tests.support.request_tools import wait_until
 
 CHUNK = Chunk(
@@ -52,7 +52,7 @@ def asked(n: int = 1, cancelled: threading.Event | None = None) -> Queue[Any]:
     answers, gone = Queue[Any](), cancelled or threading.Event()
     inputs = {"text_input": np.array([b"a"], object), "n": np.array([n], np.int32)}
     threading.Thread(
-        target=lambda: answers.put(ask(inputs, 1.5, "alice", "r1", gone.is_set)), daemon=True
+        target=lambda: answers.put(infer(inputs, 1.5, "alice", "r1", gone.is_set)), daemon=True
     ).start()
     return answers
 

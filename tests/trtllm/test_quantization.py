@@ -19,7 +19,7 @@ from dflash_trt.checkpoints import Pair, open_drafter, open_target
 from dflash_trt.checks import inspect
 from dflash_trt.config import BuildConfig, Precision, load_config
 from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.hardware import machine
+from dflash_trt.hardware import find_machine
 from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
 from dflash_trt.tensorrt_llm.plan import make_plan as plan
 from dflash_trt.weights import Weights, read_json, stored
@@ -87,7 +87,7 @@ def test_what_has_no_kernels_is_refused(
     target = open_target(pair / "target")
     target = replace(target, values={**target.values, "architectures": [architecture]})
     with pytest.raises(ConfigError, match=says):
-        check_quantizable(asked, target, machine(hardware))
+        check_quantizable(asked, target, find_machine(hardware))
 
 
 def test_a_quantized_target_is_refused(pair: Path, prompts: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
 
     write_pair(tmp_path, FAMILIES[family](), DRAFTER, dtype="bfloat16")
     target = open_target(tmp_path / "target")
-    check_quantizable(method, target, machine("dgx-b300"))
+    check_quantizable(method, target, find_machine("dgx-b300"))
     output = tmp_path / "out" / "target"
     quantize_target(method, target.directory, output, IDS, quiet)
     whole = tmp_path / "whole"

@@ -32,7 +32,7 @@ from dflash_trt.builder.manifest import NO_DIGEST, build_digest, files_of, serve
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
-from dflash_trt.hardware import machine
+from dflash_trt.hardware import find_machine
 from tests.serving.test_metrics import _check_query
 from tests.support.commands import program
 from tests.support.pages import ROOT, read
@@ -66,7 +66,7 @@ def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
 def write(directory: Path, config: BuildConfig) -> None:
     engine, ranks = config.engine, 1
     if isinstance(engine, TensorRTLLM):
-        ranks = engine.gpus or machine(engine.hardware).all_gpus
+        ranks = engine.gpus or find_machine(engine.hardware).all_gpus
     write_deployment(directory, config, ranks)
 
 
@@ -285,7 +285,7 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
         assert_writes_nothing_but_tmp(spec, 0 if case == "cpu" else 1, case)
         return
     engine = CASES[case]
-    preset, (container,) = machine(engine["hardware"]), spec["containers"]
+    preset, (container,) = find_machine(engine["hardware"]), spec["containers"]
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert gpus == min(engine.get("gpus", preset.all_gpus), preset.gpus)
     shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")

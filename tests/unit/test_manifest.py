@@ -82,7 +82,7 @@ def test_each_depth_of_a_check_reads_as_much_as_it_says(
     for depth in ("full", None):
         with pytest.raises(BuildError, match=r"model\.onnx\.data \(changed\)"):
             check_build(built, depth)
-    monkeypatch.setattr(manifest, "FULL", 10_000)
+    monkeypatch.setattr(manifest, "MAX_HASHED", 10_000)
     check_build(built)
     flip(built / "engines" / "target" / "engine.json")
     with pytest.raises(BuildError, match=r"engine\.json \(changed\)"):

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.hardware import PRESETS, Machine, machine
+from dflash_trt.hardware import PRESETS, Machine, find_machine
 from dflash_trt.planning import (
     Constants,
     Layout,
@@ -172,16 +172,16 @@ def test_figures_that_were_not_fitted_are_met_as_said() -> None:
 
 
 def test_presets_are_known_by_name() -> None:
-    assert machine("dgx-b300") is PRESETS["dgx-b300"]
-    assert machine("gb300-nvl72-slice").domain == 8
+    assert find_machine("dgx-b300") is PRESETS["dgx-b300"]
+    assert find_machine("gb300-nvl72-slice").domain == 8
     with pytest.raises(ConfigError, match=r"'dgx-a100'.*dgx-b300, dgx-b200"):
-        machine("dgx-a100")
+        find_machine("dgx-a100")
 
 
 def test_an_own_machine_is_a_mapping_of_these_fields_alone() -> None:
     values = yaml.safe_load(OWN)
     own = TypeAdapter(str | Machine).validate_python(values)
-    assert machine(own) is own
+    assert find_machine(own) is own
     assert (own.domain, own.gpu.sm, own.gpu.flops.fp8) == (4, 90, 1.6e15)
     with pytest.raises(ValidationError, match="watts"):
         TypeAdapter(Machine).validate_python(values | {"watts": 700})

@@ -26,7 +26,7 @@ PLAIN = {
     "null": '"null"',
 }
 KINDS = (*PLAIN, "string", "array", "object")
-KEY = "/[A-Za-z_][A-Za-z0-9_-]*/"
+KEY_PATTERN = "/[A-Za-z_][A-Za-z0-9_-]*/"
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
@@ -187,7 +187,7 @@ class _ValueRules:
         return self._any
 
     def _anything_in_braces(self) -> str:
-        rule = self._lark.rule("property", f'{KEY} ":" {self._anything()}')
+        rule = self._lark.rule("property", f'{KEY_PATTERN} ":" {self._anything()}')
         return f'"{{" ({rule} ("," {rule})*)? "}}"'
 
     def _only(self, schema: Mapping[str, Any], *known: str) -> None:

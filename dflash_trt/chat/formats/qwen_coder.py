@@ -17,7 +17,7 @@ CLOSE = "</tool_call>"
 FUNCTION = "<function="
 END = "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
-KEY = "<parameter="
+PARAMETER = "<parameter="
 END_VALUE = "</parameter>"
 MARKERS = (OPEN, CLOSE)
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
@@ -46,7 +46,7 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
     separator = ""
     while True:
         yield from reader.skip_space()
-        if not (yield from reader.skip(KEY)):
+        if not (yield from reader.skip(PARAMETER)):
             break
         key = yield from reader.collect_until(">")
         yield from reader.expect(">")
@@ -54,7 +54,7 @@ def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
         separator = ", "
         yield from reader.skip("\n")
         yield from _value(reader, properties.get(key))
-    if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # truncated
+    if reader.ended and any(word.startswith(reader.text) for word in (PARAMETER, END)):  # truncated
         reader.take(len(reader.text))
         return
     reader.add_arguments("}")
@@ -140,7 +140,7 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
 
 
 def _parameter(lark: Lark, tool: Tool, key: str) -> str:
-    start = f"{KEY}{key}>\n"
+    start = f"{PARAMETER}{key}>\n"
     rule = lark.rule("parameter", f'{lark.text(start)} {_value_grammar(lark, tool, key)} "\\n"')
     return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"
 

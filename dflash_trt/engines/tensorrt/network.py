@@ -40,7 +40,7 @@ def parse(
     return network
 
 
-def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
+def check_network(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
     """Compare a parsed network with its graph; EngineError naming the first difference.
 
     Returns attention nodes that the compiler must decompose, because no kernel supports their

@@ -24,7 +24,7 @@ from dflash_trt.engines.info import (
 from dflash_trt.engines.onnxruntime import GRAPH_FILE
 from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities, make_log, trt, use
-from dflash_trt.engines.tensorrt.network import check, check_form, parse, to_16_bits
+from dflash_trt.engines.tensorrt.network import check_form, check_network, parse, to_16_bits
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import WEIGHTS_FILE
 
@@ -59,7 +59,7 @@ def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
     builder = trt.Builder(log)
     network = parse(builder, log, model, path)
     plan = describe(path, model.graph, info, engine, targets, prefill_chunk)
-    plan = replace(plan, taken_apart=tuple(check(network, model.graph)))
+    plan = replace(plan, taken_apart=tuple(check_network(network, model.graph)))
     config = builder.create_builder_config()
     if engine.library == "tensorrt_rtx":
         config.num_compute_capabilities = len(targets)

@@ -28,7 +28,7 @@ BUFFER_LIMIT = 256_000_000  # bytes of all bodies at once
 
 NOT_READY = "The server is not ready. Try again later."
 STOPPING = "The server is stopping. Try again later."
-FULL = "The server is full. Try again later."
+SERVER_FULL = "The server is full. Try again later."
 FAILED = "The server failed. Its log says why."
 KEY_MISSING = "The API key is missing or wrong."
 COMPRESSED = "A compressed body is not taken: send it without Content-Encoding."
@@ -189,7 +189,7 @@ class Guard:
         if not ready and (path in HEALTH or MODEL_READY.fullmatch(path)):
             return Response(status_code=503 if path == "/health" else 400)  # as Triton does
         if self.state.connections.full and not is_own and path not in HEALTH:
-            return _refuse(path, 503, FULL)
+            return _refuse(path, 503, SERVER_FULL)
         if _is_open(path, method):
             return None
         if not self.doors.has_key(request, self.state.serve.keys):
@@ -235,7 +235,7 @@ class Guard:
             if len(body) > limit:
                 return 413, f"The body has more than {limit} bytes."
             if self.state.buffered > BUFFER_LIMIT:
-                return 503, FULL
+                return 503, SERVER_FULL
             more = message.get("more_body", False)
         return None
 

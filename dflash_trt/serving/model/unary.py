@@ -120,7 +120,7 @@ def _array_from_json(value: Mapping[str, Any]) -> Array:
     return array.reshape(value["shape"])
 
 
-def ask(
+def infer(
     inputs: Arrays,
     timeout: float | None,
     client: str,

@@ -57,7 +57,7 @@ KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
 SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
-OK, FULL = 200, 503
+OK, UNAVAILABLE = 200, 503
 # a Python model's exception: the message, then a traceback
 NOT_LOADED = re.compile(r"failed to load '([^']+)' version \d+: (.+)")
 NO_GPU = re.compile("CUDA|Cuda")  # of errors on a machine without one
@@ -272,11 +272,11 @@ class Server:
                 started = time.monotonic()
             elif self.health.is_ready():
                 status = probe(FIRST_TIMEOUT)
-                answered = status == OK or (status == FULL and self._has_requests())
+                answered = status == OK or (status == UNAVAILABLE and self._has_requests())
                 if answered and self.ended() is None and not self._models_without_process():
                     self.build.check_unchanged()  # what the models have loaded
                     return True
-                if status not in (None, OK, FULL):
+                if status not in (None, OK, UNAVAILABLE):
                     raise ServerError(f"the first request got HTTP {status}", self._hint())
             if give_up.wait(0.1):
                 return False

@@ -71,7 +71,7 @@ def serve(directory: Path, options: Options) -> int:
     stop = threading.Event()
     with ExitStack() as stack:
         build = stack.enter_context(closing(OpenedBuild(directory, options.check, options.signer)))
-        server, application = prepare(stack, build, options, keep_log=True)
+        server, application = set_up(stack, build, options, keep_log=True)
         stack.enter_context(_until_signaled(stop, server))
         stack.enter_context(server)
         # unwound first: Triton would wait for its open streams
@@ -143,7 +143,7 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
     options = Options(ports.http, ports.grpc, security or Security())
     with ExitStack() as stack:
         build = stack.enter_context(closing(OpenedBuild(directory, "none")))
-        server, application = prepare(stack, build, options)
+        server, application = set_up(stack, build, options)
         stack.enter_context(server)
         stack.callback(application.stop)
         application.start(server.log)
@@ -152,7 +152,7 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
         yield replace(ports, metrics=ports.http)
 
 
-def prepare(
+def set_up(
     stack: ExitStack, build: OpenedBuild, options: Options, *, keep_log: bool = False
 ) -> tuple[Server, Application]:
     """Return both, not started; the application holds its port until the stack closes."""

@@ -15,7 +15,7 @@ from dflash_trt.serving.model.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.model.unary import ask
+from dflash_trt.serving.model.unary import infer
 from dflash_trt.serving.processes import end_with_server, hide_shared_memory
 
 
@@ -41,7 +41,7 @@ class TritonPythonModel:
 
 
 def ask_and_respond(sender, call):
-    respond(sender, ask(*call, sender.is_cancelled))
+    respond(sender, infer(*call, sender.is_cancelled))
 
 
 def respond(sender, answer):
