@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,8 @@ def passes(fails: str, fault: Fault | None) -> bool:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+            raise SystemExit(f"selects no test: {fails}")
         return done.returncode == 0
 
 
