@@ -57,6 +57,7 @@ DRAFTER: dict[str, Any] = {
     **{"intermediate_size": 256, "num_hidden_layers": 1, "block_size": 4},
     "dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 1]},
 }
+ALIGNMENT = 32  # of tensors in a GGUF file, unless it says otherwise
 WRITTEN = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
 PRESETS = ("smollm", "llama-bpe", "qwen2", "gpt-2")
 QUICK = (("llama", Kind.Q4_1), ("qwen3", Kind.F16))
@@ -376,10 +377,15 @@ def test_a_tensor_does_not_reach_over_the_next_one(pairs: dict[str, Pair], tmp_p
     # after a name: how many dimensions, they, a type, and where the numbers are
     one, other = (place + 8 + len(name) + 4 + 8 + 4 for place, name in zip(at, norms, strict=True))
     first, second = slice(one, one + 8), slice(other, other + 8)
-    spoilt[first], spoilt[second] = spoilt[second], spoilt[first]
-    file.write_bytes(spoilt)
-    with pytest.raises(CheckpointError, match="behind the next one"):
-        as_directory(file)
+    swapped = bytearray(spoilt)
+    swapped[first], swapped[second] = spoilt[second], spoilt[first]
+    overlapping = bytearray(spoilt)
+    earlier = int.from_bytes(spoilt[second], "little") - ALIGNMENT  # inside the one before it
+    overlapping[second] = earlier.to_bytes(8, "little")
+    for content in (swapped, overlapping):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="behind the next one"):
+            as_directory(file)
 
 
 def test_types_that_are_not_read(pairs: dict[str, Pair], tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+from dflash_trt.checkpoints import load_target
+from dflash_trt.graphs import target_graph
+from dflash_trt.graphs.builder import Storage
+from tests.support import families
 from tests.support.builds import build_engines
 from tests.support.op_profile import assert_in_profile
 from tests.support.pairs import make_pair
@@ -31,6 +35,18 @@ def test_weights_are_external(engines: Path, role: str) -> None:
     inside = [t for t in model.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
     assert sum(len(t.raw_data) for t in inside) < 16_384
     assert any(t.name == "model.embed_tokens.weight" for t in model.graph.initializer)
+
+
+def test_layers_of_a_quantized_target_have_the_mask_of_their_window(tmp_path: Path) -> None:
+    """Where heads share keys, a mask is repeated for them: once for each window."""
+    target = load_target(families.make("qwen2", tmp_path).target_dir)
+    nodes = target_graph(target, (), 64, storage=Storage(bits=8)).graph
+    masks = [node.inputs[3] for node in nodes if node.op_type == "Attention"]
+    windows = [layer.window for layer in target.spec.layers]
+    assert windows == [None, None, 10, 10]
+    assert masks[0] is masks[1]
+    assert masks[2] is masks[3]
+    assert masks[0] is not masks[2]
 
 
 def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
