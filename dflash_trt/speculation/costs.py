@@ -73,13 +73,12 @@ class CostModel:
         is_plain = width == 0 and streak == 0
         if is_plain:
             self._add_plain(batch, ratio)
+        costs = self.costs(n, context)
         if width and draft:
-            costs = self.costs(n, context)
-            self._add_overrun(
-                n, "drafts", context, verify + draft, costs.steps[width] + costs.draft
-            )
+            expected = (costs.steps[width] + costs.draft) * costs.plain_seconds
+            self._add_overrun(batch, "drafts", (verify + draft) / expected)
         elif is_plain and not draft:
-            self._add_overrun(n, "plain", context, verify, 1.0)
+            self._add_overrun(batch, "plain", verify / costs.plain_seconds)
 
     def _add_plain(self, batch: int, ratio: float) -> None:
         """Add the ratio of a plain step, and of nearby steps to it."""
@@ -91,12 +90,9 @@ class CostModel:
                 self._ratios[batch, kind].append((self._now, median(nearby) / ratio))
             times.clear()
 
-    def _add_overrun(
-        self, n: int, kind: str, context: int, seconds: float, expected: float
-    ) -> None:
-        """Add the seconds of a whole round over its expected cost in plain steps."""
-        ratio = seconds / self.costs(n, context).plain_seconds / expected
-        self._overruns[n.bit_length(), kind].append(min(ratio, MAX_OVERRUN))
+    def _add_overrun(self, batch: int, kind: str, ratio: float) -> None:
+        """Add the seconds of a whole round over those that were expected."""
+        self._overruns[batch, kind].append(min(ratio, MAX_OVERRUN))
 
     def overrun(self, n: int) -> float:
         """Return how much more rounds with drafts cost than their parts, at least 1.

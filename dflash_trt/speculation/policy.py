@@ -311,17 +311,18 @@ def _best_width(
     longest = max(len(line) for row in lines for line in row)
     widths = range(min(longest, len(costs)))
     drafts = [0.0] * len(widths)
-    times = [0.0] * len(widths)  # sums of rows' rounds per token
+    # of all rows together; a row without proposals takes a round for each token
+    rounds_per_token = [float(len(rows) - len(lines))] * len(widths)
     for row_lines in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row_lines]
         for width, column in zip(widths, zip(*padded, strict=True), strict=False):
             best = max(column)
             drafts[width] += best
-            times[width] += 1 / (1 + best)
+            rounds_per_token[width] += 1 / (1 + best)
     if waiting:
         tokens = [len(rows) + total for total in drafts]
     else:
-        tokens = [len(rows) ** 2 / (len(rows) - len(lines) + total) for total in times]
+        tokens = [len(rows) ** 2 / total for total in rounds_per_token]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     width = rates.index(max(rates))
     if rates[width] <= CLEARLY * rates[0]:

@@ -37,10 +37,10 @@ class TritonPythonModel:
             tensors.pop("stream", None)
             call = tensors, timeout(request), client_of(parameters(request)), named(request)
             # `dflash` limits how many wait
-            threading.Thread(target=ask_and_respond, args=[sender, call], daemon=True).start()
+            threading.Thread(target=infer_and_respond, args=[sender, call], daemon=True).start()
 
 
-def ask_and_respond(sender, call):
+def infer_and_respond(sender, call):
     respond(sender, infer(*call, sender.is_cancelled))
 
 
