@@ -46,7 +46,7 @@ class Row:
     tokens: Sequence[int]
     known: int
     position: int  # of the first token
-    budget: int  # tokens that the text may still get; 0: its prompt goes on; 1: no drafts
+    budget: int  # tokens that the text may still get, the target's next one too; 0 in a prompt
     # drafts accepted in the last round, which a hybrid's states do not hold yet
     replayed: int = 0
     processor: LogitsProcessor = PLAIN_GREEDY
@@ -59,6 +59,11 @@ class Row:
     @property
     def drafts(self) -> Sequence[int]:
         return self.tokens[self.known :]
+
+    @property
+    def prompt_goes_on(self) -> bool:
+        """Whether more of the prompt follows: then the text gets no token yet."""
+        return self.budget == 0
 
     @property
     def scores_prompt(self) -> bool:
@@ -92,8 +97,7 @@ class Round:
     def leaves_room(self, accepted: Sequence[int]) -> bool:
         """Return whether any text goes on after a round that accepted so many drafts of each."""
         for row, count in zip(self.rows, accepted, strict=True):
-            prompt_goes_on = row.budget == 0
-            if prompt_goes_on or row.budget - count > 1:
+            if row.prompt_goes_on or row.budget - count > 1:
                 return True
         return False
 

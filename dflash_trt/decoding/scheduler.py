@@ -287,7 +287,7 @@ class Scheduler:
             _decoding_row(sequence, proposal)
             for sequence, proposal in zip(sequences, plan.chosen, strict=True)
         ]
-        self._last_verified = len(rows) * (1 + plan.width)
+        self._last_verified = len(rows) * (1 + plan.draft_len)
         features = Features.DRAFT if plan.draft_tokens else without_drafter
         result, report = self._run(rows, features, plan.draft_tokens)
         for index, sequence in enumerate(sequences):

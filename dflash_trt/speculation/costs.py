@@ -51,9 +51,9 @@ class CostModel:
         self._now = 0  # timed rounds
 
     def add(
-        self, n: int, width: int, context: int, verify: float, draft: float, streak: int
+        self, n: int, draft_len: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
-        """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it.
+        """Add the seconds of a round: n rows of `draft_len` drafts each, and the drafter after it.
 
         streak: rounds in a row, before this one, that ended with the drafter.
         """
@@ -62,20 +62,20 @@ class CostModel:
         self._now += 1
         if self._now % REFRESH == 0:
             self._corrected.clear()
-        ratio = verify / self._profile.verify(n, 1 + width, near)
+        ratio = verify / self._profile.verify(n, 1 + draft_len, near)
         drafter_has_just_begun = streak == 1  # with the features of many rounds
-        if width and not drafter_has_just_begun:
+        if draft_len and not drafter_has_just_begun:
             self._unpaired[batch, "verify"].append((self._now, ratio))
         drafter_goes_on = draft > 0 and streak > 0  # with the features of one round
         if drafter_goes_on:
             draft_ratio = draft / self._profile.draft(n, near)
             self._unpaired[batch, "draft"].append((self._now, draft_ratio))
-        is_plain = width == 0 and streak == 0
+        is_plain = draft_len == 0 and streak == 0
         if is_plain:
             self._add_plain(batch, ratio)
         costs = self.costs(n, context)
-        if width and draft:
-            expected = (costs.steps[width] + costs.draft) * costs.plain_seconds
+        if draft_len and draft:
+            expected = (costs.steps[draft_len] + costs.draft) * costs.plain_seconds
             self._add_overrun(batch, "drafts", (verify + draft) / expected)
         elif is_plain and not draft:
             self._add_overrun(batch, "plain", verify / costs.plain_seconds)

@@ -17,19 +17,20 @@ REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
 ALONE = 4  # rounds that a text has to go on alone before drafts, if the last one was joined sooner
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
+RESTING = 4  # plain rounds in a row, after which every second one is not chosen but plain
 
 
 class Expected(NamedTuple):
     proposal: Proposal
     tokens: list[float]  # expected to be accepted of its first 0, 1, ..
 
-    def at(self, width: int) -> float:
-        return self.tokens[min(width, len(self.tokens) - 1)]
+    def at(self, draft_len: int) -> float:
+        return self.tokens[min(draft_len, len(self.tokens) - 1)]
 
 
 class LastRound(NamedTuple):
     sequences: int
-    width: int  # drafts
+    draft_len: int
     context: int
 
 
@@ -140,6 +141,8 @@ class Adaptive(Policy):
         self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
+        self._plain_rounds = 0  # in a row, of those that were chosen
+        self._rested = False  # whether the last round was not chosen but plain
         self._company = Company()
 
     def choose(
@@ -151,19 +154,23 @@ class Adaptive(Policy):
         coming: int = 0,
     ) -> RoundPlan:
         n = len(rows)
-        sampled = any(row.sampled for row in rows)
         self._company.note(n + coming)
+        self._rested = self._may_rest(n) and not feed
+        if self._rested:
+            self._idle += 1
+            return RoundPlan([None] * n, 0)
+        sampled = any(row.sampled for row in rows)
         drafted = self._drafted
         self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, sampled)
         costs = self._costs.costs(n, context)
         expected = [self._expect(row) for row in rows]
-        width = self._choose_width(gate, expected, costs, n, waiting)
+        draft_len = self._choose_draft_len(gate, expected, costs, n, waiting)
         self._note_drafts(rows)
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
         if needs_plain:
-            width = 0
-        chosen = [_best_proposal(row, width) for row in expected]
+            draft_len = 0
+        chosen = [_best_proposal(row, draft_len) for row in expected]
         if self.draft_tokens == 0:  # lookup only
             runs = False
         elif feed:
@@ -180,10 +187,16 @@ class Adaptive(Policy):
         self._drafted = runs
         self._idle = 0 if runs else self._idle + 1
         plan = RoundPlan(chosen, self.draft_tokens if runs else 0)
-        self._last = LastRound(n, plan.width, context)
+        self._last = LastRound(n, plan.draft_len, context)
+        is_plain = plan.draft_len == 0 and not runs and not self._company.is_expected
+        self._plain_rounds = self._plain_rounds + 1 if is_plain else 0
         return plan
 
-    def _choose_width(
+    def _may_rest(self, n: int) -> bool:
+        """Return whether a choice for these n sequences would cost more than it brings."""
+        return self._plain_rounds >= RESTING and not self._rested and n == self._last.sequences
+
+    def _choose_draft_len(
         self,
         gate: Gate,
         expected: Sequence[Sequence[Expected]],
@@ -194,14 +207,14 @@ class Adaptive(Policy):
         """Return how many drafts a row should verify; credit the drafter for those it made."""
         drafted = self._drafted and any(expected)
         draft_cost = costs.draft if self._drafted else 0.0
-        width, tokens = _best_width(expected, costs.steps, draft_cost, waiting)
+        draft_len, tokens = _best_draft_len(expected, costs.steps, draft_cost, waiting)
         if not drafted:
-            return width
-        cost = (costs.steps[width] + costs.draft) * self._costs.overrun(n)
-        _credit_drafter(gate, expected, tokens[width], cost, costs, waiting)
+            return draft_len
+        cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n)
+        _credit_drafter(gate, expected, tokens[draft_len], cost, costs, waiting)
         if self._probing:
-            return max(width, 1)  # verify at least one, or a wrong estimate is never corrected
-        return width
+            return max(draft_len, 1)  # verify at least one, or a wrong estimate is never corrected
+        return draft_len
 
     def _expect(self, row: SequenceProposals) -> list[Expected]:
         return [
@@ -263,8 +276,10 @@ class Adaptive(Policy):
         self._estimator.observe(proposal, accepted)
 
     def timed(self, verify: float, draft: float) -> None:
-        n, width, context = self._last
-        self._costs.add(n, width, context, verify, draft, self._streak)
+        if self._rested:
+            return
+        n, draft_len, context = self._last
+        self._costs.add(n, draft_len, context, verify, draft, self._streak)
         if self._probing and draft:
             self._probe_cost = draft / self._costs.costs(n, context).plain_seconds
 
@@ -292,10 +307,10 @@ class Adaptive(Policy):
         return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
 
 
-def _best_width(
+def _best_draft_len(
     rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float, waiting: bool
 ) -> tuple[int, list[float]]:
-    """Return the width with the most tokens per time, and the tokens at each width.
+    """Return the draft length with the most tokens per time, and the tokens at each length.
 
     If none wait for a place, tokens are the rows' harmonic mean, times the rows: the mean time for
     a token counts. A round that hurries some rows holds up the others, which then go on without
@@ -309,35 +324,35 @@ def _best_width(
     if all_accepted / (cheapest + draft_cost) <= CLEARLY * plain / (costs[0] + draft_cost):
         return 0, [plain]
     longest = max(len(line) for row in lines for line in row)
-    widths = range(min(longest, len(costs)))
-    drafts = [0.0] * len(widths)
+    lengths = range(min(longest, len(costs)))
+    drafts = [0.0] * len(lengths)
     # of all rows together; a row without proposals takes a round for each token
-    rounds_per_token = [float(len(rows) - len(lines))] * len(widths)
+    rounds_per_token = [float(len(rows) - len(lines))] * len(lengths)
     for row_lines in lines:
         padded = [line + [line[-1]] * (longest - len(line)) for line in row_lines]
-        for width, column in zip(widths, zip(*padded, strict=True), strict=False):
+        for draft_len, column in zip(lengths, zip(*padded, strict=True), strict=False):
             best = max(column)
-            drafts[width] += best
-            rounds_per_token[width] += 1 / (1 + best)
+            drafts[draft_len] += best
+            rounds_per_token[draft_len] += 1 / (1 + best)
     if waiting:
         tokens = [len(rows) + total for total in drafts]
     else:
         tokens = [len(rows) ** 2 / total for total in rounds_per_token]
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
-    width = rates.index(max(rates))
-    if rates[width] <= CLEARLY * rates[0]:
-        width = 0
-    return width, tokens
+    draft_len = rates.index(max(rates))
+    if rates[draft_len] <= CLEARLY * rates[0]:
+        draft_len = 0
+    return draft_len, tokens
 
 
-def _best_proposal(row: Sequence[Expected], width: int) -> Proposal | None:
-    """Return the proposal with the most expected tokens at this width, cut to it."""
-    if not width or not row:
+def _best_proposal(row: Sequence[Expected], draft_len: int) -> Proposal | None:
+    """Return the proposal with the most expected tokens at this draft length, cut to it."""
+    if not draft_len or not row:
         return None
-    best = max(row, key=lambda expected: expected.at(width))
-    if best.at(width) <= 0:
+    best = max(row, key=lambda expected: expected.at(draft_len))
+    if best.at(draft_len) <= 0:
         return None
-    return best.proposal.cut(width)
+    return best.proposal.cut(draft_len)
 
 
 def _credit_drafter(
@@ -352,7 +367,7 @@ def _credit_drafter(
     without_drafts = [
         [expected for expected in row if expected.proposal.source != "drafter"] for row in rows
     ]
-    other_width, other_tokens = _best_width(without_drafts, costs.steps, 0.0, waiting)
+    other_len, other_tokens = _best_draft_len(without_drafts, costs.steps, 0.0, waiting)
     # decoding without the drafter takes this long for as many tokens
-    other_cost = tokens * costs.steps[other_width] / other_tokens[other_width]
+    other_cost = tokens * costs.steps[other_len] / other_tokens[other_len]
     gate.add(other_cost - cost, cost)

@@ -50,6 +50,6 @@ class RoundPlan(NamedTuple):
     draft_tokens: int  # requested of the drafter afterwards; 0: it does not run
 
     @property
-    def width(self) -> int:
-        """The largest number of drafts in a row."""
+    def draft_len(self) -> int:
+        """The most drafts of a row."""
         return max((len(proposal.tokens) for proposal in self.chosen if proposal), default=0)

@@ -39,5 +39,5 @@ def rows(*proposals: Proposal) -> list[SequenceProposals]:
     return [SequenceProposals([each], False) for each in proposals]
 
 
-def widths(plan: RoundPlan) -> list[int]:
+def draft_lens(plan: RoundPlan) -> list[int]:
     return [len(each.tokens) if each else 0 for each in plan.chosen]

@@ -7,35 +7,35 @@ import pytest
 
 from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, RoundPlan, SequenceProposals
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
-from dflash_trt.speculation.policy import ALONE, CLEARLY
-from tests.support.proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
+from dflash_trt.speculation.policy import ALONE, CLEARLY, RESTING
+from tests.support.proposals import MOST, SECOND, Costs, chain, draft_lens, linear, looked_up, rows
 
 
-def test_a_batch_has_one_width() -> None:
-    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 at width 0.
+def test_a_batch_has_one_draft_length() -> None:
+    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 without drafts.
 
-    A width's tokens are the rows' harmonic mean, times the rows.
+    Tokens are the rows' harmonic mean, times the rows.
     """
     good, _, bad = rows(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
     policy = adaptive(Costs([1, 1.4, 2.4]))
-    assert widths(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.6 / 1.4, 5.8 / 2.4
-    assert widths(policy.choose([good, bad], 0)) == [0, 0]  # 2.8 / 1.4, 3.3 / 2.4
+    assert draft_lens(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.6 / 1.4, 5.8 / 2.4
+    assert draft_lens(policy.choose([good, bad], 0)) == [0, 0]  # 2.8 / 1.4, 3.3 / 2.4
     others = [SequenceProposals([], False), SequenceProposals([chain([0.9])], True)]
-    assert widths(adaptive(Costs([1, 1, 1])).choose([good, *others], 0)) == [2, 0, 1]
+    assert draft_lens(adaptive(Costs([1, 1, 1])).choose([good, *others], 0)) == [2, 0, 1]
 
 
 def test_some_rows_are_not_hurried_at_the_cost_of_others() -> None:
     """All tokens together would gain, 5.5 / 1.35 against 4 / 1; the two others lose a quarter."""
     good, bad = rows(chain([0.75]), chain([0.0]))
-    assert widths(adaptive(Costs([1, 1.35])).choose([good, good, bad, bad], 0)) == [0, 0, 0, 0]
+    assert draft_lens(adaptive(Costs([1, 1.35])).choose([good, good, bad, bad], 0)) == [0, 0, 0, 0]
     (better,) = rows(chain([0.9]))
-    for waiting, width in ((False, 0), (True, 1)):  # those who wait are company, 5.8 / 1.35
+    for waiting, draft_len in ((False, 0), (True, 1)):  # those who wait are company, 5.8 / 1.35
         plan = adaptive(Costs([1, 1.35])).choose([better, better, bad, bad], 0, waiting=waiting)
-        assert widths(plan)[:2] == [width, width]
-    assert widths(adaptive(Costs([1, 1.35])).choose([good, good], 0)) == [1, 1]
+        assert draft_lens(plan)[:2] == [draft_len, draft_len]
+    assert draft_lens(adaptive(Costs([1, 1.35])).choose([good, good], 0)) == [1, 1]
 
 
-def test_width_is_the_best_of_all() -> None:
+def test_the_draft_length_is_the_best_of_all() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         steps = 1 + np.r_[0, np.cumsum(rng.exponential(0.3, MOST))]
@@ -53,13 +53,15 @@ def test_width_is_the_best_of_all() -> None:
         ]
         rates = [n / np.mean(time) / step for time, step in zip(times, steps, strict=False)]
         best = max(rates)  # which has to be clearly better than plain decoding
-        assert rates[plan.width] == pytest.approx(best if best > CLEARLY * rates[0] else rates[0])
-        assert widths(plan) == [min(plan.width, length) for length in lengths]
+        assert rates[plan.draft_len] == pytest.approx(
+            best if best > CLEARLY * rates[0] else rates[0]
+        )
+        assert draft_lens(plan) == [min(plan.draft_len, length) for length in lengths]
 
 
 def test_fixed_takes_all() -> None:
     plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), SequenceProposals([], False)], 0)
-    assert (widths(plan), plan.draft_tokens) == ([MOST, 0], MOST)
+    assert (draft_lens(plan), plan.draft_tokens) == ([MOST, 0], MOST)
     assert Fixed(0).choose([SequenceProposals([], False)], 0) == RoundPlan([None], 0)
 
 
@@ -122,7 +124,36 @@ def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
     """Not after every copy, or there would be no drafts when one turns out wrong."""
     for match, drafts in ((16, False), (1, True)):
         plan = adaptive(Costs(linear(0.001), 0.01)).choose(rows(looked_up(match)), 0)
-        assert (plan.width, plan.draft_tokens > 0) == (MOST, drafts)
+        assert (plan.draft_len, plan.draft_tokens > 0) == (MOST, drafts)
+
+
+def resting() -> Adaptive:
+    """Return a policy after so many plain rounds that it rests in the next one."""
+    policy = adaptive(Costs(linear(0.3), 0.5))
+    lost = SequenceProposals([], False, out_of_sync=True)
+    for _ in range(RESTING):
+        assert draft_lens(policy.choose([lost], 0)) == [0]
+        policy.timed(SECOND, 0.0)
+    return policy
+
+
+def test_after_plain_rounds_every_second_one_is_plain_without_a_choice() -> None:
+    """A good draft waits for one round; a new sequence or a full buffer does not."""
+    (good,) = rows(chain([0.99**k for k in range(1, MOST + 1)]))
+    policy = resting()
+    assert draft_lens(policy.choose([good], 0)) == [0]
+    assert draft_lens(policy.choose([good], 0)) == [MOST]
+    assert draft_lens(policy.choose([good], 0)) == [MOST]
+    assert draft_lens(resting().choose([good, good], 0)) == [MOST, MOST]
+    assert resting().choose([good], 0, feed=True).draft_tokens
+
+
+def test_a_round_without_a_choice_is_not_timed() -> None:
+    policy = resting()
+    for _ in range(4):
+        policy.choose([SequenceProposals([], False, out_of_sync=True)], 0)
+        policy.timed(SECOND, 0.0)
+    assert policy._costs._now == RESTING + 2
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:
@@ -130,7 +161,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
     costs = Costs(linear(0.1))
     policy, chosen = adaptive(costs), []
     for _ in range(40):
-        chosen.append(policy.choose(rows(chain([0.9, 0.8])), 0).width)
+        chosen.append(policy.choose(rows(chain([0.9, 0.8])), 0).draft_len)
         policy.timed(costs.verify(1, 1 + chosen[-1], 0) * (3 if chosen[-1] else 1), 0.0)
     assert chosen[0] == 2
     assert 0 in chosen[TIMED : 2 + 2 * TIMED]
@@ -144,9 +175,9 @@ def test_plain_steps_after_the_drafter_do_not_count() -> None:
     for _ in range(3 * STALE):
         plans.append(policy.choose(rows(chain([0.9] * MOST)), 0))
         after = len(plans) > 1 and plans[-2].draft_tokens > 0
-        slow = 9.0 if after and not plans[-1].width else 1.0
-        policy.timed(slow * costs.verify(1, 1 + plans[-1].width, 0), 0.01 * SECOND)
-    later = [(plan.width, plan.draft_tokens > 0) for plan in plans[STALE // 2 :]]
+        slow = 9.0 if after and not plans[-1].draft_len else 1.0
+        policy.timed(slow * costs.verify(1, 1 + plans[-1].draft_len, 0), 0.01 * SECOND)
+    later = [(plan.draft_len, plan.draft_tokens > 0) for plan in plans[STALE // 2 :]]
     assert 1 <= later.count((0, False)) == later.count((0, True)) <= 4
     # nine times as long, wide steps would be free
     assert policy._costs.costs(1, 0)[0] == pytest.approx(linear(0.01), rel=0.1)
@@ -198,7 +229,7 @@ class World:
                 self.policy.observe(proposal, accepted)
             self.drafting.append(plan.draft_tokens > 0)
             self.sources.append(proposal.source if proposal else "plain")
-            time += self.costs.verify(1, 1 + plan.width, 0) / SECOND
+            time += self.costs.verify(1, 1 + plan.draft_len, 0) / SECOND
             time += (plan.draft_tokens > 0) * self.costs.draft(1, 0) / SECOND
         return tokens / time
 
@@ -208,7 +239,7 @@ class World:
 
 
 def best_fixed(costs: Costs, right: float) -> float:
-    """Return tokens per plain step with the best fixed width, or none."""
+    """Return tokens per plain step with the best fixed draft length, or none."""
     rates = [
         sum(right**k for k in range(w + 1)) / (costs.steps[w] + costs.drafter)
         for w in range(1, MOST + 1)
