@@ -30,7 +30,7 @@ class Block:
         return self.key[1]
 
     @property
-    def drafted(self) -> bool:
+    def serves_drafts(self) -> bool:
         return self.seen == len(self.tokens)
 
     @property
@@ -57,28 +57,31 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
-        """Return a prompt's cached blocks, never of its last token; drafted: the drafter's too."""
+    def find(self, salt: str, tokens: Sequence[int], *, for_drafts: bool) -> list[Block]:
+        """Return a prompt's cached blocks, never of its last token.
+
+        for_drafts: only blocks that the drafter has, too.
+        """
         path = list[Block]()
         for key in _keys(salt, tokens[:-1], path):
             block = self._blocks.get(key)
             if block is None:
                 break
-            if drafted and not block.drafted:
+            if for_drafts and not block.serves_drafts:
                 break
             path.append(block)
         self._touch(path)
         return path
 
     def insert(
-        self, salt: str, tokens: Sequence[int], drafted: int
+        self, salt: str, tokens: Sequence[int], seen: int
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Insert a sequence's blocks; the drafter's cache holds the first `drafted` tokens.
+        """Insert a sequence's blocks; the drafter's cache holds the first `seen` tokens.
 
         Returns what the next step must do: block numbers to drop; (number, first token) of each
         block to store.
         """
-        path, stored = self._insert_blocks(salt, tokens, drafted // BLOCK * BLOCK)
+        path, stored = self._insert_blocks(salt, tokens, seen // BLOCK * BLOCK)
         self._touch(path)
         return self._take_dropped(), stored
 

@@ -121,11 +121,11 @@ class Scheduler:
         sequence.started = time.monotonic()
         if self._expected == 1 and sequence.request.drafting:
             self._policy.begin(_is_sampled(sequence))
-        drafted = (
+        for_drafts = (
             self._drafts_after_prompt(sequence)
             or self._features_without_drafter([sequence]) is Features.KEEP
         )
-        self._slots.load(sequence, drafted=drafted)
+        self._slots.load(sequence, for_drafts=for_drafts)
 
     def _prefill(self, sequence: SequenceState) -> list[SequenceState]:
         """Run the next chunk of a prompt; after the last one the sequence decodes."""

@@ -43,26 +43,26 @@ class Slots:
     def __len__(self) -> int:
         return len(self.decoding) + (self.prefilling is not None)
 
-    def load(self, sequence: SequenceState, *, drafted: bool) -> None:
-        """Load a cached prefix for the one in prefill; drafted: only what the drafter has too."""
+    def load(self, sequence: SequenceState, *, for_drafts: bool) -> None:
+        """Load the cached prefix of a prompt; for_drafts: only what the drafter has, too."""
         request = sequence.request
         cache = self.cache
         if cache is None:
             return
         blocks = list[Block]()
         if not request.sampling.prompt_logprobs:
-            blocks = cache.find(request.cache_salt, request.prompt, drafted=drafted)
+            blocks = cache.find(request.cache_salt, request.prompt, for_drafts=for_drafts)
         slot = self.first + len(self.decoding)
         loaded = 0
         for block in blocks:
             self._copies.append(Copy(block.number, slot, len(block.tokens), loaded))
             loaded += len(block.tokens)
         if not isinstance(cache, StateCache):
-            sequence.load(loaded, BLOCK * _count_drafted(blocks))
+            sequence.load(loaded, BLOCK * _count_serving_drafts(blocks))
             return
         state = blocks[-1] if blocks else None
         if isinstance(state, State):
-            sequence.load(loaded, loaded if state.drafted else 0, state.waiting or 0)
+            sequence.load(loaded, loaded if state.serves_drafts else 0, state.waiting or 0)
         sequence.chunk_ends = cache.chunk_ends(request.cache_salt, request.prompt, loaded)
 
     def store_prefix(self, sequence: SequenceState) -> None:
@@ -74,8 +74,8 @@ class Slots:
         tokens = [*sequence.request.prompt, *sequence.tokens]
         if isinstance(cache, StateCache):
             tokens = tokens[: sequence.position - sequence.replayed]
-            drafted = not sequence.out_of_sync
-            dropped, stored = cache.insert_state(salt, tokens, sequence.seen, drafted=drafted)
+            in_sync = not sequence.out_of_sync
+            dropped, stored = cache.insert_state(salt, tokens, sequence.seen, in_sync=in_sync)
         else:
             goes_on = sequence.finish_reason is None
             drafted_only = goes_on and not sequence.out_of_sync
@@ -130,9 +130,9 @@ class Slots:
         self._copies.append(_Move(self.first + source, self.first + destination, sequence))
 
 
-def _count_drafted(blocks: list[Block]) -> int:
+def _count_serving_drafts(blocks: list[Block]) -> int:
     """Return how many blocks the drafter has too, from the first on."""
     for index, block in enumerate(blocks):
-        if not block.drafted:
+        if not block.serves_drafts:
             return index
     return len(blocks)

@@ -24,7 +24,7 @@ class State(Block):
     blocks: int  # as much memory
 
     @property
-    def drafted(self) -> bool:
+    def serves_drafts(self) -> bool:
         return self.waiting is not None
 
     @property
@@ -42,14 +42,14 @@ class StateCache(PrefixCache):
         self._features_per_block = features_per_block
         self._state_numbers = FIRST_STATE  # the next state's
 
-    def find(self, salt: str, tokens: Sequence[int], *, drafted: bool) -> list[Block]:
+    def find(self, salt: str, tokens: Sequence[int], *, for_drafts: bool) -> list[Block]:
         """Return blocks and the state after them, of the longest text that a prompt begins with.
 
-        Never all of the prompt. drafted: only a state that the drafter can go on from.
+        Never all of the prompt. for_drafts: only a state that the drafter can go on from.
         """
-        path = super().find(salt, tokens, drafted=False)
+        path = super().find(salt, tokens, for_drafts=False)
         for depth in range(len(path), -1, -1):
-            state = self._longest_state(salt, tokens, path[:depth], drafted)
+            state = self._longest_state(salt, tokens, path[:depth], for_drafts)
             if state is not None:
                 result = [*path[:depth], state]
                 self._touch(result)
@@ -57,14 +57,14 @@ class StateCache(PrefixCache):
         return []
 
     def _longest_state(
-        self, salt: str, tokens: Sequence[int], path: Sequence[Block], drafted: bool
+        self, salt: str, tokens: Sequence[int], path: Sequence[Block], for_drafts: bool
     ) -> Block | None:
         """Return the state that comes right after a path and the most of the next tokens."""
         before = path[-1].number if path else salt
         rest = tuple(tokens[len(path) * BLOCK : len(tokens) - 1][: BLOCK - 1])
         for length in range(len(rest), -1, -1):
             state = self._blocks.get((before, rest[:length]))
-            if state is not None and (state.drafted or not drafted):
+            if state is not None and (state.serves_drafts or not for_drafts):
                 return state
         return None
 
@@ -76,18 +76,18 @@ class StateCache(PrefixCache):
         that texts share.
         """
         last = len(tokens) - OPENING
-        branch = BLOCK * len(super().find(salt, tokens, drafted=False))
+        branch = BLOCK * len(super().find(salt, tokens, for_drafts=False))
         return sorted({position for position in (branch, last) if start < position <= last})
 
     def insert_state(
-        self, salt: str, tokens: Sequence[int], seen: int, *, drafted: bool
+        self, salt: str, tokens: Sequence[int], seen: int, *, in_sync: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Insert the state after a text, and its blocks; see `insert`.
 
-        seen: tokens in the drafter's cache; if `drafted` it can go on, because features of the
+        seen: tokens in the drafter's cache; if `in_sync` it can go on, because features of the
         others wait.
         """
-        waiting = max(len(tokens) - seen, 0) if drafted else None
+        waiting = max(len(tokens) - seen, 0) if in_sync else None
         size = self._state_blocks + self._blocks_of_features(waiting or 0)
         fits = size + len(tokens) // BLOCK <= self._limit
         if self._paused or not tokens or not fits:
@@ -98,7 +98,7 @@ class StateCache(PrefixCache):
             before = path[-1].number if path else salt
             key = (before, tuple(tokens[start:]))
             state = self._blocks.get(key)
-            if state is not None and drafted and not state.drafted:
+            if state is not None and in_sync and not state.serves_drafts:
                 self._drop(state)
                 state = None
             if state is None and self._make_room(path, size):

@@ -48,16 +48,16 @@ def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None
     old, new = WORDS[0] + WORDS[1], WORDS[2] + WORDS[1]
     for text in (old, new):
         cache.insert("", text, len(text))
-    assert len(cache.find("", [*old, 9], drafted=True)) == 2  # used again
+    assert len(cache.find("", [*old, 9], for_drafts=True)) == 2  # used again
     cache.insert("", WORDS[1], BLOCK)
-    assert [len(cache.find("", [*text, 9], drafted=True)) for text in (old, new)] == [2, 1]
+    assert [len(cache.find("", [*text, 9], for_drafts=True)) for text in (old, new)] == [2, 1]
 
 
 def test_a_cache_smaller_than_a_block_stays_empty() -> None:
     """1 MiB is too small for a block of a large model."""
     cache = PrefixCache(0)
     assert cache.insert("", WORDS[0], BLOCK) == ([], [])
-    assert cache.find("", [*WORDS[0], 9], drafted=True) == []
+    assert cache.find("", [*WORDS[0], 9], for_drafts=True) == []
 
 
 def test_a_text_never_evicts_its_own_blocks() -> None:
@@ -75,7 +75,7 @@ def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
     cache.insert("", WORDS[1], BLOCK)  # the step has to drop the first one
     cache.clear()
     assert not len(cache)
-    assert not cache.find("", text, drafted=True)
+    assert not cache.find("", text, for_drafts=True)
     assert cache.insert("", [], 0) == ([FIRST_BLOCK, FIRST_BLOCK + 1], [])
     cache.confirm_drops()
     cache.clear()

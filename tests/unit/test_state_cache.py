@@ -13,9 +13,11 @@ TEXT = [*WORDS[0], *WORDS[1], 9, 8, 7]  # two blocks and three tokens
 END = len(TEXT)
 
 
-def position(cache: StateCache, prompt: list[int], salt: str = "", *, drafted: bool = True) -> int:
+def position(
+    cache: StateCache, prompt: list[int], salt: str = "", *, for_drafts: bool = True
+) -> int:
     """Return the length of what is found; the state has to come last, and nothing else be one."""
-    found = cache.find(salt, prompt, drafted=drafted)
+    found = cache.find(salt, prompt, for_drafts=for_drafts)
     assert [isinstance(block, State) for block in found] == [False] * (len(found) - 1) + [True] * (
         len(found) > 0
     )
@@ -24,7 +26,7 @@ def position(cache: StateCache, prompt: list[int], salt: str = "", *, drafted: b
 
 def test_a_state_is_found_after_exactly_its_tokens() -> None:
     cache = StateCache(20, 3)
-    dropped, stored = cache.insert_state("", TEXT, END, drafted=True)
+    dropped, stored = cache.insert_state("", TEXT, END, in_sync=True)
     numbers = [(FIRST_BLOCK, 0), (FIRST_BLOCK + 1, BLOCK), (FIRST_STATE, 2 * BLOCK)]
     assert (dropped, stored) == ([], numbers)
     assert cache.used == 2 + 3
@@ -32,51 +34,51 @@ def test_a_state_is_found_after_exactly_its_tokens() -> None:
     assert position(cache, TEXT) == 0  # the last token's logits are needed
     assert position(cache, [*TEXT[:-1], 6, 1]) == 0  # a state is never cut
     assert position(cache, [*TEXT, 1], "tenant") == 0
-    assert cache.insert_state("", TEXT, END, drafted=True) == ([], [])
+    assert cache.insert_state("", TEXT, END, in_sync=True) == ([], [])
 
 
 def test_the_longest_text_with_a_state_is_found() -> None:
     cache = StateCache(40, 3)
     for end in (5, BLOCK, BLOCK + 5, END):
-        cache.insert_state("", TEXT[:end], end, drafted=True)
+        cache.insert_state("", TEXT[:end], end, in_sync=True)
     found = [position(cache, [*TEXT[:end], 99]) for end in (4, 5, 15, 16, 20, 21, 34, 35)]
     assert found == [0, 5, 5, 16, 16, 21, 21, 35]
 
 
 def test_a_state_less_than_a_block_long_belongs_to_its_salt() -> None:
     cache = StateCache(40, 3)
-    cache.insert_state("one", TEXT[:5], 5, drafted=True)
+    cache.insert_state("one", TEXT[:5], 5, in_sync=True)
     assert position(cache, [*TEXT[:5], 1], "one") == 5
     assert position(cache, [*TEXT[:5], 1], "two") == position(cache, [*TEXT[:5], 1]) == 0
 
 
 def test_what_the_drafter_cannot_go_on_from_is_replaced_once_it_can() -> None:
     cache = StateCache(40, 3)
-    cache.insert_state("", TEXT, 0, drafted=False)
+    cache.insert_state("", TEXT, 0, in_sync=False)
     assert position(cache, [*TEXT, 1]) == 0
-    assert position(cache, [*TEXT, 1], drafted=False) == END
-    dropped, stored = cache.insert_state("", TEXT, END - 1, drafted=True)
+    assert position(cache, [*TEXT, 1], for_drafts=False) == END
+    dropped, stored = cache.insert_state("", TEXT, END - 1, in_sync=True)
     assert dropped == [FIRST_STATE]
     # the drafter's rows of both blocks too
     assert stored == [(FIRST_BLOCK, 0), (FIRST_BLOCK + 1, BLOCK), (FIRST_STATE + 1, 2 * BLOCK)]
     assert position(cache, [*TEXT, 1]) == END
-    assert cache.insert_state("", TEXT, 0, drafted=False) == ([], [])
+    assert cache.insert_state("", TEXT, 0, in_sync=False) == ([], [])
 
 
 def test_features_that_wait_count() -> None:
     """Four of them take as much as a block."""
     cache = StateCache(40, 3, features_per_block=4)
-    cache.insert_state("", TEXT, END - 9, drafted=True)
+    cache.insert_state("", TEXT, END - 9, in_sync=True)
     assert cache.used == 2 + 3 + 3
-    (*_, state) = cache.find("", [*TEXT, 1], drafted=True)
+    (*_, state) = cache.find("", [*TEXT, 1], for_drafts=True)
     assert isinstance(state, State)
     assert state.waiting == 9
 
 
 def test_states_go_before_the_blocks_that_lead_to_them() -> None:
     cache = StateCache(8, 3)
-    cache.insert_state("", TEXT, END, drafted=True)  # 2 + 3
-    dropped, _ = cache.insert_state("", WORDS[2], BLOCK, drafted=True)  # 1 + 3
+    cache.insert_state("", TEXT, END, in_sync=True)  # 2 + 3
+    dropped, _ = cache.insert_state("", WORDS[2], BLOCK, in_sync=True)  # 1 + 3
     assert dropped == [FIRST_STATE]
     assert cache.used == 2 + 1 + 3
     assert (position(cache, [*TEXT, 1]), position(cache, [*WORDS[2], 1])) == (0, BLOCK)
@@ -84,14 +86,14 @@ def test_states_go_before_the_blocks_that_lead_to_them() -> None:
 
 def test_what_cannot_fit_is_not_begun() -> None:
     cache = StateCache(4, 3)
-    assert cache.insert_state("", TEXT, END, drafted=True) == ([], [])
+    assert cache.insert_state("", TEXT, END, in_sync=True) == ([], [])
     assert cache.used == len(cache) == 0
-    cache.insert_state("", TEXT[:20], 20, drafted=True)
+    cache.insert_state("", TEXT[:20], 20, in_sync=True)
     assert cache.used == 4
     cache = StateCache(40, 3)
     cache.pause(True)
-    assert cache.insert_state("", TEXT[:5], 5, drafted=True) == ([], [])
-    assert cache.insert_state("", [], 0, drafted=True) == ([], [])
+    assert cache.insert_state("", TEXT[:5], 5, in_sync=True) == ([], [])
+    assert cache.insert_state("", [], 0, in_sync=True) == ([], [])
 
 
 def test_a_prompt_stops_before_the_opening_of_the_answer() -> None:
@@ -104,11 +106,11 @@ def test_a_prompt_stops_before_the_opening_of_the_answer() -> None:
 
 def test_a_prompt_stops_where_it_leaves_what_is_known() -> None:
     cache = StateCache(40, 3)
-    cache.insert_state("", TEXT, END, drafted=True)
+    cache.insert_state("", TEXT, END, in_sync=True)
     prompt = [*TEXT[: 2 * BLOCK], *range(100, 140)]
     assert cache.chunk_ends("", prompt, 0) == [2 * BLOCK, len(prompt) - OPENING]
     assert cache.chunk_ends("other", prompt, 0) == [len(prompt) - OPENING]
-    cache.insert_state("", prompt[: 2 * BLOCK], 2 * BLOCK, drafted=True)
+    cache.insert_state("", prompt[: 2 * BLOCK], 2 * BLOCK, in_sync=True)
     start = position(cache, prompt)
     assert start == 2 * BLOCK
     assert cache.chunk_ends("", prompt, start) == [len(prompt) - OPENING]
