@@ -153,10 +153,11 @@ def assert_target_logits_and_taps(case: Case) -> None:
     # whole, then again in another row in uneven chunks over the same cache
     for row, start, end in [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]:
         output = target_step(engine, text[start:end], start, row)
-        # gpt-oss's logits of up to 20: ours and transformers' are each 7e-5 off those in float64
+        # of float64, ours and transformers' are each 7e-5 off in gpt-oss's logits of up to 20, and
+        # 7e-5 and 9e-5 in the features of up to 43 of a mixture of Qwen3.5 on one kind of CPU
         np.testing.assert_allclose(output["logits"], logits[start:end], atol=TOLERANCE, rtol=1e-5)
         np.testing.assert_allclose(
-            output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
+            output["features"][0], features[start:end], atol=TOLERANCE, rtol=1e-5
         )
         assert (output["top_ids"][:, 0] == logits[start:end].argmax(-1)).all()
 
