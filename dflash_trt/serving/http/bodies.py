@@ -15,6 +15,8 @@ from dflash_trt.serving.http.failures import Failure
 LARGE = 100_000  # bytes that take longer than other requests should wait
 FIX = "Correct it."
 PATH = 80  # characters of a value's place
+# threads share one interpreter: several at once would keep the event loop from its turn
+ONE_LARGE = asyncio.Semaphore(1)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, which alone is half a character
 
 Parameters = ParamSpec("Parameters")
@@ -27,10 +29,11 @@ async def read_off_the_loop(
     *args: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Return `read(*args, **options)`, run in a thread if it reads a large body of `size` bytes."""
+    """Return `read(*args, **options)`; that of a large body runs in a thread, one by one."""
     if size <= LARGE:
         return read(*args, **options)
-    return await asyncio.to_thread(read, *args, **options)
+    async with ONE_LARGE:
+        return await asyncio.to_thread(read, *args, **options)
 
 
 class FieldError(RequestError):
