@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+LIMIT = 1200  # seconds of a run; a fault that a test waits for without end is found
 MORE = {"SCHEDULER_EXAMPLES": "300", "SPOILT_EXAMPLES": "60"}  # nor is what fails made small
 
 
@@ -56,13 +57,17 @@ def passes(fails: str, fault: Fault | None) -> bool:
                 shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
         if fault is not None:
             fault.apply(tree)
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(fails)],
-            cwd=tree,
-            env=os.environ | MORE | {"PYTHONPATH": str(tree)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(fails)],
+                cwd=tree,
+                env=os.environ | MORE | {"PYTHONPATH": str(tree)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            return False
         if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
             raise SystemExit(f"selects no test: {fails}")
         return done.returncode == 0

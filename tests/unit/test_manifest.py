@@ -42,7 +42,7 @@ def test_every_command_refuses_a_changed_build(built: Path) -> None:
     flip(built / name)
     prompts = built.parent / "prompts.jsonl"
     prompts.write_text('{"text": "a"}\n')
-    for command in (["serve"], ["doctor"], ["verify", "--prompts", prompts, "--max-tokens", 2]):
+    for command in (["doctor"], ["serve"], ["verify", "--prompts", prompts, "--max-tokens", 2]):
         code, _, err = run(command[0], built, *command[1:])
         assert (code, len(err.splitlines())) == (1, 1)
         assert f"{name} (changed)" in err
