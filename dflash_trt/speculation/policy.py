@@ -155,7 +155,7 @@ class Adaptive(Policy):
     ) -> RoundPlan:
         n = len(rows)
         self._company.note(n + coming)
-        self._rested = self._may_rest(n) and not feed
+        self._rested = self._may_rest(rows) and not feed
         if self._rested:
             self._idle += 1
             return RoundPlan([None] * n, 0)
@@ -192,9 +192,11 @@ class Adaptive(Policy):
         self._plain_rounds = self._plain_rounds + 1 if is_plain else 0
         return plan
 
-    def _may_rest(self, n: int) -> bool:
-        """Return whether a choice for these n sequences would cost more than it brings."""
-        return self._plain_rounds >= RESTING and not self._rested and n == self._last.sequences
+    def _may_rest(self, rows: Sequence[SequenceProposals]) -> bool:
+        """Return whether a choice would cost more than it brings; drafts are never thrown away."""
+        if self._plain_rounds < RESTING or self._rested or len(rows) != self._last.sequences:
+            return False
+        return not any(proposal.source == "drafter" for row in rows for proposal in row.proposals)
 
     def _choose_draft_len(
         self,

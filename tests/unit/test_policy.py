@@ -129,7 +129,7 @@ def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
 
 def resting() -> Adaptive:
     """Return a policy after so many plain rounds that it rests in the next one."""
-    policy = adaptive(Costs(linear(0.3), 0.5))
+    policy = adaptive(Costs(linear(0.001), 0.01))
     lost = SequenceProposals([], False, out_of_sync=True)
     for _ in range(RESTING):
         assert draft_lens(policy.choose([lost], 0)) == [0]
@@ -138,12 +138,13 @@ def resting() -> Adaptive:
 
 
 def test_after_plain_rounds_every_second_one_is_plain_without_a_choice() -> None:
-    """A good draft waits for one round; a new sequence or a full buffer does not."""
-    (good,) = rows(chain([0.99**k for k in range(1, MOST + 1)]))
+    """A good copy waits for one round; drafts, a new sequence and a full buffer do not."""
+    good, drafted = rows(looked_up(16), chain([0.99**k for k in range(1, MOST + 1)]))
     policy = resting()
     assert draft_lens(policy.choose([good], 0)) == [0]
     assert draft_lens(policy.choose([good], 0)) == [MOST]
     assert draft_lens(policy.choose([good], 0)) == [MOST]
+    assert draft_lens(resting().choose([drafted], 0)) == [MOST]  # made after a prompt
     assert draft_lens(resting().choose([good, good], 0)) == [MOST, MOST]
     assert resting().choose([good], 0, feed=True).draft_tokens
 
