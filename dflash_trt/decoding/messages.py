@@ -13,7 +13,8 @@ class Features(Enum):
     """What happens to the tap features of a round's tokens."""
 
     KEEP = 0  # they wait in the feature buffer
-    DRAFT = 1  # the drafter takes them in, after those that wait, and drafts
+    # the drafter takes them in, after those that wait, and drafts; they wait if no text has room
+    DRAFT = 1
     DROP = 2  # they are dropped, and those that wait: the drafter cannot catch up with these texts
 
 

@@ -5,6 +5,7 @@ be replayed. All costs are in plain steps, the time of a step that verifies one 
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
@@ -28,10 +29,26 @@ class Expected(NamedTuple):
         return self.tokens[min(draft_len, len(self.tokens) - 1)]
 
 
+class DrafterRun(Enum):
+    """Whether the drafter runs after a round, and what for."""
+
+    NONE = auto()
+    DRAFTS = auto()
+    PROBE = auto()  # to test a closed gate
+
+
 class LastRound(NamedTuple):
-    sequences: int
-    draft_len: int
-    context: int
+    """The last round as it was planned."""
+
+    sequences: int = 0
+    draft_len: int = 0
+    context: int = 0
+    drafter: DrafterRun = DrafterRun.NONE
+    rested: bool = False  # plain without a choice
+
+    @property
+    def drafted(self) -> bool:
+        return self.drafter is not DrafterRun.NONE
 
 
 class Company:
@@ -135,14 +152,11 @@ class Adaptive(Policy):
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
         self._gates: dict[tuple[int, bool], Gate] = {}  # by batch-size bucket, sampled or not
-        self._last = LastRound(0, 0, 0)
-        self._drafted = False  # whether the drafter ran after the last round
+        self._last = LastRound()
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
-        self._probing = False  # whether the drafter ran only to test the gate
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
         self._idle = 0  # rounds since the drafter ran
         self._plain_rounds = 0  # in a row, of those that were chosen
-        self._rested = False  # whether the last round was not chosen but plain
         self._company = Company()
 
     def choose(
@@ -155,13 +169,11 @@ class Adaptive(Policy):
     ) -> RoundPlan:
         n = len(rows)
         self._company.note(n + coming)
-        self._rested = self._may_rest(rows) and not feed
-        if self._rested:
+        if self._may_rest(rows) and not feed:
+            self._last = self._last._replace(rested=True)
             self._idle += 1
             return RoundPlan([None] * n, 0)
         sampled = any(row.sampled for row in rows)
-        drafted = self._drafted
-        self._streak = self._streak + 1 if drafted else 0
         gate = self._gate(n, sampled)
         costs = self._costs.costs(n, context)
         expected = [self._expect(row) for row in rows]
@@ -172,29 +184,32 @@ class Adaptive(Policy):
             draft_len = 0
         chosen = [_best_proposal(row, draft_len) for row in expected]
         if self.draft_tokens == 0:  # lookup only
-            runs = False
+            drafter = DrafterRun.NONE
         elif feed:
-            runs = True
-            self._probing = not gate.open  # its cost tells whether to wait for the next probe
-        elif needs_plain and drafted:  # a plain step right after the drafter is slower
-            runs = False
+            # the cost of a probe tells whether to wait for the next one
+            drafter = DrafterRun.DRAFTS if gate.open else DrafterRun.PROBE
+        elif needs_plain and self._last.drafted:  # a plain step right after the drafter is slower
+            drafter = DrafterRun.NONE
         elif coming and not self._gate(n + coming, sampled).open:
-            runs = False  # it would hold up the prompts of those that come, and soon stop
+            drafter = DrafterRun.NONE  # it would hold up those that come, and soon stop
         elif self._company.is_expected:
-            runs = False
+            drafter = DrafterRun.NONE
         else:
-            runs = self._should_draft(gate, rows, chosen, costs)
-        self._drafted = runs
+            drafter = self._choose_drafter(gate, rows, chosen, costs)
+        self._streak = self._streak + 1 if self._last.drafted else 0
+        runs = drafter is not DrafterRun.NONE
         self._idle = 0 if runs else self._idle + 1
         plan = RoundPlan(chosen, self.draft_tokens if runs else 0)
-        self._last = LastRound(n, plan.draft_len, context)
+        self._last = LastRound(n, plan.draft_len, context, drafter)
         is_plain = plan.draft_len == 0 and not runs and not self._company.is_expected
         self._plain_rounds = self._plain_rounds + 1 if is_plain else 0
         return plan
 
     def _may_rest(self, rows: Sequence[SequenceProposals]) -> bool:
         """Return whether a choice would cost more than it brings; drafts are never thrown away."""
-        if self._plain_rounds < RESTING or self._rested or len(rows) != self._last.sequences:
+        if self._plain_rounds < RESTING or self._last.rested:
+            return False
+        if len(rows) != self._last.sequences:
             return False
         return not any(proposal.source == "drafter" for row in rows for proposal in row.proposals)
 
@@ -207,14 +222,13 @@ class Adaptive(Policy):
         waiting: bool,
     ) -> int:
         """Return how many drafts a row should verify; credit the drafter for those it made."""
-        drafted = self._drafted and any(expected)
-        draft_cost = costs.draft if self._drafted else 0.0
+        draft_cost = costs.draft if self._last.drafted else 0.0
         draft_len, tokens = _best_draft_len(expected, costs.steps, draft_cost, waiting)
-        if not drafted:
+        if not self._last.drafted or not any(expected):
             return draft_len
         cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n)
         _credit_drafter(gate, expected, tokens[draft_len], cost, costs, waiting)
-        if self._probing:
+        if self._last.drafter is DrafterRun.PROBE:
             return max(draft_len, 1)  # verify at least one, or a wrong estimate is never corrected
         return draft_len
 
@@ -278,29 +292,31 @@ class Adaptive(Policy):
         self._estimator.observe(proposal, accepted)
 
     def timed(self, verify: float, draft: float) -> None:
-        if self._rested:
+        last = self._last
+        if last.rested:
             return
-        n, draft_len, context = self._last
-        self._costs.add(n, draft_len, context, verify, draft, self._streak)
-        if self._probing and draft:
+        n, context = last.sequences, last.context
+        self._costs.add(n, last.draft_len, context, verify, draft, self._streak)
+        if last.drafter is DrafterRun.PROBE and draft:
             self._probe_cost = draft / self._costs.costs(n, context).plain_seconds
 
-    def _should_draft(
+    def _choose_drafter(
         self,
         gate: Gate,
         rows: Sequence[SequenceProposals],
         chosen: Sequence[Proposal | None],
         costs: RoundCosts,
-    ) -> bool:
-        self._probing = False
+    ) -> DrafterRun:
+        """Return whether the drafter runs: while the gate is open, or to test it now and then."""
         if any(row.out_of_sync for row in rows):
-            return False
+            return DrafterRun.NONE
         if gate.open:
-            return not all(map(self._repeats, chosen))
+            repeats = all(map(self._repeats, chosen))
+            return DrafterRun.NONE if repeats else DrafterRun.DRAFTS
         usual = costs.draft + costs.steps[1] - 1
         self._probe_cost = min(max(self._probe_cost, usual), WAKING * usual)
-        self._probing = self._idle >= self._probe_cost / PROBING
-        return self._probing
+        is_due = self._idle >= self._probe_cost / PROBING
+        return DrafterRun.PROBE if is_due else DrafterRun.NONE
 
     def _repeats(self, proposal: Proposal | None) -> bool:
         """Return whether a text repeats itself, so that lookup will serve the next round too."""
