@@ -188,6 +188,16 @@ def test_a_body_that_triton_would_answer_with_a_500(door: Door, path: str, text:
     assert door.triton.seen == []
 
 
+@pytest.mark.parametrize("path", [INFER, GENERATE])
+def test_a_name_that_is_there_twice_is_refused(door: Door, path: str) -> None:
+    """Triton reads the first of them, and Python the last."""
+    inputs = json.dumps({"inputs": [OK]} if path == INFER else {"text_input": "a"})
+    assert door.post(path, inputs.encode()).status_code == 200
+    answer = door.post(path, inputs.replace("{", '{"id": "1", "id": "2", ', 1).encode())
+    assert (answer.status_code, "'id' is there twice" in answer.json()["error"]) == (400, True)
+    assert len(door.triton.seen) == 1
+
+
 def test_generate_takes_its_fields_and_no_others(door: Door) -> None:
     sent = {"text_input": "a", "id": "x", "timeout": 1_000_000, "beam_width": 1, "n": 1}
     assert door.post(GENERATE, sent).status_code == 200

@@ -222,6 +222,15 @@ def test_failures_have_their_status(
     assert len(server.requests) == 1, "OpenAI's client has its own retries"
 
 
+def test_an_answer_is_kept_unless_the_request_says_not_to(scripted: Scripted) -> None:
+    api, _ = scripted(parts(part(text_output=["Hi"], token_ids=[5])))
+    kept = api.responses.create(model="pycode", input="a")
+    assert api.responses.retrieve(kept.id).output_text == "Hi"
+    other = api.responses.create(model="pycode", input="a", store=False)
+    with pytest.raises(openai.NotFoundError):
+        api.responses.retrieve(other.id)
+
+
 def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> None:
     begun = part(text_output=["a"], finish_reason=[""])
     for answer, words in (

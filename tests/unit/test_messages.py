@@ -6,6 +6,7 @@ import pytest
 
 from dflash_trt.chat.dialect import Dialect, convert_for_template
 from dflash_trt.chat.messages import read_messages
+from dflash_trt.chat.specimen import Loss
 from dflash_trt.errors import RequestError
 from tests.support.chats import (
     AGAIN,
@@ -136,6 +137,13 @@ def test_the_least_of_a_chat_is_left_out() -> None:
         deaf.prompt([ANSWER, USER], template_values={})
 
 
+def test_what_matters_most_of_a_chat_is_lost_last() -> None:
+    texts = Loss(instructions_and_questions=0, calls_and_results=0, texts=9)
+    calls = Loss(instructions_and_questions=0, calls_and_results=1, texts=0)
+    questions = Loss(instructions_and_questions=1, calls_and_results=0, texts=0)
+    assert texts < calls < questions
+
+
 def calls_with_ids(first: str, second: str) -> list[dict[str, Any]]:
     calls = [{**call(1), "id": first}, {**call(2), "id": second}]
     results = [
@@ -154,6 +162,14 @@ def test_calls_of_one_id_have_each_its_result(ids: tuple[str, str]) -> None:
     assert model.prompt(calls_with_ids(*ids), [TOOL], template_values={}).text == right
     for number in (1, 2):
         assert right.count(f"result-{number}") == 1
+
+
+def test_calls_of_one_id_get_ids_of_their_own() -> None:
+    """Or a template that looks a call up by its id would find another one."""
+    chat = read_messages(calls_with_ids("one", "one"))
+    ids = [each["id"] for each in chat[1]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert [message["tool_call_id"] for message in chat[2:]] == ids
 
 
 def test_an_id_used_in_two_turns_is_that_of_the_turn() -> None:

@@ -1,0 +1,78 @@
+"""Unix sockets between processes of one server: times of their own, and who is at the other end."""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.serving.channel import SocketServer, ask, json_server, receive
+from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command, socket_path
+from dflash_trt.serving.model import unary
+
+MARGIN = 5.0  # seconds that a busy machine may add
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketServer]:
+    """Listen at the socket of `dflash`."""
+    monkeypatch.setenv(RUNTIME, str(tmp_path))
+    monkeypatch.setattr(unary, "TIMEOUT", 0.2)
+    server = unary.start_listener(lambda command: HandlerStatus(1, 2), lambda *_: None)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"inputs": '], ids=["nothing", "half a request"])
+def test_who_sends_no_message_holds_up_nobody_for_long(
+    model: SocketServer, tmp_path: Path, begun: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(socket_path()))
+        silent.sendall(begun)
+        silent.settimeout(MARGIN)
+        assert send_command(tmp_path, "status") == HandlerStatus(1, 2)
+        assert silent.recv(1) == b""  # it was closed
+
+
+def test_a_message_has_a_time_for_all_of_it() -> None:
+    """A byte now and then does not begin it again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        begun = time.monotonic()
+
+        class Slow:
+            """A connection on which there always is another byte."""
+
+            def settimeout(self, seconds: float) -> None:
+                ours.settimeout(seconds)
+
+            def recv(self, size: int) -> bytes:
+                time.sleep(0.02)
+                assert time.monotonic() - begun < MARGIN, "it has no end"
+                theirs.send(b" ")
+                return ours.recv(size)
+
+        with pytest.raises(TimeoutError):
+            receive(Slow(), 0.2)  # type: ignore[arg-type]
+
+
+def test_another_user_gets_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the folder of the sockets was set by hand to one of others."""
+    received = list[str]()
+    address = str(tmp_path / "socket")
+    server = json_server(address, lambda message: received.append(message))
+    try:
+        assert ask(address, "ours", MARGIN) is None
+        stranger = struct.pack("3i", 1, os.geteuid() + 1, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "getsockopt", lambda *_: stranger, raising=False)
+            with pytest.raises(ConnectionError, match="another user"):
+                ask(address, "a secret", MARGIN)
+        assert received == ["ours"]
+    finally:
+        server.close()
