@@ -1,5 +1,7 @@
 """Types of arrays, by their elements."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,3 +12,5 @@ UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.object_]
+# tap features, float32: numpy's, or a tensor of torch that stays on a GPU
+FeatureArray = Any

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.arrays import Float32
+from dflash_trt.decoding.arrays import FeatureArray
 from dflash_trt.decoding.messages import Copy, Features, Round
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
 
@@ -16,7 +16,7 @@ BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes a
 class Passed:
     """What a buffer made of a round's features."""
 
-    features: Float32 | None  # for the drafter: `[n, C, F]`; None: it does not run
+    features: FeatureArray | None  # for the drafter: `[n, C, F]`; None: it does not run
     waited: list[int]  # of each row's `features`, how many waited before this round
     buffered: list[int | None]  # that wait now; None: they were dropped
 
@@ -25,12 +25,19 @@ class Passed:
 class _Parts:
     """A slot's features that wait, one array per round."""
 
-    arrays: list[Float32] = field(default_factory=list)
+    arrays: list[FeatureArray] = field(default_factory=list)
     tokens: int = 0  # in all
 
-    def append(self, features: Float32) -> None:
+    def append(self, features: FeatureArray) -> None:
         self.arrays.append(features)
         self.tokens += len(features)
+
+    def copy_to(self, place: FeatureArray) -> None:
+        """Write all in order to the beginning of `place`."""
+        start = 0
+        for features in self.arrays:
+            place[start : start + len(features)] = features
+            start += len(features)
 
 
 class FeatureBuffer:
@@ -39,9 +46,10 @@ class FeatureBuffer:
     def __init__(self) -> None:
         self._parts: dict[int, _Parts] = {}  # by slot
         self._ends: dict[int, int] = {}  # the position after a slot's features
-        self._states: dict[int, Float32] = {}  # by number of a hybrid's state in the prefix cache
+        # by number of a hybrid's state in the prefix cache
+        self._states: dict[int, FeatureArray] = {}
 
-    def pass_on(self, round: Round, accepted: Sequence[int], features: Float32) -> Passed:
+    def pass_on(self, round: Round, accepted: Sequence[int], features: FeatureArray) -> Passed:
         """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
         features `[n, S, F]`: of each row's known tokens, its accepted drafts and the rejected ones,
@@ -98,14 +106,24 @@ class FeatureBuffer:
         if parts is None or not parts.tokens:
             self._states.pop(number, None)
             return
-        features = np.concatenate(parts.arrays)
+        features = _zeros((parts.tokens, parts.arrays[0].shape[-1]), parts.arrays[0])
+        parts.copy_to(features)
         later = self._ends[slot] - end
-        self._states[number] = features[: max(len(features) - later, 0)]
+        self._states[number] = features[: max(parts.tokens - later, 0)]
 
 
-def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: Float32) -> Passed:
+def _zeros(shape: tuple[int, ...], like: FeatureArray) -> FeatureArray:
+    """Return zeros where `like` is: numpy's, or on its GPU."""
+    if isinstance(like, np.ndarray):
+        return np.zeros(shape, like.dtype)
+    return like.new_zeros(shape)
+
+
+def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: FeatureArray) -> Passed:
     """Append each row's first `count` features to its parts."""
-    copied = features[:, : max(counts)].copy()
+    n, _, size = features.shape
+    copied = _zeros((n, max(counts), size), features)
+    copied[:] = features[:, : max(counts)]
     buffered: list[int | None] = []
     for parts, count, row_features in zip(parts_of_rows, counts, copied, strict=True):
         parts.append(row_features[:count])
@@ -113,7 +131,7 @@ def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: Floa
     return Passed(None, [0] * len(counts), buffered)
 
 
-def _join(parts_of_rows: Sequence[_Parts], features: Float32) -> Passed:
+def _join(parts_of_rows: Sequence[_Parts], features: FeatureArray) -> Passed:
     """Return features with those before them, which no longer wait."""
     n, width, size = features.shape
     waited = [parts.tokens for parts in parts_of_rows]
@@ -121,10 +139,10 @@ def _join(parts_of_rows: Sequence[_Parts], features: Float32) -> Passed:
     if not any(waited):
         return Passed(features, waited, buffered)
     padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
-    joined = np.zeros((n, padded + width, size), np.float32)
+    joined = _zeros((n, padded + width, size), features)
     for index, parts in enumerate(parts_of_rows):
-        row_features = np.concatenate([*parts.arrays, features[index]])
-        joined[index, : len(row_features)] = row_features
+        parts.copy_to(joined[index])
+        joined[index, parts.tokens : parts.tokens + width] = features[index]
         parts.arrays.clear()
         parts.tokens = 0
     return Passed(joined, waited, buffered)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dflash_trt.decoding.arrays import Float32, Int32, Int64
+from dflash_trt.decoding.arrays import FeatureArray, Float32, Int32, Int64
 from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
 from dflash_trt.engines import FIRST_BLOCK
 
@@ -147,7 +147,7 @@ class DrafterInput:
     The drafter's mask hides the others.
     """
 
-    features: Float32
+    features: FeatureArray
     anchors: Sequence[Anchor]
 
 

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from dflash_trt.decoding.acceptance import Accepted, ReadLogits, accept
-from dflash_trt.decoding.arrays import Bools, Float32, Int64
+from dflash_trt.decoding.arrays import Bools, FeatureArray, Float32, Int64
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.logprobs import draft_logprobs, token_logprobs
 from dflash_trt.decoding.messages import (
@@ -45,8 +45,8 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
         logits: Float32 = step.outputs["logits"]
         return logits.reshape(n, -1, logits.shape[-1])
 
-    # where a prompt's log-probabilities are requested, the logits after all of a chunk's tokens are
-    # there; those before the last known one choose no token
+    # where a prompt's log-probabilities are requested, all tokens of its chunk are head rows (see
+    # `_target_step`); those before the last known token choose no token
     skipped = rows[0].known - 1 if _scores_prompt(round) else 0
     acceptances = accept(
         rows, _likeliest_tokens(step, n, skipped), lambda: read_logits()[:, skipped:]
@@ -131,7 +131,7 @@ def _row_results(
 
 
 def _pass_features_on(
-    buffer: FeatureBuffer, round: Round, results: Sequence[RowResult], features: Float32
+    buffer: FeatureBuffer, round: Round, results: Sequence[RowResult], features: FeatureArray
 ) -> DrafterInput | None:
     """Give a round's features to the drafter or the buffer; note in the results what waits."""
     passed = buffer.pass_on(round, [result.accepted for result in results], features)

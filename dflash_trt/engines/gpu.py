@@ -2,19 +2,51 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import LoadedEngine, step_tensors
 
 LARGE = ("features", "logits")  # tensors whose memory all steps share
 Result = TypeVar("Result")
-Both = tuple[torch.Tensor, torch.Tensor]  # memory on the host and on the GPU
+
+
+@dataclass(frozen=True)
+class Both:
+    """A tensor's memory on the host and on the GPU."""
+
+    host: torch.Tensor | None  # None: it stays on the GPU
+    memory: torch.Tensor
+
+    @property
+    def array(self) -> Any:
+        """What callers read and fill: numpy's, or the tensor that stays on the GPU."""
+        return self.memory if self.host is None else self.host.numpy()
+
+    def cut(self, shape: tuple[int, ...]) -> "Both":
+        """Return the beginning of flat memory in this shape."""
+        size = math.prod(shape)
+        host = None if self.host is None else self.host[:size].view(shape)
+        return Both(host, self.memory[:size].view(shape))
+
+    def upload(self, gpu: "Gpu") -> None:
+        if self.host is not None:
+            gpu.copy(self.host, self.memory)
+
+    def download(self, gpu: "Gpu") -> None:
+        if self.host is not None:
+            gpu.copy(self.memory, self.host)
 
 
 class Gpu:
-    """A GPU and one stream: calls run in order, and `wait` waits for them."""
+    """A GPU and one stream: calls run in order, and `wait` waits for them.
+
+    Others may use its tensors in the stream that is current for them, after `wait`; `follow` waits
+    for what they do.
+    """
 
     device = "cuda"
 
@@ -60,14 +92,25 @@ class Gpu:
 
         return launch
 
+    def follow(self) -> None:
+        """Let later calls come after those that others made; the host does not wait."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
     def wait(self) -> None:
         self._stream.synchronize()
 
 
 class GpuEngine(LoadedEngine):
-    """An engine on a GPU; inputs and outputs have host copies."""
+    """An engine on a GPU; inputs and outputs have host copies.
+
+    Features have none where target and drafter are in one process: there they stay on the GPU.
+    """
 
     _gpu: Gpu
+
+    def __init__(self, info: EngineInfo, most_steps: int, *, features_stay: bool) -> None:
+        super().__init__(info, most_steps)
+        self._features_stay = features_stay
 
     def _copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         self._gpu.copy(source, destination)
@@ -84,25 +127,27 @@ class GpuEngine(LoadedEngine):
     def _buffers(self, name: str, dtype: str, shape: tuple[int, ...]) -> Both:
         dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
-            return gpu.pinned_zeros(shape, dtype), gpu.zeros(shape, dtype)
-        both = self._buffer(
-            name, shape, lambda size: (gpu.pinned_zeros((size,), dtype), gpu.zeros((size,), dtype))
-        )
-        host, memory = (whole[: math.prod(shape)].view(shape) for whole in both)
-        return host, memory
+            return Both(gpu.pinned_zeros(shape, dtype), gpu.zeros(shape, dtype))
+        stays = name == "features" and self._features_stay
+
+        def make(size: int) -> Both:
+            memory = gpu.zeros((size,), dtype)
+            return Both(None if stays else gpu.pinned_zeros((size,), dtype), memory)
+
+        whole: Both = self._buffer(name, shape, make)
+        return whole.cut(shape)
 
 
 class Outputs(dict[str, Any]):
     """Outputs by name; logits, which few rounds need, are copied on access."""
 
     def __init__(self, gpu: Gpu, outputs: dict[str, Both], logits: Both) -> None:
-        super().__init__((name, host.numpy()) for name, (host, _) in outputs.items())
+        super().__init__((name, both.array) for name, both in outputs.items())
         self._gpu, self._logits = gpu, logits
 
     def __missing__(self, name: str) -> Any:
         if name != "logits":
             raise KeyError(name)
-        host, memory = self._logits
-        self._gpu.copy(memory, host)
+        self._logits.download(self._gpu)
         self._gpu.wait()
-        return host.numpy()
+        return self._logits.array

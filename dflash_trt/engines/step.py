@@ -26,6 +26,7 @@ Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape
 class Step:
     """Arrays by the graph's names, bound to one call."""
 
+    # numpy's; features may be a tensor of torch on a GPU
     inputs: dict[str, Any]  # int64, except mask bool and features float32
     outputs: dict[str, Any]  # float32, except top_ids int64
     run: Callable[[], object]
@@ -157,15 +158,18 @@ class LoadedEngine(ABC):
             self._blocks[destination] = [
                 self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
             ]
-        for group, caches in enumerate(self._alike):
-            tokens_of_slots = caches[:, :, :, start : start + tokens]
-            copied, replaced = (
-                self._blocks[number][group] if number >= FIRST_BLOCK else tokens_of_slots[:, number]
-                for number in (source, destination)
-            )
+        for group in range(len(self._alike)):
+            copied = self._kv_rows(source, group, start, tokens)
+            replaced = self._kv_rows(destination, group, start, tokens)
             self._copy(copied, replaced)
         if self._states:
             self._copy_state(source, destination)
+
+    def _kv_rows(self, number: int, group: int, start: int, tokens: int) -> Any:
+        """Return the KV rows of some tokens of a slot, or all of a block, in caches of one size."""
+        if number >= FIRST_BLOCK:
+            return self._blocks[number][group]
+        return self._alike[group][:, number, :, start : start + tokens]
 
     def drop(self, block: int) -> None:
         self._blocks.pop(block, None)
@@ -232,12 +236,12 @@ class LoadedEngine(ABC):
 def load_engine(directory: Path, alone: bool = False) -> Engine:
     """Load a target or a drafter; EngineError if that fails.
 
-    alone: in this process; another process with an engine takes turns on the same cores.
+    alone: in this process; another process with an engine takes turns on the same cores. Engines on
+    a GPU then have features on the host, too.
     """
     info = read_info(directory)
     loader = importlib.import_module(f"dflash_trt.engines.{MODULES[info.kind]}")
-    options = {"alone": alone} if info.kind == "onnxruntime" else {}
-    engine: Engine = loader.Engine(directory, **options)
+    engine: Engine = loader.Engine(directory, alone=alone)
     return engine
 
 

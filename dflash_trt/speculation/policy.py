@@ -18,7 +18,7 @@ REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
 ALONE = 4  # rounds that a text has to go on alone before drafts, if the last one was joined sooner
 WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
-RESTING = 4  # plain rounds in a row, after which every second one is not chosen but plain
+RESTING = 4  # plain rounds in a row, after which only every second round is chosen
 
 
 class Expected(NamedTuple):
@@ -44,7 +44,7 @@ class LastRound(NamedTuple):
     draft_len: int = 0
     context: int = 0
     drafter: DrafterRun = DrafterRun.NONE
-    rested: bool = False  # plain without a choice
+    rested: bool = False  # it was plain without a choice
 
     @property
     def drafted(self) -> bool:
@@ -96,7 +96,8 @@ class Policy:
     ) -> RoundPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run.
 
-        waiting: whether other sequences wait for these to end; coming: how many get a place before.
+        waiting: whether other sequences wait; coming: how many of them get a slot though none of
+        these ends.
         """
         raise NotImplementedError
 
@@ -168,35 +169,37 @@ class Adaptive(Policy):
         coming: int = 0,
     ) -> RoundPlan:
         n = len(rows)
+        last = self._last
         self._company.note(n + coming)
         if self._may_rest(rows) and not feed:
-            self._last = self._last._replace(rested=True)
+            self._last = last._replace(rested=True)
             self._idle += 1
             return RoundPlan([None] * n, 0)
         sampled = any(row.sampled for row in rows)
         gate = self._gate(n, sampled)
         costs = self._costs.costs(n, context)
         expected = [self._expect(row) for row in rows]
-        draft_len = self._choose_draft_len(gate, expected, costs, n, waiting)
+        draft_cost = costs.draft if last.drafted else 0.0
+        draft_len, tokens = _best_draft_len(expected, costs.steps, draft_cost, waiting)
+        if last.drafted and any(expected):
+            cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n)
+            # this may open or close the gate
+            _credit_drafter(gate, expected, tokens[draft_len], cost, costs, waiting)
+            if last.drafter is DrafterRun.PROBE:
+                draft_len = max(draft_len, 1)  # or a wrong estimate is never corrected
         self._note_drafts(rows)
         needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
         if needs_plain:
             draft_len = 0
         chosen = [_best_proposal(row, draft_len) for row in expected]
-        if self.draft_tokens == 0:  # lookup only
-            drafter = DrafterRun.NONE
-        elif feed:
+        if feed and self.draft_tokens:
             # the cost of a probe tells whether to wait for the next one
             drafter = DrafterRun.DRAFTS if gate.open else DrafterRun.PROBE
-        elif needs_plain and self._last.drafted:  # a plain step right after the drafter is slower
-            drafter = DrafterRun.NONE
-        elif coming and not self._gate(n + coming, sampled).open:
-            drafter = DrafterRun.NONE  # it would hold up those that come, and soon stop
-        elif self._company.is_expected:
-            drafter = DrafterRun.NONE
         else:
-            drafter = self._choose_drafter(gate, rows, chosen, costs)
-        self._streak = self._streak + 1 if self._last.drafted else 0
+            drafter = self._choose_drafter(
+                gate, rows, chosen, costs, needs_plain=needs_plain, coming=coming
+            )
+        self._streak = self._streak + 1 if last.drafted else 0
         runs = drafter is not DrafterRun.NONE
         self._idle = 0 if runs else self._idle + 1
         plan = RoundPlan(chosen, self.draft_tokens if runs else 0)
@@ -212,25 +215,6 @@ class Adaptive(Policy):
         if len(rows) != self._last.sequences:
             return False
         return not any(proposal.source == "drafter" for row in rows for proposal in row.proposals)
-
-    def _choose_draft_len(
-        self,
-        gate: Gate,
-        expected: Sequence[Sequence[Expected]],
-        costs: RoundCosts,
-        n: int,
-        waiting: bool,
-    ) -> int:
-        """Return how many drafts a row should verify; credit the drafter for those it made."""
-        draft_cost = costs.draft if self._last.drafted else 0.0
-        draft_len, tokens = _best_draft_len(expected, costs.steps, draft_cost, waiting)
-        if not self._last.drafted or not any(expected):
-            return draft_len
-        cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n)
-        _credit_drafter(gate, expected, tokens[draft_len], cost, costs, waiting)
-        if self._last.drafter is DrafterRun.PROBE:
-            return max(draft_len, 1)  # verify at least one, or a wrong estimate is never corrected
-        return draft_len
 
     def _expect(self, row: SequenceProposals) -> list[Expected]:
         return [
@@ -284,8 +268,11 @@ class Adaptive(Policy):
         key = bucket, sampled
         if key not in self._gates:
             smaller = self._gates.get((bucket - 1, sampled))
-            rests = smaller is not None and not smaller.open  # more rows gain less
-            self._gates[key] = Gate(n, is_open=not rests and self._may_pay(n, sampled))
+            if smaller is not None and not smaller.open:
+                is_open = False  # more rows gain less
+            else:
+                is_open = self._may_pay(n, sampled)
+            self._gates[key] = Gate(n, is_open=is_open)
         return self._gates[key]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
@@ -306,8 +293,19 @@ class Adaptive(Policy):
         rows: Sequence[SequenceProposals],
         chosen: Sequence[Proposal | None],
         costs: RoundCosts,
+        *,
+        needs_plain: bool,
+        coming: int,
     ) -> DrafterRun:
         """Return whether the drafter runs: while the gate is open, or to test it now and then."""
+        if self.draft_tokens == 0:  # lookup only
+            return DrafterRun.NONE
+        if needs_plain and self._last.drafted:  # a plain step right after the drafter is slower
+            return DrafterRun.NONE
+        if coming and not self._gate(len(rows) + coming, any(row.sampled for row in rows)).open:
+            return DrafterRun.NONE  # it would hold up those that come, and soon stop
+        if self._company.is_expected:
+            return DrafterRun.NONE
         if any(row.out_of_sync for row in rows):
             return DrafterRun.NONE
         if gate.open:

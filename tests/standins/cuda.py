@@ -36,6 +36,9 @@ class Stream:
     def synchronize(self) -> None:
         assert State.capture is None, "a stream that is captured cannot be waited for"
 
+    def wait_stream(self, other: Stream) -> None:
+        assert State.capture is None, "a stream that is captured waits for no other"
+
 
 @contextmanager
 def stream(chosen: Stream) -> Iterator[None]:
@@ -150,6 +153,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "is_available": lambda: True,
         "set_device": lambda index: None,
         "stream": stream,
+        "current_stream": lambda: State.stream or Stream(),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)

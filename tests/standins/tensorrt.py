@@ -205,5 +205,8 @@ class Memory:
         Memory.recorded += 1
         return work
 
+    def follow(self) -> None:
+        pass
+
     def wait(self) -> None:
         pass

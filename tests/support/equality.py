@@ -135,7 +135,8 @@ def drafter_step(
     first = 0 if engine.info.sample_from_anchor else 1
     width = first + drafts
     step = engine.step(row, 1, width, start + width, drafts, context=len(features))
-    step.inputs["features"][:] = features
+    place = step.inputs["features"]
+    place[:] = features if isinstance(place, np.ndarray) else place.new_tensor(features)
     step.inputs["block"][:] = [anchor] + [engine.info.mask_token_id] * (width - 1)
     step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
     step.inputs["write_index"][:] = seen

@@ -20,7 +20,7 @@ from dflash_trt.engines.pytorch.operators import OPERATORS
 from dflash_trt.engines.pytorch.program import Program
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import Storage
-from dflash_trt.speculation import Fixed
+from dflash_trt.speculation import Fixed, RoundPlan
 from tests.support.builds import build_engines, build_pair
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import CELLS, FORMS, HYBRIDS, make, pair_of
@@ -75,6 +75,36 @@ def test_numbers_and_texts_are_onnx_runtimes(family: str, form: str, tmp_path: P
     built = both_kinds(pair_of(family, form, tmp_path), tmp_path)
     assert_same_numbers(built)
     assert_same_texts(built)
+
+
+class NowAndThen(Fixed):
+    """Drafts after every third round: the features of the others wait."""
+
+    rounds = 0
+
+    def choose(self, *given: Any, **options: Any) -> RoundPlan:
+        plan = super().choose(*given, **options)
+        self.rounds += 1
+        return plan if self.rounds % 3 == 0 else RoundPlan(plan.chosen, 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
+def test_features_stay_where_both_models_are(family: str, tmp_path: Path) -> None:
+    """They are copied to the host where another process has the drafter; texts are the same."""
+    engines = both_kinds(make(family, tmp_path), tmp_path)["pytorch"]
+    found = []
+    for alone in (False, True):
+        target = load_engine(engines / "target", alone=alone)
+        drafter = load_engine(engines / "drafter", alone=alone)
+        kept = [target.step(0, 1, 1, 64, 1).outputs, drafter.step(0, 1, 2, 64, 1, 1).inputs]
+        assert {isinstance(tensors["features"], np.ndarray) for tensors in kept} == {alone}
+        rounds = in_process(target, drafter)
+        scheduler = scheduler_of(rounds, NowAndThen(5), slots=SLOTS, max_seq_len=LENGTH)
+        prompts = [[(31 * i + 7 * k) % 300 for i in range(9 + 4 * k)] for k in range(3)]
+        sequences = run_all(scheduler, [Request(prompt, 24) for prompt in prompts])
+        assert sum(each.drafted for each in sequences) > 0
+        found.append([(each.tokens, each.committed_per_round) for each in sequences])
+    assert found[0] == found[1]
 
 
 @pytest.mark.models

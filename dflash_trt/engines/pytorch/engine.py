@@ -43,6 +43,9 @@ class Cpu(Gpu):
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
 
+    def follow(self) -> None:
+        pass
+
     def wait(self) -> None:
         pass
 
@@ -50,9 +53,9 @@ class Cpu(Gpu):
 class Engine(GpuEngine):
     visible_step = VISIBLE_STEP
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, alone: bool = False) -> None:
         info = read_info(directory)
-        super().__init__(info, BOUND_STEPS)
+        super().__init__(info, BOUND_STEPS, features_stay=not alone)
         self._gpu = Gpu(0) if torch.cuda.is_available() else Cpu()
         self._dtype = getattr(torch, info.dtype)
         path, device = directory / GRAPH_FILE, self._gpu.device
@@ -72,7 +75,7 @@ class Engine(GpuEngine):
     ) -> Step:
         slots = slice(first_slot, first_slot + n)
         inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
-        arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
+        arrays = {name: both.array for name, both in inputs.items()}
         large = outputs["logits"]
         bound = _Bound(
             gpu=self._gpu,
@@ -119,11 +122,12 @@ class _Bound:
             # not the first time, when kernels are compiled, which cannot be recorded
             self._works[counts] = self.gpu.record(self._works[counts])
             self._recorded.add(counts)
+        self.gpu.follow()
         self.gpu.run(self._works[counts])
         self.gpu.wait()
 
     def _lowered(self, counts: tuple[int, int]) -> Callable[[], None]:
-        memory = {name: memory for name, (_, memory) in self.inputs.items()} | self.caches
+        memory = {name: both.memory for name, both in self.inputs.items()} | self.caches
         calls = self.gpu.run(lambda: self.lower(memory, counts))
         return partial(self._work, calls, memory)
 
@@ -131,14 +135,14 @@ class _Bound:
         """Return known tokens and accepted drafts, on which sizes in a hybrid depend."""
         if "known" not in self.inputs:
             return 0, 0
-        known, accepted = (self.inputs[name][0] for name in ("known", "accepted"))
+        known, accepted = (self.inputs[name].array for name in ("known", "accepted"))
         return int(known[0]), int(accepted.max())
 
     def _work(self, calls: Calls, memory: dict[str, Tensor]) -> None:
-        for host, on_gpu in self.inputs.values():
-            self.gpu.copy(host, on_gpu)
+        for both in self.inputs.values():
+            both.upload(self.gpu)
         results = calls.run(self.weights | memory)
-        for name, (host, on_gpu) in self.outputs.items():
-            self.gpu.copy(results[name], on_gpu)
+        for name, both in self.outputs.items():
+            self.gpu.copy(results[name], both.memory)
             if name != "logits":
-                self.gpu.copy(on_gpu, host)
+                both.download(self.gpu)

@@ -27,11 +27,11 @@ BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 class Engine(GpuEngine):
     visible_step = 256
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, alone: bool = False) -> None:
         info = read_info(directory)
         self._plan = check_machine(info)
         self._gpu = Gpu(0)
-        super().__init__(info, BOUND_STEPS)
+        super().__init__(info, BOUND_STEPS, features_stay=not alone)
         self._log, self._messages = make_log()
         self._runtime = trt.Runtime(self._log)
         self._engine = self._load(directory / PLAN_FILE)
@@ -56,23 +56,23 @@ class Engine(GpuEngine):
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         gpu = self._gpu
         inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
-        bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
+        bound = {name: both.memory for name, both in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[first_slot : first_slot + n]
         in_round = max(width, context) <= self.info.most_verified
         large = outputs.pop("logits")
 
         def work(execution: trt.IExecutionContext) -> None:
-            for host, memory in inputs.values():
-                gpu.copy(host, memory)
+            for both in inputs.values():
+                both.upload(gpu)
             if not execution.execute_async_v3(gpu.stream):
                 raise self._error("a step failed")
-            for host, memory in outputs.values():
-                gpu.copy(memory, host)
+            for both in outputs.values():
+                both.download(gpu)
 
         make = partial(self._make_context, 0 if in_round else 1, bound)
         run = _Run(gpu, make, work, is_to_record=in_round).run
-        arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
+        arrays = {name: both.array for name, both in inputs.items()}
         return Step(arrays, Outputs(gpu, outputs, large), run)
 
     def _make_context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
@@ -132,6 +132,7 @@ class _Run:
             # not the first run, in which TensorRT prepares for the shapes, which cannot be recorded
             self.go = self.gpu.record(self.go)
             self.is_to_record = False
+        self.gpu.follow()
         self.go()
         self.gpu.wait()
 
