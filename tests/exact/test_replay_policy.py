@@ -48,18 +48,18 @@ def test_replays_and_oracle(
 def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float], None]:
     timed = policy.timed
 
-    def said(_: float, drafted: float) -> None:
-        n, width, context = policy._last
-        draft = table.draft(n, context) if drafted else 0.0
-        timed(table.verify(n, 1 + width, context), draft)
+    def timed_by_table(_: float, drafted: float) -> None:
+        last = policy._last
+        draft = table.draft(last.sequences, last.context) if drafted else 0.0
+        timed(table.verify(last.sequences, 1 + last.draft_len, last.context), draft)
 
-    return said
+    return timed_by_table
 
 
 def prompts_by_costs(policy: Adaptive, table: CostProfile) -> Callable[[int, bool, float], None]:
     prefilled = policy.prefilled
 
-    def said(n: int, sampled: bool, _: float) -> None:
+    def prefilled_by_table(n: int, sampled: bool, _: float) -> None:
         prefilled(n, sampled, table.draft(1, 0))
 
-    return said
+    return prefilled_by_table
