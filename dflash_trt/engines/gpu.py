@@ -118,6 +118,8 @@ class GpuEngine(LoadedEngine):
     def _allocate_tensors(
         self, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> tuple[dict[str, Both], dict[str, Both]]:
+        # others may still read memory that is freed here because it grows
+        self._gpu.follow()
         inputs, outputs = (
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
             for x in step_tensors(self.info, n, width, visible, head_rows, context)

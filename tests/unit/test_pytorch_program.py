@@ -14,7 +14,7 @@ import torch
 from dflash_trt.builder import read_manifest
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, check_lossless, in_process
-from dflash_trt.engines import load_engine, onnxruntime, read_info, write_info
+from dflash_trt.engines import Engine, load_engine, onnxruntime, read_info, write_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.operators import OPERATORS
 from dflash_trt.engines.pytorch.program import Program
@@ -60,14 +60,21 @@ def assert_same_numbers(built: dict[str, Path]) -> None:
 
 def assert_same_texts(built: dict[str, Path]) -> None:
     """Assert that texts drafted together are those of ONNX Runtime, and as many in each round."""
-    prompts = [[(31 * i + 7 * k) % 300 for i in range(9 + 4 * k)] for k in range(3)]
     found = {}
     for kind, path in built.items():
-        rounds = in_process(load_engine(path / "target"), load_engine(path / "drafter"))
-        scheduler = scheduler_of(rounds, Fixed(5), slots=SLOTS, max_seq_len=LENGTH)
-        sequences = run_all(scheduler, [Request(prompt, 24) for prompt in prompts])
-        found[kind] = [(each.tokens, each.committed_per_round) for each in sequences]
+        target, drafter = load_engine(path / "target"), load_engine(path / "drafter")
+        found[kind] = decoded(target, drafter, Fixed(5))
     assert found["pytorch"] == found["onnxruntime"]
+
+
+def decoded(target: Engine, drafter: Engine, policy: Fixed) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of texts that are drafted together, and how many came in each round."""
+    prompts = [[(31 * i + 7 * k) % 300 for i in range(9 + 4 * k)] for k in range(3)]
+    rounds = in_process(target, drafter)
+    scheduler = scheduler_of(rounds, policy, slots=SLOTS, max_seq_len=LENGTH)
+    sequences = run_all(scheduler, [Request(prompt, 24) for prompt in prompts])
+    assert sum(sequence.drafted for sequence in sequences) > 0
+    return [(sequence.tokens, sequence.committed_per_round) for sequence in sequences]
 
 
 @pytest.mark.parametrize(("family", "form"), FEW)
@@ -91,19 +98,17 @@ class NowAndThen(Fixed):
 @pytest.mark.parametrize("family", ["llama", "qwen3.5"])
 def test_features_stay_where_both_models_are(family: str, tmp_path: Path) -> None:
     """They are copied to the host where another process has the drafter; texts are the same."""
-    engines = both_kinds(make(family, tmp_path), tmp_path)["pytorch"]
+    pair, engines = make(family, tmp_path), tmp_path / "engines"
+    sizes = {"slots": SLOTS, "max_seq_len": LENGTH, "kind": "pytorch"}
+    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes)
     found = []
     for alone in (False, True):
         target = load_engine(engines / "target", alone=alone)
         drafter = load_engine(engines / "drafter", alone=alone)
-        kept = [target.step(0, 1, 1, 64, 1).outputs, drafter.step(0, 1, 2, 64, 1, 1).inputs]
-        assert {isinstance(tensors["features"], np.ndarray) for tensors in kept} == {alone}
-        rounds = in_process(target, drafter)
-        scheduler = scheduler_of(rounds, NowAndThen(5), slots=SLOTS, max_seq_len=LENGTH)
-        prompts = [[(31 * i + 7 * k) % 300 for i in range(9 + 4 * k)] for k in range(3)]
-        sequences = run_all(scheduler, [Request(prompt, 24) for prompt in prompts])
-        assert sum(each.drafted for each in sequences) > 0
-        found.append([(each.tokens, each.committed_per_round) for each in sequences])
+        made = target.step(0, 1, 1, 64, 1).outputs["features"]
+        taken = drafter.step(0, 1, 2, 64, 1, 1).inputs["features"]
+        assert isinstance(made, np.ndarray) == isinstance(taken, np.ndarray) == alone
+        found.append(decoded(target, drafter, NowAndThen(5)))
     assert found[0] == found[1]
 
 
