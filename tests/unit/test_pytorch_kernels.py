@@ -4,6 +4,7 @@ In Triton's interpreter, or compiled where a GPU is.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,9 +107,10 @@ def test_the_tile_changes_no_bit(
     if block:
         weight = weight.to(torch.float8_e4m3fn)
     tiles = {
-        launch.tile_of(rows, columns, itemsize)
-        for rows in (1, 16, 17, 32, 33, 64, 65, 512)
-        for columns in (70, 4096)
+        launch.tile_of(rows, columns, deep, itemsize, memory)
+        for rows in (1, 16, 17, 32, 33, 64, 65, 128, 512)
+        for columns, deep in ((70, 70), (4096, 4096), (4096, 12288), (24576, 4096))
+        for memory in (99 << 10, 227 << 10)
     }
     results = []
     for tile in tiles:
@@ -210,6 +212,41 @@ def test_heads(
     launch.write_heads(product, bias, weight, cos, sin, positions, at, cache, heads=heads)
     operators.tensor_scatter(expected, ours, at, axis=-2, mode="linear")
     assert torch.equal(cache, expected)
+
+
+@few
+@given(
+    n=st.integers(1, 3),
+    width=st.integers(1, 4),
+    size=st.sampled_from([8, 24]),
+    share=st.sampled_from([0, 2, 4]),  # of a head that is rotated, in quarters
+    normed=st.booleans(),
+    biased=st.booleans(),
+)
+def test_queries_keys_and_values_together(
+    n: int, width: int, size: int, share: int, normed: bool, biased: bool
+) -> None:
+    """One launch has the bits of three."""
+    count, kv_heads, length = 4, 2, 40
+    epsilon = 1e-6 if normed else None
+    heads = Heads(0, count, size, width, size * share // 4, epsilon)
+    columns = (count + 2 * kv_heads) * size
+    product = random(2, n * width, columns)
+    bias = random(columns, seed=1) if biased else None
+    weights = [random(size, seed=seed) if normed else None for seed in (2, 3)]
+    rotation = [random(length, max(heads.rotated // 2, 1), seed=seed) for seed in (4, 5)]
+    positions, at = torch.arange(n * width).reshape(n, width), torch.arange(n) * 3 + 1
+    caches = [torch.zeros(n, kv_heads, 20, size) for _ in range(4)]
+    given = (*rotation, positions)
+    ours = launch.write_attention_input(
+        product, bias, *weights, *given, at, *caches[:2], heads=heads, dtype=FLOAT
+    )
+    q = launch.split_heads(product, bias, weights[0], *given, heads=heads, dtype=FLOAT)
+    key = replace(heads, first=count * size, count=kv_heads)
+    launch.write_heads(product, bias, weights[1], *given, at, caches[2], heads=key)
+    value = Heads((count + kv_heads) * size, kv_heads, size, width)
+    launch.write_heads(product, bias, None, None, None, None, at, caches[3], heads=value)
+    assert all(map(torch.equal, ours, (q, *caches[2:])))
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from dflash_trt.engines.pytorch import launch
 from dflash_trt.engines.pytorch.launch import Heads
 from dflash_trt.engines.pytorch.program import Call, Calls, Program, with_last_uses
 
-WRITES = ("Store", "TensorScatter", "WriteHeads")  # calls that matter even if nobody reads them
+# calls that matter even if nobody reads them
+WRITES = ("Store", "TensorScatter", "WriteAttentionInput", "WriteHeads")
 SWAPPED = (0, 2, 1, 3)  # tokens and heads
 
 
@@ -344,7 +345,8 @@ def heads(view: View, call: Call) -> Match | None:
         steps = list(_steps(view, name))
         old += steps
         new.append(_of_heads(view, call, some, steps, name))
-    return Match(old, new)
+    together = _together(new)
+    return Match(old, new if together is None else [together])
 
 
 def _steps(view: View, name: str) -> Iterator[Call]:
@@ -376,6 +378,30 @@ def _of_heads(view: View, product: Call, some: Heads, steps: list[Call], name: s
     output = steps[-1].output if steps else name
     attributes = {"heads": some, "dtype": view.narrow(output)}
     return Call("SplitHeads", launch.split_heads, arguments, (output,), attributes)
+
+
+def _together(calls: Sequence[Call]) -> Call | None:
+    """Return one call in place of those of queries, keys and values, where they are alike."""
+    if [call.op for call in calls] != ["SplitHeads", "WriteHeads", "WriteHeads"]:
+        return None
+    query, key, value = calls
+    heads, of_key, of_value = (call.attributes["heads"] for call in calls)
+    if replace(of_key, first=heads.first, count=heads.count) != heads:
+        return None
+    if of_value != Heads(of_value.first, of_key.count, heads.size, heads.width):
+        return None  # values are normed or rotated, too
+    parts, bias, q_weight, *rotation = query.arguments
+    _, _, key_weight, *key_rotation, write_index, keys = key.arguments
+    *_, value_index, values = value.arguments
+    if key_rotation != rotation or value_index != write_index:
+        return None
+    return Call(
+        "WriteAttentionInput",
+        launch.write_attention_input,
+        (parts, bias, q_weight, key_weight, *rotation, write_index, keys, values),
+        (query.output, key.output, value.output),
+        query.attributes,
+    )
 
 
 # --- experts --------------------------------------------------------------------------------------

@@ -151,7 +151,47 @@ def gated_kernel(
     tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "width"])
+@triton.jit
+def _head(
+    parts,
+    bias,
+    weight,
+    cos,
+    sin,
+    position,
+    row,
+    rows,
+    begin,
+    columns,
+    at,
+    epsilon,
+    SIZE: tl.constexpr,
+    ROTATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Return a head of a row, which begins at a column: normed, then rotated."""
+    inside = at < SIZE
+    half: tl.constexpr = ROTATED // 2
+    # what a number is turned with
+    other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
+    x = _sum(parts, bias, row, rows, begin + at, inside, columns, PARTS, BIAS)
+    y = _sum(parts, bias, row, rows, begin + other, inside, columns, PARTS, BIAS)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(x * x) / SIZE + epsilon)
+        x = x * factor * tl.load(weight + at, mask=inside, other=0.0)
+        y = y * factor * tl.load(weight + other, mask=inside, other=0.0)
+    if ROTATED > 0:
+        turns = at < ROTATED
+        angle = tl.load(position) * half + at % half
+        a = tl.load(cos + angle, mask=turns, other=1.0)
+        b = tl.load(sin + angle, mask=turns, other=0.0)
+        x = x * a + y * tl.where(at < half, -b, b)
+    return x
+
+
+@triton.jit(do_not_specialize=["rows", "width", "out_rows"])
 def head_kernel(
     parts,
     bias,
@@ -178,30 +218,75 @@ def head_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    sequence, place = row // width, row % width
+    at = tl.arange(0, BLOCK)
+    begin = first + head * SIZE
+    position = positions + row if ROTATED > 0 else 0
+    x = _head(
+        parts, bias, weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
+        SIZE, ROTATED, PARTS, BIAS, NORM,
+    )  # fmt: skip
+    if CACHED:
+        place += tl.load(write_index + sequence)
+    to = ((sequence * HEADS + head) * out_rows + place) * SIZE + at
+    tl.store(out + to, x.to(out.dtype.element_ty), mask=at < SIZE)
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def attention_input_kernel(
+    parts,
+    bias,
+    q_weight,
+    key_weight,
+    cos,
+    sin,
+    positions,
+    write_index,
+    q,
+    keys,
+    values,
+    rows,
+    width,
+    columns,
+    cache_rows,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROTATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Do for queries, keys and values, side by side, what `head_kernel` does for one of them."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     sequence, token = row // width, row % width
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
-    half: tl.constexpr = ROTATED // 2
-    # what a number is turned with
-    other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
-    begin = first + head * SIZE
-    x = _sum(parts, bias, row, rows, begin + at, inside, columns, PARTS, BIAS)
-    y = _sum(parts, bias, row, rows, begin + other, inside, columns, PARTS, BIAS)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(x * x) / SIZE + epsilon)
-        x = x * factor * tl.load(weight + at, mask=inside, other=0.0)
-        y = y * factor * tl.load(weight + other, mask=inside, other=0.0)
-    if ROTATED > 0:
-        turns = at < ROTATED
-        angle = tl.load(positions + row) * half + at % half
-        a = tl.load(cos + angle, mask=turns, other=1.0)
-        b = tl.load(sin + angle, mask=turns, other=0.0)
-        x = x * a + y * tl.where(at < half, -b, b)
-    place = token
-    if CACHED:
+    begin = head * SIZE
+    position = positions + row if ROTATED > 0 else 0
+    if head < HEADS:
+        x = _head(
+            parts, bias, q_weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
+            SIZE, ROTATED, PARTS, BIAS, NORM,
+        )  # fmt: skip
+        to = ((sequence * HEADS + head) * width + token) * SIZE + at
+        tl.store(q + to, x.to(q.dtype.element_ty), mask=inside)
+    else:
         place = token + tl.load(write_index + sequence)
-    to = ((sequence * HEADS + head) * out_rows + place) * SIZE + at
-    tl.store(out + to, x.to(out.dtype.element_ty), mask=inside)
+        kv_head = (head - HEADS) % KV_HEADS
+        to = ((sequence * KV_HEADS + kv_head) * cache_rows + place) * SIZE + at
+        if head < HEADS + KV_HEADS:
+            x = _head(
+                parts, bias, key_weight, cos, sin, position, row, rows, begin, columns, at,
+                epsilon, SIZE, ROTATED, PARTS, BIAS, NORM,
+            )  # fmt: skip
+            tl.store(keys + to, x.to(keys.dtype.element_ty), mask=inside)
+        else:
+            x = _sum(parts, bias, row, rows, begin + at, inside, columns, PARTS, BIAS)
+            tl.store(values + to, x.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["width", "visible", "chunks"])

@@ -14,6 +14,7 @@ from dflash_trt.engines.pytorch.kernels import (
     add_experts_kernel,
     add_up_kernel,
     attend_kernel,
+    attention_input_kernel,
     combine_kernel,
     experts_kernel,
     gated_kernel,
@@ -27,6 +28,7 @@ CHUNK = 256  # keys that are attended to on their own, before chunks are combine
 LEAST_DEPTH = 1024  # of a product in two parts
 STEP = 256  # a multiple of every tile's depth, so that parts do not follow the tile
 MOST_PARTED = 8192  # columns of a product that alone does not fill a GPU
+LARGE_TILES = 192 << 10  # bytes of shared memory
 SEPARATE = {"enable_fp_fusion": False}  # otherwise the compiler chooses which sums are rounded once
 
 
@@ -44,19 +46,27 @@ class Tile:
         return max(1, min(self.stages, memory // stage))
 
 
-def tile_of(rows: int, columns: int, itemsize: int) -> Tile:
-    """Return the tile of a product; measured on an H200 for the layers of Qwen3-8B in 16 bits."""
+def tile_of(rows: int, columns: int, depth: int, itemsize: int, memory: int) -> Tile:
+    """Return the tile of a product with a weight `[columns, depth]`.
+
+    itemsize: bytes of a number; memory: of a multiprocessor, as of `shared_memory`. For numbers of
+    16 bits measured on an H200, for the layers of Qwen3-8B.
+    """
     if itemsize > 2:
         return Tile(16 if rows <= 16 else 64, 64, 32, 4, 3)
     if columns < 4096:  # smaller tiles, so that there are enough of them
         return Tile(16 if rows <= 16 else 32, 32, 128, 4, 4)
-    if rows <= 16:
-        return Tile(16, 64, 128, 4, 4)
     if rows <= 32:
-        return Tile(32, 64, 128, 4, 4)
+        return Tile(16 if rows <= 16 else 32, 64, 128, 4, 4)
     if rows <= 64:
         return Tile(64, 128, 64, 4, 4)
-    return Tile(128, 128, 64, 8, 4)
+    if rows <= 128 and columns <= MOST_PARTED:
+        return Tile(64, 128, 64, 4, 4) if depth > columns else Tile(128, 64, 64, 4, 4)
+    if memory < LARGE_TILES:
+        return Tile(128, 128, 64, 8, 4)
+    if columns <= MOST_PARTED:
+        return Tile(128, 128, 128, 8, 3)
+    return Tile(128, 256, 64, 8, 4)
 
 
 def parts_of(columns: int, depth: int) -> int:
@@ -86,7 +96,8 @@ def linear(
     """
     (rows, depth), columns = x.shape, len(weight)
     x = x.to(dtype).contiguous()
-    tile, parts = tile_of(rows, columns, x.itemsize), parts_of(columns, depth)
+    memory, parts = shared_memory(x.device), parts_of(columns, depth)
+    tile = tile_of(rows, columns, depth, x.itemsize, memory)
     part = triton.cdiv(triton.cdiv(depth, parts), STEP) * STEP
     out = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts)
@@ -105,7 +116,7 @@ def linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
-        num_stages=tile.stages_in(shared_memory(x.device), x.itemsize),
+        num_stages=tile.stages_in(memory, x.itemsize),
         **SEPARATE,
     )
     return out
@@ -174,10 +185,17 @@ def _launch_norm(
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         BLOCK=block,
-        num_warps=4 if block > 512 else 1,
+        num_warps=warps_of(block),
         **SEPARATE,
     )
     return out
+
+
+def warps_of(numbers: int) -> int:
+    """Return how many warps norm a row: registers have room for 32 numbers of a thread."""
+    if numbers <= 512:
+        return 1
+    return 4 if numbers <= 4096 else 8
 
 
 def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype) -> Tensor:
@@ -249,6 +267,60 @@ def write_heads(
     return cache
 
 
+def write_attention_input(
+    parts: Tensor,
+    bias: Tensor | None,
+    q_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
+    write_index: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    heads: Heads,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm and rotate queries and keys of a product, and write keys and values into caches.
+
+    heads: of the queries, which come first, then keys, then values. Returns the queries `[n, heads,
+    width, size]` in `dtype`, and both caches `[n, kv_heads, rows, size]`.
+    """
+    count, rows, columns = parts.shape
+    n, kv_heads, cache_rows, size = keys.shape
+    q = torch.empty((n, heads.count, heads.width, size), dtype=dtype, device=parts.device)
+    attention_input_kernel[(rows, heads.count + 2 * kv_heads)](
+        parts,
+        bias,
+        q_weight,
+        key_weight,
+        cos,
+        sin,
+        positions,
+        write_index,
+        q,
+        keys,
+        values,
+        rows,
+        heads.width,
+        columns,
+        cache_rows,
+        heads.epsilon or 0.0,
+        HEADS=heads.count,
+        KV_HEADS=kv_heads,
+        SIZE=size,
+        ROTATED=heads.rotated,
+        PARTS=count,
+        BIAS=bias is not None,
+        NORM=q_weight is not None,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=1,
+        **SEPARATE,
+    )
+    return q, keys, values
+
+
 def _launch_head(
     parts: Tensor,
     bias: Tensor | None,
@@ -290,11 +362,11 @@ def _launch_head(
     )
 
 
-def keys_of(size: int) -> int:
+def keys_of(head_bytes: int) -> int:
     """Return how many keys of a head are read at a time; it decides a sum's order."""
-    if size <= 128:
+    if head_bytes <= 256:
         return 64
-    return 32 if size <= 256 else 16
+    return 32 if head_bytes <= 512 else 16
 
 
 def attend(
@@ -366,7 +438,9 @@ def _attend_chunks(
         largest=empty((n * kv_heads, count, rows)),
         weights=empty((n * kv_heads, count, rows)),
     )
-    tile = 16 if rows <= 16 else 32
+    head_bytes = block * keys.itemsize
+    # registers have no room for more rows of long heads
+    tile = 32 if rows > 16 and keys.itemsize == 2 and head_bytes <= 512 else 16
     attend_kernel[(triton.cdiv(rows, tile), n * kv_heads, count)](
         q.to(keys.dtype).contiguous(),
         keys,
@@ -386,7 +460,7 @@ def _attend_chunks(
         SIZE=size,
         CAPPED=cap is not None,
         ROWS=tile,
-        KEYS=keys_of(block),
+        KEYS=keys_of(head_bytes),
         CHUNK=CHUNK,
         BLOCK=max(block, 16),
         num_warps=4,
@@ -439,7 +513,8 @@ def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
     count, depth, columns = stack.shape
     rows = x.shape[1]
     x, shares = x.to(stack.dtype).contiguous(), shares.contiguous()
-    tile = tile_of(rows, MOST_PARTED, stack.itemsize)
+    memory = shared_memory(x.device)
+    tile = tile_of(rows, MOST_PARTED, depth, stack.itemsize, memory)
     out = torch.empty((count, rows, columns), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), count)
     experts_kernel[grid](
@@ -455,7 +530,8 @@ def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
-        num_stages=tile.stages_in(shared_memory(x.device), stack.itemsize),
+        num_stages=tile.stages_in(memory, stack.itemsize),
+        **SEPARATE,
     )
     return out
 
