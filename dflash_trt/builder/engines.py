@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
-from dflash_trt.engines import MAX_BUFFERED, EngineInfo, StateInfo, most_verified, write_info
+from dflash_trt.engines import (
+    EngineInfo,
+    StateInfo,
+    drafter_rows,
+    most_verified,
+    target_rows,
+    write_info,
+)
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
     COPIED,
@@ -37,9 +44,8 @@ def build_target(
     target: Target, drafter: DrafterSpec | None, directory: Path, options: EngineOptions
 ) -> dict[Path, Entry]:
     """Write the engine, with the drafter's taps; return manifest entries of large files."""
-    verified = most_verified(drafter.block_size if drafter else 1)
-    # a round that starts at the last position still writes all its rows
-    cache_len = _aligned(options.max_seq_len + verified)
+    block_size = drafter.block_size if drafter else 1
+    cache_len = target_rows(options.max_seq_len, block_size)
     taps = drafter.target_layer_ids if drafter else ()
     graph = target_graph(
         target,
@@ -47,7 +53,7 @@ def build_target(
         cache_len,
         options.kind,
         storage=options.storage,
-        most_drafts=verified - 1,
+        most_drafts=most_verified(block_size) - 1,
     )
     return _build("target", target, drafter, cache_len, graph, directory, options)
 
@@ -57,9 +63,7 @@ def build_drafter(
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, including what it shares with the target; see `build_target`."""
     spec = drafter.spec
-    # a neighbor's buffered and verified features, and the block, come after the last position
-    rows = options.max_seq_len + MAX_BUFFERED + most_verified(spec.block_size) + spec.block_size
-    cache_len = _aligned(rows)
+    cache_len = drafter_rows(options.max_seq_len, spec.block_size)
     graph = drafter_graph(drafter, target, cache_len, storage=options.storage)
     return _build("drafter", drafter, spec, cache_len, graph, directory, options)
 
@@ -69,11 +73,6 @@ def _states(nets: Sequence[DeltaNet], most_drafts: int) -> StateInfo | None:
         return None
     shapes = nets[0].state_shapes(most_drafts)
     return StateInfo(layers=len(nets), window=nets[0].kernel_size - 1, **shapes._asdict())
-
-
-def _aligned(rows: int) -> int:
-    """Round up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
-    return -(-rows // 8) * 8
 
 
 def _build(

@@ -7,8 +7,10 @@ from dflash_trt.engines.info import (
     MAX_BUFFERED,
     EngineInfo,
     StateInfo,
+    drafter_rows,
     most_verified,
     read_info,
+    target_rows,
     write_info,
 )
 from dflash_trt.engines.step import (

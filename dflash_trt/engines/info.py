@@ -116,6 +116,24 @@ def most_verified(block_size: int) -> int:
     return max(block_size, MOST_VERIFIED)
 
 
+def target_rows(max_seq_len: int, block_size: int) -> int:
+    """Return the rows of a slot's cache: a round at the last position still writes all its rows."""
+    return _aligned(max_seq_len + most_verified(block_size))
+
+
+def drafter_rows(max_seq_len: int, block_size: int) -> int:
+    """Return the rows of a slot's cache.
+
+    Features that waited, those of a round and the block of masks come after the last position.
+    """
+    return _aligned(max_seq_len + MAX_BUFFERED + most_verified(block_size) + block_size)
+
+
+def _aligned(rows: int) -> int:
+    """Round up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
+    return -(-rows // 8) * 8
+
+
 def write_info(directory: Path, info: EngineInfo) -> None:
     (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 

@@ -6,10 +6,12 @@ from dflash_trt.planning.model_size import (
     ModelSize,
     Values,
     drafter_size,
+    feature_size,
     section,
     state_bytes,
     target_size,
 )
+from dflash_trt.planning.one_gpu import OneGpu, as_stored, token_bytes
 from dflash_trt.planning.published import (
     lowest_believed,
     published_config,

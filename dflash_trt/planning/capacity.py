@@ -8,11 +8,11 @@ comes before the pool, which then gets a fraction of the rest (pull request 1946
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dflash_trt.hardware import Machine
 from dflash_trt.planning.model_size import Layer, ModelSize
-from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, fastest
+from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Software, fastest
 
 OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
 RESERVE = 6 << 30  # bytes of activations that upstream keeps free of an arena
@@ -26,6 +26,8 @@ MAX_CONCURRENCY = 16384  # largest number of sequences considered
 
 @dataclass(frozen=True)
 class Deployment:
+    software: ClassVar[Software] = "tensorrt_llm"
+
     machine: Machine
     gpus: int
     target: ModelSize
@@ -126,7 +128,8 @@ class Deployment:
             for layout, sequences in room.items():
                 rows = -(-concurrency * layout.gpus // self.gpus)  # of the fullest instance
                 if rows <= sequences:
-                    runtime = Runtime(self.machine.gpu, layout, constants, kv_bytes=self.kv_bytes)
+                    gpu, kv_bytes = self.machine.gpu, self.kv_bytes
+                    runtime = Runtime(gpu, layout, constants, self.software, kv_bytes)
                     rounds[layout] = fastest(self.target, method, runtime, rows, context)
             if not rounds:
                 return

@@ -121,9 +121,8 @@ def target_size(values: Values) -> ModelSize:
 def drafter_size(values: Values, target: ModelSize) -> ModelSize:
     """Return the drafter's size; embedding and head are the target's."""
     config = _Reader({"vocab_size": target.vocab, **values}, "drafter")
-    taps = config.entries("target_layer_ids") or config.entries("aux_hidden_state_layer_ids")
     hidden = config.required("hidden_size")
-    other = hidden * (len(taps) or 5) * target.hidden
+    other = hidden * feature_size(values, target)
     group = config.number("conv_group_size")
     if group:  # DFlash 2: two convolutions a layer, pair scores
         kernel = config.number("conv_kernel_size", 2)
@@ -131,6 +130,13 @@ def drafter_size(values: Values, target: ModelSize) -> ModelSize:
         other += layers * 2 * 2 * kernel * (hidden // group) * hidden
         other += config.number("selector_rank") * (hidden + 2 * target.vocab)
     return config.size(tables=0, other=other)
+
+
+def feature_size(values: Values, target: ModelSize) -> int:
+    """Return the numbers of a token's features, which a drafter reads; values: of the drafter."""
+    config = _Reader(values, "drafter")
+    taps = config.entries("target_layer_ids") or config.entries("aux_hidden_state_layer_ids")
+    return (len(taps) or 5) * target.hidden
 
 
 def state_bytes(model: ModelSize) -> dict[str, int] | None:

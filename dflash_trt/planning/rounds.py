@@ -25,7 +25,7 @@ EXPERTS_KERNELS = 6
 HEAD_KERNELS = 3
 ACTIVATION_BYTES = 2
 DRAFT_RATE = 0.8  # fraction of drafts accepted, if nothing is published for a drafter
-Software = Literal["tensorrt_llm", "sglang"]
+Software = Literal["tensorrt_llm", "sglang", "pytorch"]  # the last is our engine kind
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Plan: what a config's pair needs of a machine of NVIDIA GPUs, and its speed there."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,18 +15,25 @@ from dflash_trt.checkpoints import (
     open_target,
     packaged_config,
 )
-from dflash_trt.config import BuildConfig, Source, TensorRTLLM
+from dflash_trt.config import BuildConfig, PyTorch, Source, TensorRTLLM
+from dflash_trt.engines import MAX_BUFFERED, drafter_rows, target_rows
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import PRESETS, Machine
 from dflash_trt.planning import (
     PLAIN,
     Deployment,
+    Layout,
     ModelSize,
+    OneGpu,
+    as_stored,
     dflash,
     drafter_size,
     expected_acceptance,
+    feature_size,
     fit_errors,
+    state_bytes,
     target_size,
+    token_bytes,
 )
 from dflash_trt.tensorrt_llm.llm_args import (
     CONTEXT,
@@ -42,14 +50,16 @@ from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
+FEATURE_BYTES = 4  # of a number
 
 
 class Planned(NamedTuple):
-    """What is deployed, and the arguments if a build would write any."""
+    """What is deployed, and what a build would write, if there is one for the machine."""
 
     machine: Machine
     deployment: Deployment
-    args: LlmArgs | None
+    built: Mapping[str, Any] | None
+    max_seq_len: int | None
 
 
 class Acceptance(NamedTuple):
@@ -99,11 +109,14 @@ def make_plan(
     planned = _deploy(config, open_target(target), drafting, hardware, block)
     machine = planned.machine
     deployed = planned.deployment
-    args = planned.args
     assumed = _acceptance(drafter_hub, block, acceptance)
-    max_seq_len = args.max_seq_len if args else config.serving.max_seq_len
-    longest = max_seq_len or CONTEXT
+    longest = planned.max_seq_len or CONTEXT
     context = context or min(CONTEXT, longest)
+    if context > longest and isinstance(deployed, OneGpu):
+        raise ConfigError(
+            f"--context {context} is above serving.max_seq_len, {longest}, the room of a slot",
+            "Set serving.max_seq_len",
+        )
     longest = max(context, longest)
     methods = (PLAIN, dflash(deployed.drafter, assumed.tau, block - 1))
     return {
@@ -119,12 +132,13 @@ def make_plan(
             "kv_bytes": deployed.kv_bytes,
             "attention_backend": deployed.backend,
         },
-        "built": _about_args(args) if args else None,
+        "built": planned.built,
         "memory": [*deployed.memory(CONTEXTS, longest)],
         "speed": [
             point for method in methods for point in deployed.speed(method, context, longest)
         ],
-        "errors": fit_errors(),
+        # of engine kind pytorch only steps were measured
+        "errors": None if isinstance(deployed, OneGpu) else fit_errors(),
     }
 
 
@@ -138,6 +152,8 @@ def _deploy(
             f"a plan is for NVIDIA machines, and engine kind {config.engine.kind} names none",
             f"Give --machine: one of {', '.join(PRESETS)}",
         )
+    if isinstance(config.engine, PyTorch):
+        return _on_one_gpu(config, config.engine, target, drafter, hardware, block)
     planned = Context(config, Pair(target, drafter), hardware)
     values = target_values(target.directory, target.values)
     size = target_size(values)
@@ -150,7 +166,53 @@ def _deploy(
         kv_bytes=kv_bytes(values, "auto"),
         backend=drafter_backend(planned),
     )
-    return Planned(hardware, deployed, None)
+    return Planned(hardware, deployed, None, config.serving.max_seq_len)
+
+
+def _on_one_gpu(
+    config: BuildConfig,
+    engine: PyTorch,
+    target: Target,
+    drafter: Drafter,
+    hardware: Machine,
+    block: int,
+) -> Planned:
+    """Plan the slots that `build` would make on one GPU of the machine."""
+    if engine.dtype == "float32":
+        raise ConfigError(
+            "a plan is for numbers of 16 bits, and engine.dtype is float32",
+            "Plan with engine.dtype: bfloat16",
+        )
+    size = target_size(target_values(target.directory, target.values))
+    fp8 = engine.quantize == "fp8"
+    deployed = OneGpu(
+        machine=hardware,
+        gpus=1,
+        target=as_stored(size, fp8=fp8),
+        drafter=as_stored(drafter_size(drafter.values, size), fp8=fp8),
+        block=block,
+        backend=engine.kind,
+        max_seq_len=config.serving.max_seq_len or CONTEXT,
+    )
+    waiting = MAX_BUFFERED * FEATURE_BYTES * feature_size(drafter.values, size)
+    deployed = replace(deployed, slot_bytes=_slot_bytes(deployed) + waiting)
+    slots, longest = config.serving.slots, deployed.max_seq_len
+    built = {
+        "slots": slots,
+        "max_seq_len": longest,
+        "slot_bytes": deployed.slot_bytes,
+        "fits": slots <= deployed.fit(Layout(), longest, longest),
+    }
+    return Planned(hardware, deployed, built, longest)
+
+
+def _slot_bytes(deployed: OneGpu) -> int:
+    """Return what a slot has in both engines."""
+    longest, block = deployed.max_seq_len, deployed.block
+    cached = target_rows(longest, block) * token_bytes(deployed.target)
+    cached += drafter_rows(longest, block) * token_bytes(deployed.drafter)
+    states = state_bytes(deployed.target)
+    return cached if states is None else cached + states["slot"]
 
 
 def _as_built(
@@ -167,7 +229,8 @@ def _as_built(
     planned = Context(config, pair, machine)
     args = choose_args(planned)
     backend = args.value("speculative_config.attention_backend") or drafter_backend(planned)
-    return Planned(machine, deployment(planned, args, backend, block), args)
+    deployed = deployment(planned, args, backend, block)
+    return Planned(machine, deployed, _about_args(args), args.max_seq_len)
 
 
 def _acceptance(drafter_hub: str, block: int, given: float | None) -> Acceptance:

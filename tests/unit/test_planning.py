@@ -341,6 +341,48 @@ def test_what_cannot_be_planned_is_said(config: Path) -> None:
     assert (code, "states no" in error) == (1, True)
 
 
+def test_a_step_of_one_gpu_is_as_measured() -> None:
+    """One figure gives a kernel's seconds, the others check it."""
+    off = calibrate.errors(Constants.fitted(), "one_gpu")
+    assert abs(off[0]) < 0.01
+    assert 0 < max(map(abs, off[1:])) < 0.05
+    again = calibrate.with_one_gpu(Constants.fitted())
+    assert again.kernel["pytorch"] == pytest.approx(Constants.fitted().kernel["pytorch"], rel=0.01)
+
+
+def test_one_gpu_is_planned_for_our_own_engine(config: Path) -> None:
+    """gpt-oss-20b: experts in 16 bits, on one of the machine's GPUs."""
+    (config.parent / "target" / "config.json").write_text(json.dumps(TARGETS["gpt-oss-20b"]))
+
+    def plan(*options: object, **engine: object) -> Any:
+        write(config, kind="pytorch", **engine)
+        code, out, _ = run("plan", config, "--machine", "hgx-h200", "--json", *options)
+        assert code == 0
+        return json.loads(out)
+
+    usual = plan()
+    assert usual["machine"] == {"name": "hgx-h200", "gpu": "H200 SXM", "gpus": 1}
+    assert usual["target"]["formats"] == ["bf16"]
+    assert usual["target"]["weight_bytes"] == 2 * usual["target"]["parameters"]
+    assert {point["layout"] for point in usual["speed"]} == {"1 GPU"}
+    fp8 = plan(quantize="fp8")
+    assert fp8["target"]["formats"] == ["bf16", "fp8"]  # experts stay
+    assert fp8["target"]["weight_bytes"] < usual["target"]["weight_bytes"]
+    assert usual["errors"] is None
+    assert "single steps" in run("plan", config, "--machine", "hgx-h200")[1]
+
+
+def test_what_one_gpu_is_not_planned_for(config: Path) -> None:
+    write(config, kind="pytorch")
+    code, _, error = run("plan", config, "--machine", "hgx-h200", "--context", 9000)
+    assert code == 2
+    assert "above serving.max_seq_len, 4096" in error
+    write(config, kind="pytorch", dtype="float32")
+    code, _, error = run("plan", config, "--machine", "hgx-h200")
+    assert code == 2
+    assert "engine.dtype is float32" in error
+
+
 def test_text_says_how_far_it_may_be_off(config: Path) -> None:
     code, out, _ = run("plan", config, "--machine", "hgx-h200")
     assert code == 0

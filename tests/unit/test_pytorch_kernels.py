@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dflash_trt.engines.pytorch import launch, operators
-from dflash_trt.engines.pytorch.launch import Heads, Tile
+from dflash_trt.engines.pytorch.launch import Heads
 from tests.support.interpreted import DEVICE, in_order
 
 FLOAT = torch.float32
@@ -118,13 +118,6 @@ def test_the_tile_changes_no_bit(
         results.append(launch.linear(x, weight, scales, dtype=dtype, block=block))
     assert len(results) >= 2
     assert all(torch.equal(result, results[0]) for result in results)
-
-
-def test_stages_fit_into_shared_memory() -> None:
-    tile = Tile(128, 128, 64, 8, 4)
-    assert tile.stages_in(227 << 10, 2) == 4
-    assert tile.stages_in(99 << 10, 2) == 3
-    assert tile.stages_in(1 << 10, 2) == 1
 
 
 @few

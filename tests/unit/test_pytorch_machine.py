@@ -1,10 +1,12 @@
 """What engine kind `pytorch` says of machines that it does not run on, and of their memory."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, one_gpu
@@ -14,6 +16,8 @@ from dflash_trt.errors import EngineError
 from dflash_trt.serving.supervisor.process import find_repository
 from dflash_trt.tensorrt_llm import SeenGpu
 from tests.support.builds import build_pair
+from tests.support.commands import run
+from tests.support.families import make
 from tests.support.pairs import make_pair
 
 GIB = 1 << 30
@@ -89,13 +93,40 @@ def test_the_doctor_looks_at_gpu_memory_and_pytorch(
     assert results(built, monkeypatch, []) == nothing
 
 
-def test_memory_is_that_of_weights_and_caches(built: Path) -> None:
-    needed = one_gpu.needed_bytes(built)
+def bytes_of_slots(built: Path) -> int:
     files = [built / "engines" / role / "model.onnx.data" for role in ("target", "drafter")]
-    caches = needed - sum(file.stat().st_size for file in files)
+    return one_gpu.needed_bytes(built) - sum(file.stat().st_size for file in files)
+
+
+def test_memory_is_that_of_weights_caches_and_features(built: Path) -> None:
     # 4 layers and 1, of 4 slots, keys and values of 2 heads of 16, two bytes each
     rows = {"target": 4 * (512 + 16), "drafter": 512 + 256 + 16 + 8}
-    assert caches == 4 * 2 * 2 * 16 * 2 * sum(rows.values())
+    caches = 4 * 2 * 2 * 16 * 2 * sum(rows.values())
+    taps, hidden = 2, 64
+    features = 4 * 256 * taps * hidden * 4
+    assert bytes_of_slots(built) == caches + features
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3.5"])
+def test_a_plan_counts_the_slots_of_a_build(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    build_pair(tmp_path, tmp_path / "built", kind="pytorch")
+    places = {role: {"path": role} for role in ("target", "drafter")}
+    config = {"name": "one-gpu", **places, "engine": {"kind": "pytorch"}}
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(config | {"serving": {"max_seq_len": 512}}))
+    code, out, _ = run("plan", file, "--machine", "hgx-h200", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["built"] == {
+        "slots": 4,
+        "max_seq_len": 512,
+        "slot_bytes": bytes_of_slots(tmp_path / "built") // 4,
+        "fits": True,
+    }
+    (memory,) = plan["memory"]
+    assert memory["layout"] == "1 GPU"
+    assert memory["sequences"]["1024"] == 0
 
 
 def test_rounds_are_in_process_unless_the_config_says_otherwise() -> None:

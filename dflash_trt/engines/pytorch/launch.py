@@ -40,11 +40,6 @@ class Tile:
     warps: int
     stages: int
 
-    def stages_in(self, memory: int, itemsize: int) -> int:
-        """Return how many stages fit into a multiprocessor's shared memory."""
-        stage = (self.rows + self.columns) * self.depth * itemsize
-        return max(1, min(self.stages, memory // stage))
-
 
 def tile_of(rows: int, columns: int, depth: int, itemsize: int, memory: int) -> Tile:
     """Return the tile of a product with a weight `[columns, depth]`.
@@ -96,8 +91,8 @@ def linear(
     """
     (rows, depth), columns = x.shape, len(weight)
     x = x.to(dtype).contiguous()
-    memory, parts = shared_memory(x.device), parts_of(columns, depth)
-    tile = tile_of(rows, columns, depth, x.itemsize, memory)
+    tile = tile_of(rows, columns, depth, x.itemsize, shared_memory(x.device))
+    parts = parts_of(columns, depth)
     part = triton.cdiv(triton.cdiv(depth, parts), STEP) * STEP
     out = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts)
@@ -116,7 +111,7 @@ def linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
-        num_stages=tile.stages_in(memory, x.itemsize),
+        num_stages=tile.stages,
         **SEPARATE,
     )
     return out
@@ -513,8 +508,7 @@ def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
     count, depth, columns = stack.shape
     rows = x.shape[1]
     x, shares = x.to(stack.dtype).contiguous(), shares.contiguous()
-    memory = shared_memory(x.device)
-    tile = tile_of(rows, MOST_PARTED, depth, stack.itemsize, memory)
+    tile = tile_of(rows, MOST_PARTED, depth, stack.itemsize, shared_memory(x.device))
     out = torch.empty((count, rows, columns), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), count)
     experts_kernel[grid](
@@ -530,7 +524,7 @@ def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
-        num_stages=tile.stages_in(memory, stack.itemsize),
+        num_stages=tile.stages,
         **SEPARATE,
     )
     return out
