@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "0"  # before Triton: `tests` has set it
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"  # before Triton: `tests` has set it
 
 import torch
 import triton

@@ -6,6 +6,7 @@ In Triton's interpreter, or compiled where a GPU is.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -255,6 +256,7 @@ def test_queries_keys_and_values_together(
     window=st.sampled_from([None, 7, 290]),
     cap=st.sampled_from([None, 3.0]),
     sunk=st.booleans(),
+    combined=st.sampled_from([2, 16]),  # chunks at a time
 )
 def test_attention(
     n: int,
@@ -265,6 +267,7 @@ def test_attention(
     window: int | None,
     cap: float | None,
     sunk: bool,
+    combined: int,
 ) -> None:
     kv_heads, cache_rows, scale = 2, 640, size**-0.5
     heads = kv_heads * shared
@@ -276,7 +279,8 @@ def test_attention(
     def attend(q: Tensor, rows: slice, mask: Tensor) -> Tensor:
         given = (q.contiguous(), keys[rows].contiguous(), values[rows].contiguous(), mask)
         last = mask.shape[-1]
-        return launch.attend(*given, sinks, visible=last, scale=scale, cap=cap, dtype=FLOAT)
+        with patch.object(launch, "COMBINED", combined):
+            return launch.attend(*given, sinks, visible=last, scale=scale, cap=cap, dtype=FLOAT)
 
     ours = attend(q, slice(None), mask).reshape(n, width, heads, size)
     theirs = written_out(q, keys, values, mask, sinks, scale, cap)

@@ -368,9 +368,10 @@ def combine_kernel(
     SHARED: tl.constexpr,
     SIZE: tl.constexpr,
     SINKS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Combine a query's chunks in order; those that it does not see change no bit."""
+    """Combine a query's chunks, some at a time; those that it does not see change no bit."""
     r = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -383,15 +384,21 @@ def combine_kernel(
         best = tl.load(sinks + head + tl.zeros((1,), tl.int32))
         weight = weight + 1.0
     total = tl.zeros((BLOCK,), tl.float32)
-    for chunk in range(0, chunks):
+    for start in range(0, chunks, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
+        is_chunk = chunk < chunks
         part = (kv_head * chunks + chunk) * rows + r
-        its_best = tl.load(largest + part + tl.zeros((1,), tl.int32))
-        new_best = tl.maximum(best, its_best)
+        its_best = tl.load(largest + part, mask=is_chunk, other=NOTHING)
+        its_weight = tl.load(weights + part, mask=is_chunk, other=0.0)
+        its_total = tl.load(
+            mixed + part[:, None] * SIZE + at[None, :],
+            mask=is_chunk[:, None] & inside[None, :],
+            other=0.0,
+        )
+        new_best = tl.maximum(best, tl.max(its_best, 0))
         factor, its_factor = tl.exp(best - new_best), tl.exp(its_best - new_best)
-        its_weight = tl.load(weights + part + tl.zeros((1,), tl.int32))
-        weight = weight * factor + its_weight * its_factor
-        its_total = tl.load(mixed + part * SIZE + at, mask=inside, other=0.0)
-        total = total * factor + its_total * its_factor
+        weight = weight * factor + tl.sum(its_weight * its_factor, 0)
+        total = total * factor + tl.sum(its_total * its_factor[:, None], 0)
         best = new_best
     # a row that sees nothing is 0
     result = total / tl.maximum(weight, 1e-30)

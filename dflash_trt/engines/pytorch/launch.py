@@ -24,7 +24,8 @@ from dflash_trt.engines.pytorch.kernels import (
     recur_kernel,
 )
 
-CHUNK = 256  # keys that are attended to on their own, before chunks are combined in order
+CHUNK = 256  # keys that are attended to on their own, before chunks are combined
+COMBINED = 16  # chunks that are read at once
 LEAST_DEPTH = 1024  # of a product in two parts
 STEP = 256  # a multiple of every tile's depth, so that parts do not follow the tile
 MOST_PARTED = 8192  # columns of a product that alone does not fill a GPU
@@ -187,10 +188,12 @@ def _launch_norm(
 
 
 def warps_of(numbers: int) -> int:
-    """Return how many warps norm a row: registers have room for 32 numbers of a thread."""
+    """Return how many warps norm a row, as Liger-Kernel's `calculate_settings` of long rows."""
     if numbers <= 512:
         return 1
-    return 4 if numbers <= 4096 else 8
+    if numbers < 2048:
+        return 4
+    return 8 if numbers < 8192 else 16
 
 
 def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype) -> Tensor:
@@ -397,8 +400,9 @@ def attend(
         SHARED=heads // kv_heads,
         SIZE=size,
         SINKS=sinks is not None,
+        CHUNKS=COMBINED,
         BLOCK=triton.next_power_of_2(size),
-        num_warps=1,
+        num_warps=4,
         **SEPARATE,
     )
     return out
