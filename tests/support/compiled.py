@@ -57,6 +57,7 @@ class Compiled:
     registers: int  # of a thread
     stack: int  # bytes of a thread that registers have no room for
     tensor_products: int  # instructions of tensor cores
+    sums: list[str]  # which of a row's numbers each thread adds up, in Triton's words
 
 
 def resources(machine_code: bytes) -> tuple[int, int]:
@@ -71,6 +72,15 @@ def resources(machine_code: bytes) -> tuple[int, int]:
     return int(numbers["REG"]), int(numbers["STACK"]) + int(numbers["LOCAL"])
 
 
+def sums_of_rows(text: str) -> list[str]:
+    """Return the layouts of a program's matrices whose rows are reduced, in order."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    reduced = re.findall(
+        r"<\{axis = 1[^}]*\}> .*?\}\) : \(tensor<[^>]*, (#\w+)>\)", text, re.DOTALL
+    )
+    return [layouts[name] for name in reduced]
+
+
 def compiled(kernel: Any, constants: dict[str, Any]) -> Compiled:
     registers, stack = resources(kernel.asm["cubin"])
     return Compiled(
@@ -80,6 +90,7 @@ def compiled(kernel: Any, constants: dict[str, Any]) -> Compiled:
         registers=registers,
         stack=stack,
         tensor_products=len(re.findall(TENSOR_CORES, kernel.asm["ptx"])),
+        sums=sums_of_rows(kernel.asm["ttgir"]),
     )
 
 

@@ -48,6 +48,13 @@ def test_kernels_of_qwen3_8b_compile_for_an_h200(tmp_path: Path) -> None:
 def test_sizes_of_published_models(capability: int, dtype: str, tmp_path: Path) -> None:
     kernels = compile_kernels(capability, "sizes", dtype, tmp_path)
     assert_they_fit(kernels, capability, dtype)
+    attend = [kernel for kernel in kernels if kernel.name == "attend_kernel"]
+    for size in {kernel.constants["SIZE"] for kernel in attend}:
+        tiles = [kernel for kernel in attend if kernel.constants["SIZE"] == size]
+        # of few rows and of many: a row's weights are added up by the same threads in one order
+        assert len({tuple(kernel.sums) for kernel in tiles}) == 1, tiles
+        assert len(tiles[0].sums) == 2, tiles  # its largest score, and its weights
+    assert len({kernel.constants["ROWS"] for kernel in attend}) == (1 if dtype == "float32" else 2)
 
 
 @pytest.mark.models
