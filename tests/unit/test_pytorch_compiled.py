@@ -77,7 +77,7 @@ def test_other_types(dtype: str, tmp_path: Path) -> None:
     [
         ("gemma2", {"attend_kernel", "combine_kernel"}),
         ("gpt-oss", {"experts_kernel", "add_experts_kernel"}),
-        ("qwen3.5-moe", {"experts_kernel", "recur_kernel"}),
+        ("qwen3.5-moe", {"convolve_kernel", "experts_kernel", "recur_kernel"}),
     ],
 )
 def test_other_families(case: str, names: set[str], tmp_path: Path) -> None:

@@ -368,6 +368,25 @@ def test_recurrence(n: int, width: int, heads: int, key: int, value: int) -> Non
         assert torch.equal(memory[0], after[sequence])
 
 
+@few
+@given(
+    n=st.integers(1, 2),
+    width=st.integers(1, 5),
+    taps=st.integers(2, 4),
+    channels=st.sampled_from([8, 600]),
+)
+def test_convolutions(n: int, width: int, taps: int, channels: int) -> None:
+    x, weights = random(n, taps - 1 + width, channels), random(taps, channels, seed=1)
+    ours = launch.convolve(x, weights)
+    summed = torch.zeros(n, width, channels)
+    for tap in range(taps):
+        summed += x[:, tap : tap + width] * weights[tap]
+    close(ours, summed * summed.sigmoid())
+    for token in range(width):
+        alone = launch.convolve(x[:1, token : token + taps], weights)
+        assert torch.equal(alone[0, 0], ours[0, token])
+
+
 def test_a_masked_token_leaves_the_state_as_it_is() -> None:
     state, zeros = random(1, 2, 8, 8), torch.zeros(1, 1, 2)
     given = [random(1, 1, 16, seed=seed) for seed in range(3)]

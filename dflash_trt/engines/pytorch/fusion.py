@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dflash_trt.engines.pytorch import launch
 from dflash_trt.engines.pytorch.launch import Heads
-from dflash_trt.engines.pytorch.program import Call, Calls, Program, with_last_uses
+from dflash_trt.engines.pytorch.program import Argument, Call, Calls, Program, with_last_uses
 
 # calls that matter even if nobody reads them
 WRITES = ("Store", "TensorScatter", "WriteAttentionInput", "WriteHeads")
@@ -433,6 +433,49 @@ def expert_product(view: View, call: Call) -> Match | None:
     return Match([call], [Call("Experts", launch.experts, (x, stack, shares), call.outputs)])
 
 
+# --- linear attention -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """Tokens from one on, times a weight of each channel."""
+
+    calls: tuple[Call, Call]
+    tokens: Argument
+    start: Argument
+    weight: str
+
+
+def convolution(view: View, call: Call) -> Match | None:
+    """Match a sum of shifted tokens times weights, and SiLU of it."""
+    if call.op != "Sum":
+        return None
+    found = [_tap(view, name, call) for name in call.inputs]
+    taps = [tap for tap in found if tap is not None]
+    activation = _activation(view, call.output)
+    starts = [tap.start for tap in taps]
+    if not activation or starts != [(place,) for place in range(len(call.inputs))]:
+        return None
+    (tokens,) = {tap.tokens for tap in taps}
+    weights = view.program.stacked([tap.weight for tap in taps])
+    old = [*(each for tap in taps for each in tap.calls), call, *activation]
+    return Match(
+        old, [Call("Convolve", launch.convolve, (tokens, weights), activation[-1].outputs)]
+    )
+
+
+def _tap(view: View, name: str, sum_of: Call) -> _Tap | None:
+    product = view.maker(name, "Mul")
+    if product is None or view.reader(name, "Sum") is not sum_of:
+        return None
+    shifted, weight = product.inputs
+    shift = view.maker(shifted, "Slice")
+    if shift is None or view.reader(shifted, "Mul") is not product or not view.is_weight(weight):
+        return None
+    tokens, start, _, axis = shift.arguments[:4]
+    return _Tap((shift, product), tokens, start, weight) if axis == (1,) else None
+
+
 # --- one call for one -----------------------------------------------------------------------------
 
 
@@ -453,5 +496,6 @@ def recurrence(view: View, call: Call) -> Match | None:
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    product, attention, heads, add_norm, gated, expert_sum, expert_product, norm, recurrence
+    product, attention, heads, add_norm, gated, expert_sum, expert_product, convolution, norm,
+    recurrence,
 )  # fmt: skip

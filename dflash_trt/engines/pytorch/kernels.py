@@ -407,6 +407,30 @@ def combine_kernel(
 
 
 @triton.jit(do_not_specialize=["width"])
+def convolve_kernel(
+    x,
+    weights,
+    out,
+    width,
+    channels,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Convolve a token's channels with those of the tokens before it, and apply SiLU."""
+    token = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < channels
+    first = x + (sequence * (width + TAPS - 1) + token) * channels + at
+    total = tl.load(first, mask=inside, other=0.0) * tl.load(weights + at, mask=inside, other=0.0)
+    for tap in tl.static_range(1, TAPS):
+        value = tl.load(first + tap * channels, mask=inside, other=0.0)
+        total += value * tl.load(weights + tap * channels + at, mask=inside, other=0.0)
+    to = out + (sequence * width + token) * channels + at
+    tl.store(to, total * tl.sigmoid(total), mask=inside)
+
+
+@triton.jit(do_not_specialize=["width"])
 def recur_kernel(
     q,
     keys,

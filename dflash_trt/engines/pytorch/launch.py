@@ -16,6 +16,7 @@ from dflash_trt.engines.pytorch.kernels import (
     attend_kernel,
     attention_input_kernel,
     combine_kernel,
+    convolve_kernel,
     experts_kernel,
     gated_kernel,
     head_kernel,
@@ -467,6 +468,22 @@ def _attend_chunks(
         **SEPARATE,
     )
     return chunks
+
+
+def convolve(x: Tensor, weights: Tensor) -> Tensor:
+    """Convolve along the tokens, and apply SiLU.
+
+    x: float32 `[n, taps - 1 + width, channels]`; weights: float32 `[taps, channels]`, the last of
+    the token itself. Returns float32 `[n, width, channels]`.
+    """
+    taps, channels = weights.shape
+    n, width = len(x), x.shape[1] - taps + 1
+    out = torch.empty((n, width, channels), dtype=torch.float32, device=x.device)
+    block = 512
+    convolve_kernel[(triton.cdiv(channels, block), width, n)](
+        x.contiguous(), weights, out, width, channels, TAPS=taps, BLOCK=block, **SEPARATE
+    )
+    return out
 
 
 def recur(

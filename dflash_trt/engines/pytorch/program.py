@@ -105,6 +105,13 @@ class Program:
             self.weights[turned] = self.weights[name].T.contiguous()
         return turned
 
+    def stacked(self, names: Sequence[str]) -> str:
+        """Return the name of weights one upon the other, made once."""
+        stack = "+".join(names)
+        if stack not in self.weights:
+            self.weights[stack] = torch.stack([self.weights[name] for name in names])
+        return stack
+
     def calls(self, inputs: Mapping[str, Tensor], known: int = 0, replayed: int = 0) -> Calls:
         """Return the calls of a step; inputs: as large as the step's, of any device.
 
