@@ -448,20 +448,18 @@ class _Tap:
 
 def convolution(view: View, call: Call) -> Match | None:
     """Match a sum of shifted tokens times weights, and SiLU of it."""
-    if call.op != "Sum":
-        return None
-    found = [_tap(view, name, call) for name in call.inputs]
+    found = [_tap(view, name, call) for name in call.inputs] if call.op == "Sum" else []
     taps = [tap for tap in found if tap is not None]
     activation = _activation(view, call.output)
-    starts = [tap.start for tap in taps]
-    if not activation or starts != [(place,) for place in range(len(call.inputs))]:
+    if not taps or not activation:
         return None
-    (tokens,) = {tap.tokens for tap in taps}
+    shifts = [(tap.tokens, tap.start) for tap in taps]
+    if shifts != [(taps[0].tokens, (place,)) for place in range(len(call.inputs))]:
+        return None
     weights = view.program.stacked([tap.weight for tap in taps])
-    old = [*(each for tap in taps for each in tap.calls), call, *activation]
-    return Match(
-        old, [Call("Convolve", launch.convolve, (tokens, weights), activation[-1].outputs)]
-    )
+    arguments = (taps[0].tokens, weights)
+    fused = Call("Convolve", launch.convolve, arguments, activation[-1].outputs)
+    return Match([*(each for tap in taps for each in tap.calls), call, *activation], [fused])
 
 
 def _tap(view: View, name: str, sum_of: Call) -> _Tap | None:
