@@ -15,6 +15,7 @@ PRODUCTS = ("attend_kernel", "experts_kernel", "linear_kernel")
 MOST_STACK = 64  # bytes of a thread: more slow a kernel down
 OF_EACH = {"attend_kernel", "attention_input_kernel", "combine_kernel", "gated_kernel"}
 OF_EACH |= {"linear_kernel", "norm_kernel"}
+OF_DELTA_NET = {"convolve_kernel", "decay_kernel", "gated_norm_kernel", "recur_kernel"}
 
 
 def compile_kernels(capability: int, case: str, dtype: str, directory: Path) -> list[Compiled]:
@@ -77,7 +78,7 @@ def test_other_types(dtype: str, tmp_path: Path) -> None:
     [
         ("gemma2", {"attend_kernel", "combine_kernel"}),
         ("gpt-oss", {"experts_kernel", "add_experts_kernel"}),
-        ("qwen3.5-moe", {"convolve_kernel", "experts_kernel", "recur_kernel"}),
+        ("qwen3.5-moe", {"experts_kernel", *OF_DELTA_NET}),
     ],
 )
 def test_other_families(case: str, names: set[str], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from dflash_trt.engines.pytorch import launch, operators
 from dflash_trt.engines.pytorch.launch import Heads
@@ -385,6 +386,33 @@ def test_convolutions(n: int, width: int, taps: int, channels: int) -> None:
     for token in range(width):
         alone = launch.convolve(x[:1, token : token + taps], weights)
         assert torch.equal(alone[0, 0], ours[0, token])
+
+
+@few
+@given(rows=st.integers(1, 5), heads=st.sampled_from([3, 48, 300]))
+def test_decays(rows: int, heads: int) -> None:
+    """Of columns of a wider matrix, and of numbers whose softplus is almost 0 or themselves."""
+    gates = 20 * random(rows, 2 * heads)
+    x, bias, rates = gates[:, heads:], random(heads, seed=1), -random(heads, seed=2).exp()
+    ours = launch.decays(x[None], bias, rates)[0]
+    torch.testing.assert_close(ours, rates * softplus(x + bias), atol=1e-12, rtol=1e-5)
+    assert_rows_alone(ours, lambda row: launch.decays(x[row : row + 1], bias, rates))
+
+
+@few
+@given(rows=st.integers(1, 5), heads=st.integers(1, 3), size=st.sampled_from([8, 48, 128]))
+def test_gated_norms(rows: int, heads: int, size: int) -> None:
+    """The gate is a part of a wider matrix."""
+    x, weight = random(1, rows, heads, size), random(size, seed=1)
+    gate = random(rows, 3 + heads * size, seed=2)[:, 3:]
+
+    def normed(x: Tensor, gate: Tensor) -> Tensor:
+        return launch.gated_norm(x, weight, gate, epsilon=1e-6, dtype=FLOAT)
+
+    ours = normed(x, gate)
+    expected = operators.rms_norm(x, weight, axis=-1, epsilon=1e-6).reshape(rows, -1)
+    close(ours, expected * gate * gate.sigmoid())
+    assert_rows_alone(ours, lambda row: normed(x[:, row : row + 1], gate[row : row + 1]))
 
 
 def test_a_masked_token_leaves_the_state_as_it_is() -> None:

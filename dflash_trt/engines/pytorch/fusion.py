@@ -474,6 +474,70 @@ def _tap(view: View, name: str, sum_of: Call) -> _Tap | None:
     return _Tap((shift, product), tokens, start, weight) if axis == (1,) else None
 
 
+def decay(view: View, call: Call) -> Match | None:
+    """Match rates times a softplus that is written out (`graphs.delta_net`), by its logarithm."""
+    if call.op != "Atanh":
+        return None
+    before = _chain(view, call.inputs[0], "Div", "Exp", "Neg", "Abs", "Add")
+    after = _followed(view, call.output, "Add", "Add", "Mul")
+    if before is None or after is None:
+        return None
+    division, *_, biased = before
+    _, softplus, result = after
+    wide = view.maker(division.inputs[1], "Add")
+    relu = view.maker(softplus.inputs[0], "Relu")
+    if wide is None or relu is None or relu.inputs != [biased.output]:
+        return None
+    (x, bias), rates = biased.inputs, result.inputs[1]
+    if not view.is_weight(bias) or not view.is_weight(rates):
+        return None
+    fused = Call("Decays", launch.decays, (x, bias, rates), result.outputs)
+    return Match([*before, wide, call, relu, *after], [fused])
+
+
+def gated_norm(view: View, call: Call) -> Match | None:
+    """Match a norm of heads, times SiLU of a gate."""
+    if call.op != "RMSNormalization":
+        return None
+    after = _followed(view, call.output, "Reshape", "Mul")
+    if after is None:
+        return None
+    rows, product = after
+    activated = view.maker(next(name for name in product.inputs if name != rows.output), "Mul")
+    gate = activated.inputs[0] if activated is not None else ""
+    activation = _activation(view, gate)
+    if not activation or activation[-1] is not activated:
+        return None
+    attributes = {"epsilon": call.attributes["epsilon"], "dtype": view.narrow(product.output)}
+    arguments = (*call.arguments, gate)
+    fused = Call("GatedNorm", launch.gated_norm, arguments, product.outputs, attributes)
+    return Match([call, rows, *activation, product], [fused])
+
+
+def _chain(view: View, name: str, *ops: str) -> list[Call] | None:
+    """Return what makes a value, what makes the first input of that, and so on."""
+    calls: list[Call] = []
+    for op in ops:
+        call = view.maker(name, op)
+        if call is None:
+            return None
+        calls.append(call)
+        name = call.inputs[0]
+    return calls
+
+
+def _followed(view: View, name: str, *ops: str) -> list[Call] | None:
+    """Return what alone reads a value, what alone reads the result of that, and so on."""
+    calls: list[Call] = []
+    for op in ops:
+        call = view.reader(name, op)
+        if call is None:
+            return None
+        calls.append(call)
+        name = call.output
+    return calls
+
+
 # --- one call for one -----------------------------------------------------------------------------
 
 
@@ -494,6 +558,6 @@ def recurrence(view: View, call: Call) -> Match | None:
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    product, attention, heads, add_norm, gated, expert_sum, expert_product, convolution, norm,
-    recurrence,
+    product, attention, heads, add_norm, gated, expert_sum, expert_product, convolution, decay,
+    gated_norm, norm, recurrence,
 )  # fmt: skip

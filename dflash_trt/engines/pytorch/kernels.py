@@ -430,6 +430,49 @@ def convolve_kernel(
     tl.store(to, total * tl.sigmoid(total), mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def decay_kernel(x, bias, rates, out, rows, heads, stride, BLOCK: tl.constexpr):
+    """Multiply rates by the softplus of numbers and their bias."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < rows * heads
+    row, head = place // heads, place % heads
+    biases = tl.load(bias + head, mask=inside, other=0.0)
+    number = tl.load(x + row * stride + head, mask=inside, other=0.0) + biases
+    small = tl.exp(-tl.abs(number))
+    wide = 1.0 + small
+    # log(1 + small) whose last bits are not lost (Kahan's)
+    added = tl.where(wide == 1.0, 1.0, wide - 1.0)
+    logarithm = tl.where(wide == 1.0, small, tl.log(wide) * (small / added))
+    softplus = tl.maximum(number, 0.0) + logarithm
+    rate = tl.load(rates + head, mask=inside, other=0.0)
+    tl.store(out + place, softplus * rate, mask=inside)
+
+
+@triton.jit
+def gated_norm_kernel(
+    x,
+    weight,
+    gate,
+    out,
+    heads,
+    size,
+    stride,
+    epsilon,
+    BLOCK: tl.constexpr,
+):
+    """Norm a head of a token, and multiply it by SiLU of its gate."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    place = (row * heads + head) * size + at
+    number = tl.load(x + place, mask=inside, other=0.0)
+    factor = tl.rsqrt(tl.sum(number * number) / size + epsilon)
+    normed = number * factor * tl.load(weight + at, mask=inside, other=0.0)
+    z = tl.load(gate + row * stride + head * size + at, mask=inside, other=0.0)
+    tl.store(out + place, (normed * (z * tl.sigmoid(z))).to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["width"])
 def recur_kernel(
     q,

@@ -17,8 +17,10 @@ from dflash_trt.engines.pytorch.kernels import (
     attention_input_kernel,
     combine_kernel,
     convolve_kernel,
+    decay_kernel,
     experts_kernel,
     gated_kernel,
+    gated_norm_kernel,
     head_kernel,
     linear_kernel,
     norm_kernel,
@@ -483,6 +485,43 @@ def convolve(x: Tensor, weights: Tensor) -> Tensor:
     block = 512
     convolve_kernel[(triton.cdiv(channels, block), width, n)](
         x.contiguous(), weights, out, width, channels, TAPS=taps, BLOCK=block, **SEPARATE
+    )
+    return out
+
+
+def decays(x: Tensor, bias: Tensor, rates: Tensor) -> Tensor:
+    """Return rates times softplus(x + bias), float32 `[n, width, heads]`; rates: `[heads]`."""
+    rows = x.reshape(-1, x.shape[-1])
+    count, heads = rows.shape
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    block = 256
+    decay_kernel[(triton.cdiv(count * heads, block),)](
+        rows, bias, rates, out, count, heads, rows.stride(0), BLOCK=block, **SEPARATE
+    )
+    return out
+
+
+def gated_norm(
+    x: Tensor, weight: Tensor, gate: Tensor, *, epsilon: float, dtype: torch.dtype
+) -> Tensor:
+    """Norm heads `[n, width, heads, size]`, and multiply them by SiLU of their gate.
+
+    gate: float32 `[n * width, heads * size]`, as what it returns.
+    """
+    heads, size = x.shape[-2:]
+    out = torch.empty(gate.shape, dtype=dtype, device=x.device)
+    gated_norm_kernel[(len(gate), heads)](
+        x.contiguous(),
+        weight,
+        gate,
+        out,
+        heads,
+        size,
+        gate.stride(0),
+        epsilon,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=1,
+        **SEPARATE,
     )
     return out
 
