@@ -133,21 +133,20 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
 
 
 def _decoder(cell: Cell, target: Engine, drafter: Engine, profile: CostProfile | None) -> Decoder:
-    max_seq_len = target.info.max_seq_len
     speculation = ADAPTIVE.get(cell.method)
     if speculation is not None:
         policy, proposer = strategy(speculation, target.info, profile)
-        return Decoder(cell, in_process(target, drafter), policy, proposer, max_seq_len)
+        return Decoder(cell, in_process(target, drafter), policy, proposer, target.info)
     draft_tokens = cell.draft_tokens
     if draft_tokens is None:
         draft_tokens = drafter.info.block_size - 1
     if cell.method == "dflash":
         rounds = in_process(target, drafter)
-        return Decoder(cell, rounds, Fixed(draft_tokens), Proposer(), max_seq_len)
+        return Decoder(cell, rounds, Fixed(draft_tokens), Proposer(), target.info)
     proposer = Proposer()
     if cell.method == "lookup":
         proposer = Proposer(draft_tokens, lookup=True)
-    return Decoder(cell, in_process(target, None), Fixed(draft_tokens), proposer, max_seq_len)
+    return Decoder(cell, in_process(target, None), Fixed(draft_tokens), proposer, target.info)
 
 
 def _with_kept_and_identical(decoder: Decoder, plain: Decoder) -> Cell:

@@ -8,6 +8,7 @@ from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.decoding import Proposer, Request, RunRound, Scheduler, SequenceState
+from dflash_trt.engines import EngineInfo
 from dflash_trt.speculation import Policy
 
 # the shorter of both ends a turn: other load on the machine must slow all methods alike
@@ -21,7 +22,7 @@ class Decoder:
     rounds: RunRound
     policy: Policy
     proposer: Proposer | None
-    max_seq_len: int
+    target: EngineInfo
     first_row: int = 0  # of its cache rows
     passes: list[list[SequenceState]] = field(default_factory=list)
 
@@ -34,8 +35,8 @@ class Pass:
         self._scheduler = Scheduler(
             decoder.rounds,
             slots=batch,
-            max_seq_len=decoder.max_seq_len,
-            prefill_chunk=decoder.max_seq_len,
+            max_seq_len=decoder.target.max_seq_len,
+            prefill_chunk=decoder.target.widest,
             policy=decoder.policy,
             proposer=decoder.proposer,
             first_slot=decoder.first_row,

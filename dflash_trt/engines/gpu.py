@@ -41,6 +41,19 @@ class Both:
             gpu.copy(self.memory, self.host)
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A CUDA graph, and the work of which it has addresses alone: its tensors have to live on."""
+
+    stream: torch.cuda.Stream
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], None]
+
+    def __call__(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
 class Gpu:
     """A GPU and one stream: calls run in order, and `wait` waits for them.
 
@@ -55,6 +68,8 @@ class Gpu:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream = int(self._stream.cuda_stream)  # CUDA's handle
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time: they share memory
+        # PyTorch takes no pool again whose graphs are all gone (vLLM issue 28426)
+        self._first = self.record(self._allocate_one)
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
@@ -73,8 +88,11 @@ class Gpu:
         with torch.cuda.stream(self._stream):
             return work()
 
+    def _allocate_one(self) -> None:
+        self.zeros((1,), "float32")
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record `work` as a CUDA graph, which does not run it; return a function that launches it.
+        """Record `work` as a CUDA graph, which does not run it; return what launches it.
 
         What it allocates is overwritten by other graphs: results are to be copied elsewhere.
         """
@@ -85,12 +103,7 @@ class Gpu:
                 work()
             finally:
                 graph.capture_end()
-
-        def launch() -> None:
-            with torch.cuda.stream(self._stream):
-                graph.replay()
-
-        return launch
+        return _Recorded(self._stream, graph, work)
 
     def follow(self) -> None:
         """Let later calls come after those that others made; the host does not wait."""

@@ -14,6 +14,7 @@ ENGINE_FILE = "engine.json"
 MAX_BUFFERED = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""
+MOST_ON_GPU = 512  # tokens of a prompt in one step: what attention keeps of them is large
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
 Shape = tuple[int | str, ...]  # a string is a size chosen by each step
 
@@ -97,7 +98,10 @@ class EngineInfo:
     @property
     def widest(self) -> int:
         """The most tokens of a sequence in one step."""
-        return self.plan.prefill_chunk if self.plan else self.max_seq_len
+        if self.plan is not None:
+            return self.plan.prefill_chunk
+        on_gpu = self.kind == "pytorch"
+        return min(self.max_seq_len, MOST_ON_GPU) if on_gpu else self.max_seq_len
 
     @property
     def token_bytes(self) -> int:

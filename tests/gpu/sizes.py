@@ -156,8 +156,9 @@ def round_ms(target: Engine, drafter: Engine, streams: int, rounds: int = 24) ->
     )
     for row in range(streams):
         prompt = [(7 * i * i + row) % (vocab - 2) for i in range(32)]
-        scheduler.submit(Request(prompt, (rounds + 8) * block))
-    for _ in range(streams + 4):
+        scheduler.submit(Request(prompt, (rounds + 2 * streams + 8) * block))
+    # prompts and rounds take turns; then rounds of all are compiled and recorded
+    for _ in range(2 * streams + 4):
         scheduler.step()
     times = []
     for _ in range(rounds):
@@ -206,16 +207,28 @@ def main(
     start = time.perf_counter()
     pair = [load_random(engines / role) for role in ("target", "drafter")]
     found |= {"load seconds": time.perf_counter() - start, "slots": slots}
-    found["copied GB/s"] = speed / 1e9
-    measured = [*measured_steps(pair[0], pair[1], speed, streams, visible, prompts)]
+    found |= {"copied GB/s": speed / 1e9, "measured": []}
+    for measured in measure(pair, speed, slots, sizes.block, streams, visible, prompts):
+        found["measured"].append(asdict(measured))
+        if device == "cuda":
+            found["memory GB"] = torch.cuda.max_memory_allocated() / 1e9
+        results.write_text(json.dumps(found, indent=1))  # if the time is up before the next
+
+
+def measure(
+    pair: Sequence[Engine],
+    speed: float,
+    slots: int,
+    block: int,
+    streams: Sequence[int],
+    visible: Sequence[int],
+    prompts: Sequence[int],
+) -> Iterator[Measured]:
+    target, drafter = pair
+    yield from measured_steps(target, drafter, speed, streams, visible, prompts)
     for count in streams:
         if count <= slots:
-            took = round_ms(pair[0], pair[1], count)
-            measured.append(Measured("round", count, sizes.block, 0, took))
-    found["measured"] = [asdict(each) for each in measured]
-    if device == "cuda":
-        found["memory GB"] = torch.cuda.max_memory_allocated() / 1e9
-    results.write_text(json.dumps(found, indent=1))
+            yield Measured("round", count, block, 0, round_ms(target, drafter, count))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_pytorchs_logits_are_the_cpus(cell: tuple[str, str], tmp_path: Path) -> 
         sizes = {"slots": 2, "max_seq_len": 64, "kind": kind}
         build_engines(pair.target_dir, pair.drafter_dir, directory, **sizes)
         for role in ("target", "drafter"):
-            found[role, kind] = logits(load_engine(directory / role))
+            found[role, kind] = logits(load_engine(directory / role, alone=True))
     for role in ("target", "drafter"):
         ours, theirs = (found[role, kind] for kind in ("pytorch", "onnxruntime"))
         np.testing.assert_allclose(ours, theirs, atol=2e-3, rtol=0)
@@ -76,6 +76,41 @@ def logits(engine: Engine) -> np.ndarray:
         step.inputs["known"][...] = 8
     step.run()
     return np.array(step.outputs["logits"])
+
+
+@pytest.mark.parametrize("scaled", [None, "row", "block"])
+@pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 12288), (24576, 4096)])
+def test_a_row_has_the_same_bits_in_every_tile(
+    columns: int, depth: int, scaled: str | None
+) -> None:
+    """Tensor cores have other instructions for many rows than for few."""
+    import torch  # noqa: PLC0415
+
+    from dflash_trt.engines.pytorch import launch  # noqa: PLC0415
+
+    bfloat16, block = torch.bfloat16, 128 if scaled == "block" else 0
+    with torch.device("cuda"):
+        x = torch.randn(512, depth).to(bfloat16)
+        weight = torch.randn(columns, depth).to(torch.float8_e4m3fn if scaled else bfloat16)
+        scales = torch.rand(columns, *([depth // block] if block else [])) if scaled else None
+        whole = launch.linear(x, weight, scales, dtype=bfloat16, block=block)
+        for rows in (1, 16, 17, 33, 64, 65, 128):
+            few = launch.linear(x[:rows], weight, scales, dtype=bfloat16, block=block)
+            assert torch.equal(few, whole[:, :rows]), rows
+
+
+def test_a_row_has_the_same_bits_in_every_tile_of_experts() -> None:
+    import torch  # noqa: PLC0415
+
+    from dflash_trt.engines.pytorch import launch  # noqa: PLC0415
+
+    with torch.device("cuda"):
+        x = torch.randn(1, 512, 2048).to(torch.bfloat16)
+        stack, shares = torch.randn(4, 2048, 1536).to(torch.bfloat16), torch.rand(4, 512, 1)
+        whole = launch.experts(x, stack, shares)
+        for rows in (1, 16, 17, 33, 64, 65, 128):
+            few = launch.experts(x[:, :rows], stack, shares[:, :rows])
+            assert torch.equal(few, whole[:, :rows]), rows
 
 
 @pytest.mark.parametrize("dtype", PLAN_DTYPES)

@@ -71,7 +71,8 @@ def test_parts_that_fail_do_not_stop_the_others(
 ) -> None:
     script = runpy.run_path(str(Path(sizes.__file__).with_name("offline.py")))
     runs = script["Runs"]({})
-    script["Runs"].run.__globals__["OUTPUT"] = tmp_path
+    names = script["Runs"].run.__globals__
+    names |= {"OUTPUT": tmp_path, "RESULTS": tmp_path / "results.json"}
     assert not runs.run("broken", "-c", "raise SystemExit(3)")
     assert not runs.run("slow", "-c", "import time; time.sleep(9)", limit=0.2)
     write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('[7]')"
@@ -80,6 +81,22 @@ def test_parts_that_fail_do_not_stop_the_others(
     exits = [kept[f"{name}: exit"] for name in ("broken", "slow", "good")]
     assert exits == [3, "not done after 0.2 s", 0]
     assert kept["good"] == [7]
+    later = script["Runs"]({})
+    later.load()
+    assert later.results == kept
+
+
+def test_one_part_may_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(Path(sizes.__file__).with_name("offline.py")))
+    done: list[str] = []
+    parts = {name: lambda *_, name=name: done.append(name) for name in script["PARTS"]}
+    places = {"OUTPUT": tmp_path, "RESULTS": tmp_path / "results.json", "PARTS": parts}
+    (tmp_path / "site").mkdir()
+    (tmp_path / "results.json").write_text("{}")
+    script["main"].__globals__.update(places)
+    script["main"](tmp_path, None, ["texts"])
+    script["main"](tmp_path, None, [])
+    assert done == ["texts", "sizes", "texts", "tests"]
 
 
 def test_the_table_is_a_script(tmp_path: Path) -> None:

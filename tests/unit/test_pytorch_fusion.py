@@ -57,8 +57,9 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Calls]:
     return seen
 
 
-def loaded(directory: Path, *, fuses: bool) -> Engine:
-    engine = load_engine(directory)
+def loaded(directory: Path, *, fuses: bool, alone: bool = True) -> Engine:
+    """Load an engine; alone: its features are numpy's."""
+    engine = load_engine(directory, alone)
     assert isinstance(engine, Engine)
     engine._fuses = fuses
     return engine
@@ -206,7 +207,9 @@ def test_drafts_change_no_text_in_16_bits(sampling: SamplingParams, tmp_path: Pa
     """Three texts decoded plainly one by one, and drafted together."""
     pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
     engines = built(pair, tmp_path, "bfloat16")
-    target, drafter = (loaded(engines / role, fuses=True) for role in ("target", "drafter"))
+    target, drafter = (
+        loaded(engines / role, fuses=True, alone=False) for role in ("target", "drafter")
+    )
     requests = [
         Request([(31 * i + 7 * k) % 300 for i in range(5 + k)], 8, sampling) for k in range(SLOTS)
     ]

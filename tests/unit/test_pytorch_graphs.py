@@ -1,4 +1,4 @@
-"""Steps recorded as CUDA graphs, over a stand-in of PyTorch's (stand_in_cuda.py)."""
+"""Steps recorded as CUDA graphs, over a stand-in of PyTorch's (`tests/standins/cuda.py`)."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.gpu import Gpu
 from dflash_trt.speculation import Fixed
-from tests.standins.cuda import CUDAGraph, install
+from tests.standins.cuda import CUDAGraph, Pool, install, recorded_steps
 from tests.support.builds import build_engines
 from tests.support.equality import run_all, scheduler_of, target_step
 from tests.support.families import make
@@ -45,19 +45,19 @@ def test_a_step_is_recorded_when_it_comes_again(gpu: None, tmp_path: Path) -> No
     for start in range(20, 24):
         found = target_step(engine, text[start : start + 1], start)
         assert np.isfinite(found["top_logits"]).all()
-        recorded.append((len(CUDAGraph.made), sum(graph.replays for graph in CUDAGraph.made)))
+        recorded.append(len(recorded_steps()))
     # each start has another number of visible tokens here, and so is another step
-    assert recorded == [(0, 0)] * 4
+    assert recorded == [0] * 4
     for again in range(3):
         target_step(engine, text[20:21], 20)
-        assert [graph.replays for graph in CUDAGraph.made] == [again + 1]
+        assert [graph.replays for graph in recorded_steps()] == [again + 1]
 
 
 def test_prompts_are_not_recorded(gpu: None, tmp_path: Path) -> None:
     engine = load_engine(built(make_pair(tmp_path / "pair"), tmp_path) / "target")
     for _ in range(3):
         target_step(engine, range(5, 5 + engine.info.most_verified + 1), 0)
-    assert not CUDAGraph.made
+    assert not recorded_steps()
 
 
 def test_recorded_steps_read_new_numbers(gpu: None, tmp_path: Path) -> None:
@@ -73,13 +73,23 @@ def test_recorded_steps_read_new_numbers(gpu: None, tmp_path: Path) -> None:
         step.inputs["head_rows"][:] = 0
         step.run()
         found.append(np.array(step.outputs["logits"][0]))
-    (graph,) = CUDAGraph.made
+    (graph,) = recorded_steps()
     assert graph.replays == 11
     whole = target_step(engine, text[:12], 0, 2)["logits"]
     np.testing.assert_allclose(found, whole, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dense", "qwen3.5"])
+def test_steps_are_recorded_again_after_their_memory_has_grown(gpu: None, tmp_path: Path) -> None:
+    """A larger step drops those on the old memory, and the pool has no graph of a step any more."""
+    engine = load_engine(built(make_pair(tmp_path / "pair"), tmp_path) / "target")
+    text = [(7 * i + 3) % 301 for i in range(12)]
+    for width in (1, 2, 8):
+        logits = [target_step(engine, text[:width], 0)["logits"] for _ in range(3)]
+        assert [graph.replays for graph in recorded_steps()] == [2]
+        np.testing.assert_array_equal(logits[2], logits[0])
+
+
+@pytest.mark.parametrize("name", ["dense", "gemma2", "qwen3.5"])
 def test_texts_of_recorded_rounds(name: str, tmp_path: Path) -> None:
     """Graphs of target and drafter take turns in one memory; a hybrid's are by its counts too."""
     pair = make_pair(tmp_path / "pair") if name == "dense" else make(name, tmp_path)
@@ -88,9 +98,9 @@ def test_texts_of_recorded_rounds(name: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
         assert texts(engines, 4) == expected
-        replays = [graph.replays for graph in CUDAGraph.made]
-        assert len(replays) >= 2  # a target and a drafter
-        assert max(replays) > 2
+        # a target and a drafter, if the step was not dropped for a larger one
+        assert len(recorded_steps()) >= 2
+        assert max(graph.replays for graph in recorded_steps()) > 2
 
 
 def test_the_stand_in_refuses_what_a_capture_does(gpu: None) -> None:
@@ -100,9 +110,27 @@ def test_the_stand_in_refuses_what_a_capture_does(gpu: None) -> None:
     with pytest.raises(AssertionError, match="cannot be waited for"):
         device.record(device.wait)
     with pytest.raises(AssertionError, match="default stream"):
-        CUDAGraph().capture_begin(None, "thread_local")
+        CUDAGraph().capture_begin(Pool(), "thread_local")
     with pytest.raises(AssertionError, match="within another"):
-        device.record(lambda: CUDAGraph().capture_begin(None, "thread_local"))
+        device.record(lambda: CUDAGraph().capture_begin(Pool(), "thread_local"))
+
+
+def test_the_stand_in_refuses_what_is_gone(gpu: None) -> None:
+    device, numbers, pool = Gpu(0), torch.zeros(3), Pool()
+    launch = device.record(lambda numbers=numbers: numbers.add_(1))
+    launch()
+    assert numbers.tolist() == [1, 1, 1]
+    graph = CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(pool, "thread_local")
+        torch.zeros(3) + numbers
+        graph.capture_end()
+        del launch, numbers
+        with pytest.raises(AssertionError, match="memory that is gone"):
+            graph.replay()
+        del graph
+        with pytest.raises(AssertionError, match="whose graphs are gone"):
+            CUDAGraph().capture_begin(pool, "thread_local")
 
 
 def test_a_recording_runs_nothing_until_it_is_launched(gpu: None) -> None:

@@ -337,6 +337,37 @@ def test_a_row_that_sees_nothing_is_finite() -> None:
     assert torch.equal(mixed, torch.zeros(3, 32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_key_that_overflows_reaches_nobody_who_masks_it(dtype: torch.dtype) -> None:
+    """A draft's numbers may be infinite or none at all; the token before it is verified with it."""
+    heads, finite = Heads(0, 2, 16, 3), random(1, 3, 64)
+    for bad in (float("inf"), float("-inf"), float("nan")):
+        product = finite.clone()
+        product[0, 2, 32:] = bad
+        results = []
+        for parts in (finite, product):
+            keys, values = (torch.zeros(1, 1, 40, 16, dtype=dtype) for _ in range(2))
+            rest = (None, None, None, None, None, None, torch.zeros(1, dtype=torch.int64))
+            q, _, _ = launch.write_attention_input(
+                parts, *rest, keys, values, heads=heads, dtype=dtype
+            )
+            mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
+            results.append(
+                launch.attend(
+                    q, keys, values, mask, None, visible=3, scale=1.0, cap=None, dtype=FLOAT
+                )
+            )
+        assert torch.equal(results[1][:2], results[0][:2])
+        caches = [torch.zeros(1, 1, 40, 16, dtype=dtype) for _ in range(2)]
+        head = Heads(32, 1, 16, 3)
+        launch.write_heads(product, None, None, None, None, None, rest[-1], caches[0], heads=head)
+        assert caches[0].isfinite().all()
+        if dtype != FLOAT:
+            rows = product[0, :, 32:48][None, None]
+            operators.tensor_scatter(caches[1], rows, rest[-1], axis=-2, mode="linear")
+            assert caches[1].isfinite().all()
+
+
 # --- recurrence and experts -----------------------------------------------------------------------
 
 

@@ -129,7 +129,9 @@ class _Bound:
     def _lowered(self, counts: tuple[int, int]) -> Callable[[], None]:
         memory = {name: both.memory for name, both in self.inputs.items()} | self.caches
         calls = self.gpu.run(lambda: self.lower(memory, counts))
-        return partial(self._work, calls, memory)
+        values = self.weights | memory
+        # no method, which would keep this in a cycle, and with it memory of the GPU
+        return partial(_work, self.gpu, calls, values, self.inputs, self.outputs)
 
     def _counts(self) -> tuple[int, int]:
         """Return known tokens and accepted drafts, on which sizes in a hybrid depend."""
@@ -138,11 +140,18 @@ class _Bound:
         known, accepted = (self.inputs[name].array for name in ("known", "accepted"))
         return int(known[0]), int(accepted.max())
 
-    def _work(self, calls: Calls, memory: dict[str, Tensor]) -> None:
-        for both in self.inputs.values():
-            both.upload(self.gpu)
-        results = calls.run(self.weights | memory)
-        for name, both in self.outputs.items():
-            self.gpu.copy(results[name], both.memory)
-            if name != "logits":
-                both.download(self.gpu)
+
+def _work(
+    gpu: Gpu,
+    calls: Calls,
+    values: dict[str, Tensor],
+    inputs: dict[str, Both],
+    outputs: dict[str, Both],
+) -> None:
+    for both in inputs.values():
+        both.upload(gpu)
+    results = calls.run(values)
+    for name, both in outputs.items():
+        gpu.copy(results[name], both.memory)
+        if name != "logits":
+            both.download(gpu)

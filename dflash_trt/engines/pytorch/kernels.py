@@ -191,6 +191,14 @@ def _head(
     return x
 
 
+@triton.jit
+def _finite(x, dtype: tl.constexpr):
+    """Make what caches keep finite: 0 times infinity would reach rows that mask it."""
+    largest: tl.constexpr = 65504.0 if dtype == tl.float16 else 3.38e38
+    x = tl.where(x == x, x, 0.0)
+    return tl.where(x > largest, largest, tl.where(x < -largest, -largest, x)).to(dtype)
+
+
 @triton.jit(do_not_specialize=["rows", "width", "out_rows"])
 def head_kernel(
     parts,
@@ -228,6 +236,7 @@ def head_kernel(
     )  # fmt: skip
     if CACHED:
         place += tl.load(write_index + sequence)
+        x = _finite(x, out.dtype.element_ty)
     to = ((sequence * HEADS + head) * out_rows + place) * SIZE + at
     tl.store(out + to, x.to(out.dtype.element_ty), mask=at < SIZE)
 
@@ -283,10 +292,10 @@ def attention_input_kernel(
                 parts, bias, key_weight, cos, sin, position, row, rows, begin, columns, at,
                 epsilon, SIZE, ROTATED, PARTS, BIAS, NORM,
             )  # fmt: skip
-            tl.store(keys + to, x.to(keys.dtype.element_ty), mask=inside)
+            tl.store(keys + to, _finite(x, keys.dtype.element_ty), mask=inside)
         else:
             x = _sum(parts, bias, row, rows, begin + at, inside, columns, PARTS, BIAS)
-            tl.store(values + to, x.to(values.dtype.element_ty), mask=inside)
+            tl.store(values + to, _finite(x, values.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["width", "visible", "chunks"])

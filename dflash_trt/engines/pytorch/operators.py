@@ -195,6 +195,10 @@ def tensor_scatter(
     """Write rows of each sequence in place, from row `at` `[n]` on; axis is the last but one."""
     assert (axis, mode) == (-2, "linear")
     width = rows.shape[-2]
+    if cache.dtype != torch.float32:
+        # 0 times infinity would reach rows that mask them
+        limits = torch.finfo(cache.dtype)
+        rows = rows.nan_to_num(0.0, limits.max, limits.min).clamp(limits.min, limits.max)
     rows = rows.to(cache.dtype)
     if at is None:
         cache.narrow(-2, 0, width).copy_(rows)
