@@ -104,6 +104,11 @@ class EngineInfo:
         return min(self.max_seq_len, MOST_ON_GPU) if on_gpu else self.max_seq_len
 
     @property
+    def records_steps(self) -> bool:
+        """Whether a step runs fast from the third time on: once compiled, once recorded."""
+        return self.kind != "onnxruntime"
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values."""
         has_16_bits = self.plan is not None or self.dtype != "float32"

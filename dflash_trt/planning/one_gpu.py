@@ -19,12 +19,13 @@ class OneGpu(Deployment):
 
     max_seq_len: int = 0
     slot_bytes: int = 0
+    prefix_cache: int = 0  # bytes
 
     def fit(self, layout: Layout, context: int, longest: int) -> int:
         """Return how many slots there is room for; 0 for a sequence that is too long for one."""
         if context > self.max_seq_len:
             return 0
-        return max(int(self.free_bytes(layout) / self.slot_bytes), 0)
+        return max(int((self.free_bytes(layout) - self.prefix_cache) / self.slot_bytes), 0)
 
 
 def as_stored(size: ModelSize, *, fp8: bool) -> ModelSize:

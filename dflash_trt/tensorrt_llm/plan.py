@@ -193,6 +193,7 @@ def _on_one_gpu(
         block=block,
         backend=engine.kind,
         max_seq_len=config.serving.max_seq_len or CONTEXT,
+        prefix_cache=config.serving.prefix_cache_mib << 20,
     )
     waiting = MAX_BUFFERED * FEATURE_BYTES * feature_size(drafter.values, size)
     deployed = replace(deployed, slot_bytes=_slot_bytes(deployed) + waiting)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 OUTPUT = ROOT / "build" / "gpu"
 RESULTS = OUTPUT / "results.json"
 CHATS = ROOT / "examples" / "smollm2" / "prompts.jsonl"
-LIMIT = 300  # seconds of one command
+LIMIT = 540  # seconds of one command
 OTHERS_LIMIT = 150
 CONFIG = """\
 name: smollm2
@@ -39,7 +39,8 @@ def install(wheels: Path, site: Path) -> None:
     joined = OUTPUT / "wheels"
     joined.mkdir(parents=True, exist_ok=True)
     for part in sorted(wheels.glob("*.part-*"), key=lambda part: int(part.name.rpartition("-")[2])):
-        with (joined / part.stem).open("ab") as stream:
+        is_first = part.name.endswith("-0")
+        with (joined / part.stem).open("wb" if is_first else "ab") as stream:
             stream.write(part.read_bytes())
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     every = [*wheels.glob("*.whl"), *joined.glob("*.whl")]
@@ -70,6 +71,7 @@ class Runs:
     def measure(self, name: str, *words: str | Path, limit: float = LIMIT) -> None:
         """Run Python on `words` and a file, and keep what it writes there."""
         file = OUTPUT / f"{name.replace(' ', '-')}.json"
+        file.unlink(missing_ok=True)  # of an earlier run
         self.run(name, *words, file, limit=limit)
         if file.is_file():
             self.results[name] = json.loads(file.read_text())

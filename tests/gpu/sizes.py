@@ -6,6 +6,7 @@ the bytes that the step has to read, at the speed of a large copy on the same GP
 """
 
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -188,6 +189,7 @@ def main(
     prompts: Sequence[int] = PROMPTS,
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
     write_sparse_pair(folder, sizes)
     start = time.perf_counter()
     target, drafter = load_target(folder / "target"), load_drafter(folder / "drafter")

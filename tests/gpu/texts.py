@@ -12,7 +12,7 @@ drafts change, at several numbers of streams, greedy and sampled.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dflash_trt.bench.prompts import load_task
@@ -78,10 +78,9 @@ def compare(build: Path, prompts: Prompts, theirs: list[list[int]]) -> dict[str,
 
 def drafted(
     build: Path, prompts: Prompts, streams: Sequence[int] = STREAMS, tokens: int = TOKENS
-) -> list[dict[str, object]]:
-    """Return how many texts drafts change, by streams and temperature."""
+) -> Iterator[dict[str, object]]:
+    """Yield how many texts drafts change, by streams and temperature."""
     target, drafter = (load_engine(build / "engines" / role) for role in ("target", "drafter"))
-    found: list[dict[str, object]] = []
     for temperature in (0.0, TEMPERATURE):
         requests = [
             Request(prompt, tokens, SamplingParams(temperature, seed=seed))
@@ -92,16 +91,13 @@ def drafted(
             texts = decode(target, drafter, requests, count)
             rounds = [n for each in texts for n in each.committed_per_round]
             differ = sum(each.tokens != its for each, its in zip(texts, plain, strict=True))
-            found.append(
-                {
-                    "temperature": temperature,
-                    "streams": count,
-                    "texts": len(texts),
-                    "differ": differ,
-                    "tau": sum(rounds) / len(rounds),
-                }
-            )
-    return found
+            yield {
+                "temperature": temperature,
+                "streams": count,
+                "texts": len(texts),
+                "differ": differ,
+                "tau": sum(rounds) / len(rounds),
+            }
 
 
 def main(task: str, build: Path, *files: str) -> None:
@@ -112,11 +108,14 @@ def main(task: str, build: Path, *files: str) -> None:
     if task == "compare":
         *prompts, texts, results = files
         theirs = json.loads(Path(texts).read_text())
-        found: object = compare(build, load_prompts(build, prompts), theirs)
-    else:
-        *prompts, results = files
-        found = drafted(build, load_prompts(build, prompts))
-    Path(results).write_text(json.dumps(found, indent=1))
+        found = compare(build, load_prompts(build, prompts), theirs)
+        Path(results).write_text(json.dumps(found, indent=1))
+        return
+    *prompts, results = files
+    lines = []
+    for line in drafted(build, load_prompts(build, prompts)):
+        lines.append(line)
+        Path(results).write_text(json.dumps(lines, indent=1))  # if the time is up before the next
 
 
 if __name__ == "__main__":

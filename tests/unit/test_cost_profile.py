@@ -1,5 +1,6 @@
 """What rounds cost: measured on made-up and on real engines."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,8 +51,9 @@ class Machine:
         drafted = DraftResult([], slow * draft) if drafts else None
         return RoundResult(results, slow * verify, drafted)
 
-    def measure(self) -> CostProfile:
-        info: Any = SimpleNamespace(block_size=8, slots=8, max_seq_len=1024, most_verified=16)
+    def measure(self, *, records_steps: bool = False) -> CostProfile:
+        sizes = {"block_size": 8, "slots": 8, "max_seq_len": 1024, "most_verified": 16}
+        info: Any = SimpleNamespace(**sizes, records_steps=records_steps)
         return measure(self, info, clock=lambda: self.now)
 
 
@@ -95,6 +97,36 @@ def test_plain_steps_are_timed_after_plain_ones() -> None:
     assert found.verify(1, 1, 64) == pytest.approx(plain)
     wide = machine.verify(1, 16, 64) + HOP * machine.scale
     assert found.verify(1, 16, 64) == pytest.approx(2 * wide)
+
+
+class Recording(Machine):
+    """A machine that compiles a round when it comes first, and records it when it comes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visits: dict[tuple[object, ...], int] = {}
+
+    def __call__(self, round: Round) -> RoundResult:
+        kind = len(round.rows), round.row_tokens, round.rows[0].position, round.features
+        self.visits[kind] = self.visits.get(kind, 0) + 1
+        result = super().__call__(round)
+        if self.visits[kind] > 2:
+            return result
+        self.now += 1.0
+        drafts = result.drafts
+        return result if drafts is None else replace(result, drafts=replace(drafts, seconds=1.0))
+
+
+def test_compiling_and_recording_are_not_timed() -> None:
+    machine = Recording()
+    found = machine.measure(records_steps=True)
+    assert found.rows == [1, 2, 4, 8]
+    for n in (1, 8):
+        for width in (1, 16):
+            wanted = machine.verify(n, width, 64) + HOP
+            assert found.verify(n, width, 64) == pytest.approx(wanted)
+        assert found.draft(n, 64) == pytest.approx(machine.draft(n, 64))
+    assert min(machine.visits.values()) >= 2 + 3  # at least three are timed
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 200.0])

@@ -59,7 +59,7 @@ def test_texts_are_compared(tmp_path: Path) -> None:
     theirs[1][4] = (theirs[1][4] + 1) % 300
     changed = texts.compare(tmp_path / "built", prompts, theirs)
     assert (changed["texts"], changed["differ"]) == (3, 1)
-    found = texts.drafted(tmp_path / "built", prompts, (1, 3), 12)
+    found = [*texts.drafted(tmp_path / "built", prompts, (1, 3), 12)]
     assert [(each["streams"], each["texts"], each["differ"]) for each in found] == [
         (streams, 3, 0) for _ in range(2) for streams in (1, 3)
     ]

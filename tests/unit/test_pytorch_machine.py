@@ -11,7 +11,8 @@ import yaml
 from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, one_gpu
 from dflash_trt.doctor.checks import Patient
-from dflash_trt.engines.pytorch import machine
+from dflash_trt.engines import load_engine
+from dflash_trt.engines.pytorch import engine, machine
 from dflash_trt.errors import EngineError
 from dflash_trt.serving.supervisor.process import find_repository
 from dflash_trt.tensorrt_llm import SeenGpu
@@ -36,7 +37,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([], None, "runs on an NVIDIA GPU, and here is none"),
         (["7.5"], None, r"compute capability 7\.5, and this build needs 8\.0"),
-        (["9.0"], "torch", "PyTorch, which is not here"),
+        (["9.0"], "torch", "the package torch, which is not here"),
+        (["9.0"], "triton", "the package triton, which is not here"),
     ],
 )
 def test_serving_says_what_is_missing(
@@ -51,6 +53,14 @@ def test_serving_says_what_is_missing(
     monkeypatch.setattr(machine, "find_spec", lambda name: None if name == lacks else find(name))
     with pytest.raises(EngineError, match=says):
         find_repository(built)
+
+
+def test_a_pytorch_without_cuda_is_not_served_on_the_cpu(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "compute_capabilities", lambda: ["9.0"])
+    with pytest.raises(EngineError, match="cannot use the GPU that is here"):
+        load_engine(built / "engines" / "target")
 
 
 @pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0", "10.0", "12.0"])
@@ -95,7 +105,8 @@ def test_the_doctor_looks_at_gpu_memory_and_pytorch(
 
 def bytes_of_slots(built: Path) -> int:
     files = [built / "engines" / role / "model.onnx.data" for role in ("target", "drafter")]
-    return one_gpu.needed_bytes(built) - sum(file.stat().st_size for file in files)
+    earlier = 1 << 30  # of texts before, by default
+    return one_gpu.needed_bytes(built) - earlier - sum(file.stat().st_size for file in files)
 
 
 def test_memory_is_that_of_weights_caches_and_features(built: Path) -> None:

@@ -3,7 +3,7 @@
 Without a GPU it runs on the CPU, node by node: for tests, not for serving.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Calls, Program
 from dflash_trt.engines.step import Step
+from dflash_trt.engines.tensorrt.library import compute_capabilities
+from dflash_trt.errors import EngineError
 
 BOUND_STEPS = 512  # each may be recorded
 VISIBLE_STEP = 1024  # masked keys cost little, and a new size is recorded anew
@@ -50,17 +52,29 @@ class Cpu(Gpu):
         pass
 
 
+def check_pytorch() -> None:
+    """Raise EngineError if there is a GPU that PyTorch cannot use."""
+    capabilities = compute_capabilities()
+    if capabilities and not torch.cuda.is_available():
+        raise EngineError(
+            f"PyTorch {torch.__version__} cannot use the GPU that is here",
+            "Install its build for this CUDA, and a driver that is not older: pytorch.org says how",
+        )
+
+
 class Engine(GpuEngine):
     visible_step = VISIBLE_STEP
 
     def __init__(self, directory: Path, alone: bool = False) -> None:
         info = read_info(directory)
+        check_pytorch()
         super().__init__(info, BOUND_STEPS, features_stay=not alone)
         self._gpu = Gpu(0) if torch.cuda.is_available() else Cpu()
         self._dtype = getattr(torch, info.dtype)
         path, device = directory / GRAPH_FILE, self._gpu.device
         self._program = self._gpu.run(lambda: Program(path, self._dtype, device))
         self._fuses = self._gpu.device == "cuda"
+        self._lowered: dict[Hashable, Calls] = {}
         self._make_caches()
         self._gpu.wait()
 
@@ -90,6 +104,15 @@ class Engine(GpuEngine):
         return Step(arrays, Outputs(self._gpu, few, large), bound.run)
 
     def _lower(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
+        """Return the calls of a step, which are those of another one with the same sizes."""
+        key = (counts, *(tuple(tensor.shape) for tensor in inputs.values()))
+        if key not in self._lowered:
+            if len(self._lowered) >= BOUND_STEPS:
+                del self._lowered[next(iter(self._lowered))]
+            self._lowered[key] = self._calls_of(inputs, counts)
+        return self._lowered[key]
+
+    def _calls_of(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         known, replayed = counts
         calls = self._program.calls(inputs, known, replayed)
         if not self._fuses:

@@ -29,8 +29,11 @@ def check_machine(info: EngineInfo) -> None:
             f"{as_text(least_capability(info))} or newer",
             "Use a newer GPU" + (", or weights in 16 bits" if info.fp8 else ""),
         )
-    if find_spec("torch") is None:
-        raise EngineError("the engine runs on PyTorch, which is not here", INSTALL)
+    for package in ("torch", "triton"):
+        if find_spec(package) is None:
+            raise EngineError(
+                f"the engine runs on the package {package}, which is not here", INSTALL
+            )
 
 
 def least_capability(info: EngineInfo) -> Capability:

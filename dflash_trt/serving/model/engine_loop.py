@@ -107,7 +107,7 @@ class EngineLoop:
             self._run_round,
             slots=settings.slots,
             max_seq_len=settings.max_seq_len,
-            prefill_chunk=settings.prefill_chunk,
+            prefill_chunk=min(settings.prefill_chunk, self._target.widest),
             policy=policy,
             proposer=proposer,
             queue=self._queue,
