@@ -1,5 +1,6 @@
 """Steps recorded as CUDA graphs, over a stand-in of PyTorch's (`tests/standins/cuda.py`)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_the_stand_in_refuses_what_is_gone(gpu: None) -> None:
         del graph
         with pytest.raises(AssertionError, match="whose graphs are gone"):
             CUDAGraph().capture_begin(pool, "thread_local")
+
+
+def test_a_recording_keeps_what_its_work_reads(gpu: None) -> None:
+    device, numbers = Gpu(0), torch.zeros(3)
+    launch = device.record(partial(numbers.add_, torch.ones(3)))
+    launch()
+    assert numbers.tolist() == [1, 1, 1]
 
 
 def test_a_recording_runs_nothing_until_it_is_launched(gpu: None) -> None:
