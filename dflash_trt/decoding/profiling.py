@@ -1,7 +1,7 @@
 """Measure what rounds cost, before the first request."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -64,9 +64,13 @@ def measure(
     smallest = Point(grids[0].contexts[0], 1, 1)
     largest = Point(grids[0].contexts[-1], grids[0].rows[-1], grids[0].widths[-1])
     first_visits = 2 if info.records_steps else 0
-    for point in (smallest, largest):
-        for _ in range(first_visits):
-            visit(point)
+
+    def prepare(points: Sequence[Point]) -> None:
+        for point in points:
+            for _ in range(first_visits):
+                visit(point)
+
+    prepare([smallest, largest])
     visit(smallest)  # load the weights into memory
     plain_seconds = visit(smallest)
     largest_seconds = visit(largest)
@@ -77,9 +81,7 @@ def measure(
         if MIN_PASSES * pass_seconds <= max_seconds:
             break
     points = grid.points()
-    for point in points:
-        for _ in range(first_visits):
-            visit(point)
+    prepare(points)
     # with a small engine the first round after another kind is slower
     warm_ups = 1 if 3 * 4 * pass_seconds <= budget_seconds else 0
     seconds: dict[Point, list[float]] = {point: [] for point in points}

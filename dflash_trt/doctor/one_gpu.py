@@ -6,7 +6,6 @@ from pathlib import Path
 from dflash_trt.builder import read_manifest
 from dflash_trt.checkpoints import NotKnown
 from dflash_trt.checks import Check, Found, check
-from dflash_trt.config.build import Serving
 from dflash_trt.doctor.checks import GIB, NO_GPU, Patient
 from dflash_trt.engines import read_info, role_directories
 from dflash_trt.engines.pytorch.machine import INSTALL, as_text, least_capability, memory_bytes
@@ -56,8 +55,7 @@ def pytorch(_: Patient) -> Found:
 def needed_bytes(directory: Path) -> int:
     """Return what weights and caches of a build take of its GPU, those of earlier texts too."""
     roles = role_directories(directory / "engines")
-    serving = Serving.model_validate(read_manifest(directory)["config"]["serving"])
-    earlier = serving.prefix_cache_mib << 20
+    earlier: int = read_manifest(directory)["config"]["serving"]["prefix_cache"] << 20
     return earlier + sum(memory_bytes(read_info(role), role) for role in roles)
 
 

@@ -11,6 +11,7 @@ from dflash_trt.engines.info import (
     most_verified,
     read_info,
     target_rows,
+    waiting_bytes,
     write_info,
 )
 from dflash_trt.engines.step import (

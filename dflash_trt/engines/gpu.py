@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -47,7 +48,7 @@ class _Recorded:
 
     stream: torch.cuda.Stream
     graph: torch.cuda.CUDAGraph
-    work: Callable[[], None]
+    work: Callable[[], object]
 
     def __call__(self) -> None:
         with torch.cuda.stream(self.stream):
@@ -69,7 +70,7 @@ class Gpu:
         self.stream = int(self._stream.cuda_stream)  # CUDA's handle
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time: they share memory
         # PyTorch takes no pool again whose graphs are all gone (vLLM issue 28426)
-        self._first = self.record(self._allocate_one)
+        self._first = self.record(partial(torch.zeros, 1, device=self.device))
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
@@ -88,10 +89,7 @@ class Gpu:
         with torch.cuda.stream(self._stream):
             return work()
 
-    def _allocate_one(self) -> None:
-        self.zeros((1,), "float32")
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], object]) -> Callable[[], object]:
         """Record `work` as a CUDA graph, which does not run it; return what launches it.
 
         What it allocates is overwritten by other graphs: results are to be copied elsewhere.

@@ -100,8 +100,9 @@ class EngineInfo:
         """The most tokens of a sequence in one step."""
         if self.plan is not None:
             return self.plan.prefill_chunk
-        on_gpu = self.kind == "pytorch"
-        return min(self.max_seq_len, MOST_ON_GPU) if on_gpu else self.max_seq_len
+        if self.kind == "pytorch":
+            return min(self.max_seq_len, MOST_ON_GPU)
+        return self.max_seq_len
 
     @property
     def records_steps(self) -> bool:
@@ -136,6 +137,11 @@ def drafter_rows(max_seq_len: int, block_size: int) -> int:
     Features that waited, those of a round and the block of masks come after the last position.
     """
     return _aligned(max_seq_len + MAX_BUFFERED + most_verified(block_size) + block_size)
+
+
+def waiting_bytes(feature_size: int) -> int:
+    """Return the bytes of a slot's features, float32, that wait for the drafter at most."""
+    return 4 * MAX_BUFFERED * feature_size
 
 
 def _aligned(rows: int) -> int:

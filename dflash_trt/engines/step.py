@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,21 +32,25 @@ class Step:
     run: Callable[[], object]
 
 
-class BoundSteps(dict[tuple[int, ...], Step]):
-    """At most `limit` bound steps by the arguments of `Engine.step`; unused ones go first."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Bounded(dict[Key, Value]):
+    """At most `limit` values; what was not used for longest goes first."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
 
-    def of(self, bind: Callable[..., Step], *key: int) -> Step:
-        step = self.pop(key, None)
-        if step is None:
+    def of(self, key: Key, make: Callable[[], Value]) -> Value:
+        value = self.pop(key, None)
+        if value is None:
             if len(self) >= self._limit:
                 del self[next(iter(self))]
-            step = bind(*key)
-        self[key] = step
-        return step
+            value = make()
+        self[key] = value
+        return value
 
 
 class Engine(Protocol):
@@ -126,7 +130,8 @@ class LoadedEngine(ABC):
 
     def __init__(self, info: EngineInfo, most_steps: int) -> None:
         self.info = info
-        self._steps = BoundSteps(most_steps)
+        # bound steps by the arguments of `step`
+        self._steps: Bounded[tuple[int, ...], Step] = Bounded(most_steps)
         self._room: dict[str, tuple[int, Any]] = {}
         self._alike: list[Any] = []  # by shape: [caches, slots, heads, rows, head_dim]
         self._states: dict[str, Any] = {}  # a hybrid's, by name: [layers, slots, ...]
@@ -153,7 +158,8 @@ class LoadedEngine(ABC):
     def step(
         self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
     ) -> Step:
-        return self._steps.of(self._bind, first_slot, n, width, visible, head_rows, context)
+        sizes = (first_slot, n, width, visible, head_rows, context)
+        return self._steps.of(sizes, lambda: self._bind(*sizes))
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination >= FIRST_BLOCK:

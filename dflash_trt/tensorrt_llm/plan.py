@@ -1,7 +1,6 @@
 """Plan: what a config's pair needs of a machine of NVIDIA GPUs, and its speed there."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from dflash_trt.checkpoints import (
     packaged_config,
 )
 from dflash_trt.config import BuildConfig, PyTorch, Source, TensorRTLLM
-from dflash_trt.engines import MAX_BUFFERED, drafter_rows, target_rows
+from dflash_trt.engines import drafter_rows, target_rows, waiting_bytes
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import PRESETS, Machine
 from dflash_trt.planning import (
@@ -50,7 +49,6 @@ from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
-FEATURE_BYTES = 4  # of a number
 
 
 class Planned(NamedTuple):
@@ -184,35 +182,36 @@ def _on_one_gpu(
             "Plan with engine.dtype: bfloat16",
         )
     size = target_size(target_values(target.directory, target.values))
+    drafter_model = drafter_size(drafter.values, size)
     fp8 = engine.quantize == "fp8"
+    serving = config.serving
+    longest = serving.max_seq_len or CONTEXT
+    waiting = waiting_bytes(feature_size(drafter.values, size))
     deployed = OneGpu(
         machine=hardware,
         gpus=1,
         target=as_stored(size, fp8=fp8),
-        drafter=as_stored(drafter_size(drafter.values, size), fp8=fp8),
+        drafter=as_stored(drafter_model, fp8=fp8),
         block=block,
         backend=engine.kind,
-        max_seq_len=config.serving.max_seq_len or CONTEXT,
-        prefix_cache=config.serving.prefix_cache_mib << 20,
+        max_seq_len=longest,
+        slot_bytes=_slot_bytes(size, drafter_model, longest, block) + waiting,
+        prefix_cache=serving.prefix_cache_mib << 20,
     )
-    waiting = MAX_BUFFERED * FEATURE_BYTES * feature_size(drafter.values, size)
-    deployed = replace(deployed, slot_bytes=_slot_bytes(deployed) + waiting)
-    slots, longest = config.serving.slots, deployed.max_seq_len
     built = {
-        "slots": slots,
+        "slots": serving.slots,
         "max_seq_len": longest,
         "slot_bytes": deployed.slot_bytes,
-        "fits": slots <= deployed.fit(Layout(), longest, longest),
+        "fits": serving.slots <= deployed.fit(Layout(), longest, longest),
     }
     return Planned(hardware, deployed, built, longest)
 
 
-def _slot_bytes(deployed: OneGpu) -> int:
-    """Return what a slot has in both engines."""
-    longest, block = deployed.max_seq_len, deployed.block
-    cached = target_rows(longest, block) * token_bytes(deployed.target)
-    cached += drafter_rows(longest, block) * token_bytes(deployed.drafter)
-    states = state_bytes(deployed.target)
+def _slot_bytes(target: ModelSize, drafter: ModelSize, longest: int, block: int) -> int:
+    """Return what caches and states of a slot take in both engines."""
+    cached = target_rows(longest, block) * token_bytes(target)
+    cached += drafter_rows(longest, block) * token_bytes(drafter)
+    states = state_bytes(target)
     return cached if states is None else cached + states["slot"]
 
 

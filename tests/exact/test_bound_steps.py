@@ -1,11 +1,12 @@
 """Steps are bound once, and are few in memory, however many lengths prompts have."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.engines.step import BoundSteps, Step
+from dflash_trt.engines.step import Bounded, Step
 
 
 def test_what_was_not_used_for_longest_makes_room_for_another() -> None:
@@ -15,9 +16,9 @@ def test_what_was_not_used_for_longest_makes_room_for_another() -> None:
         bound.append(key)
         return Step({}, {}, list)
 
-    steps = BoundSteps(3)
+    steps: Bounded[tuple[int], Step] = Bounded(3)
     for key in (1, 2, 3, 1, 4, 1, 3, 2, 1):
-        steps.of(bind, key)
+        steps.of((key,), partial(bind, key))
     assert bound == [1, 2, 3, 4, 2]
     assert [*steps] == [(3,), (2,), (1,)]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.builder.engines import EngineOptions
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.proposer import Proposer
@@ -26,6 +26,7 @@ from dflash_trt.engines import load_engine, read_info, write_info
 from dflash_trt.engines.pytorch.engine import Engine
 from dflash_trt.speculation import Fixed
 from tests.gpu.sparse import Sizes, write_sparse_pair
+from tests.support.builds import write_engines
 
 QWEN3_8B = Sizes(
     hidden=4096,
@@ -197,8 +198,7 @@ def main(
         slots=max(streams), max_seq_len=sizes.longest, kind="pytorch", dtype="bfloat16"
     )
     engines = folder / "engines"
-    build_target(target, drafter.spec, engines / "target", options)
-    build_drafter(drafter, target, engines / "drafter", options)
+    write_engines(target, drafter, engines, options)
     found: dict[str, Any] = {"device": device, "build seconds": time.perf_counter() - start}
     slots = slots_that_fit(engines, device)
     for role in ("target", "drafter"):

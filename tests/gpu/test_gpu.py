@@ -3,11 +3,13 @@
 None of them has run yet.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import NotKnown
@@ -15,7 +17,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.engines import Engine, load_engine
-from dflash_trt.engines.pytorch import DTYPES
+from dflash_trt.engines.pytorch import DTYPES, launch
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.engines.tensorrt.plan import DTYPES as PLAN_DTYPES
 from dflash_trt.tensorrt_llm.host import judged_arguments
@@ -84,33 +86,28 @@ def test_a_row_has_the_same_bits_in_every_tile(
     columns: int, depth: int, scaled: str | None
 ) -> None:
     """Tensor cores have other instructions for many rows than for few."""
-    import torch  # noqa: PLC0415
-
-    from dflash_trt.engines.pytorch import launch  # noqa: PLC0415
-
     bfloat16, block = torch.bfloat16, 128 if scaled == "block" else 0
     with torch.device("cuda"):
         x = torch.randn(512, depth).to(bfloat16)
         weight = torch.randn(columns, depth).to(torch.float8_e4m3fn if scaled else bfloat16)
         scales = torch.rand(columns, *([depth // block] if block else [])) if scaled else None
-        whole = launch.linear(x, weight, scales, dtype=bfloat16, block=block)
-        for rows in (1, 16, 17, 33, 64, 65, 128):
-            few = launch.linear(x[:rows], weight, scales, dtype=bfloat16, block=block)
-            assert torch.equal(few, whole[:, :rows]), rows
+    assert_first_rows_alike(
+        lambda rows: launch.linear(x[:rows], weight, scales, dtype=bfloat16, block=block)
+    )
 
 
 def test_a_row_has_the_same_bits_in_every_tile_of_experts() -> None:
-    import torch  # noqa: PLC0415
-
-    from dflash_trt.engines.pytorch import launch  # noqa: PLC0415
-
     with torch.device("cuda"):
         x = torch.randn(1, 512, 2048).to(torch.bfloat16)
         stack, shares = torch.randn(4, 2048, 1536).to(torch.bfloat16), torch.rand(4, 512, 1)
-        whole = launch.experts(x, stack, shares)
-        for rows in (1, 16, 17, 33, 64, 65, 128):
-            few = launch.experts(x[:, :rows], stack, shares[:, :rows])
-            assert torch.equal(few, whole[:, :rows]), rows
+    assert_first_rows_alike(lambda rows: launch.experts(x[:, :rows], stack, shares[:, :rows]))
+
+
+def assert_first_rows_alike(multiply: Callable[[int], torch.Tensor]) -> None:
+    """Assert that a product of the first rows has the bits that it has of all 512."""
+    whole = multiply(512)
+    for rows in (1, 16, 17, 33, 64, 65, 128):
+        assert torch.equal(multiply(rows), whole[:, :rows]), rows
 
 
 @pytest.mark.parametrize("dtype", PLAN_DTYPES)

@@ -31,12 +31,18 @@ def build_engines(
     """Check a pair and write `directory/target` and `.../drafter`; options: of `EngineOptions`."""
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     check_pair(target, drafter, None)
-    (directory / "target").mkdir(parents=True)
-    (directory / "drafter").mkdir()
-    sizes = EngineOptions(**{"threads": 1, **options})
-    build_target(target, drafter.spec, directory / "target", sizes)
-    build_drafter(drafter, target, directory / "drafter", sizes)
+    write_engines(target, drafter, directory, EngineOptions(**{"threads": 1, **options}))
     return target, drafter
+
+
+def write_engines(
+    target: Target, drafter: Drafter, directory: Path, options: EngineOptions
+) -> None:
+    """Write `directory/target` and `directory/drafter`; the pair is not checked."""
+    for role in ("target", "drafter"):
+        (directory / role).mkdir(parents=True)
+    build_target(target, drafter.spec, directory / "target", options)
+    build_drafter(drafter, target, directory / "drafter", options)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

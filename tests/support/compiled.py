@@ -26,7 +26,7 @@ import torch
 import triton
 from triton.runtime import JITFunction, driver
 
-from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
+from dflash_trt.builder.engines import EngineOptions
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.pytorch import launch
@@ -35,12 +35,13 @@ from dflash_trt.graphs import Storage
 from tests.gpu.sizes import QWEN3_8B
 from tests.gpu.sparse import write_sparse_pair
 from tests.standins.triton_driver import Driver
+from tests.support.builds import write_engines
 from tests.support.families import HYBRIDS, make, pair_of
 
 # bytes of shared memory that a kernel may have: CUDA C++ Programming Guide, table of compute
 # capabilities, "maximum amount of shared memory per thread block"
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
-KIB = 1 << 10
+KIB_SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+SHARED = {capability: kib << 10 for capability, kib in KIB_SHARED.items()}
 TENSOR_CORES = r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"
 BIG, SIZES = "qwen3-8b", "sizes"
 LENGTH = 512
@@ -108,7 +109,7 @@ def compile_launches(capability: int) -> dict[str, Compiled]:
 
     driver.set_active(Driver(capability))
     JITFunction.__getitem__ = launcher
-    launch.shared_memory = lambda _: SHARED[capability] * KIB
+    launch.shared_memory = lambda _: SHARED[capability]
     return kernels
 
 
@@ -128,11 +129,8 @@ def build(name: str, dtype: str, folder: Path) -> Path:
     else:
         pair = make(name, folder) if name in HYBRIDS else pair_of(name, "z-lab", folder)
         target_dir, drafter_dir = pair.target_dir, pair.drafter_dir
-    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
-    engines = folder / "engines"
-    build_target(target, drafter.spec, engines / "target", options)
-    build_drafter(drafter, target, engines / "drafter", options)
-    return engines
+    write_engines(load_target(target_dir), load_drafter(drafter_dir), folder / "engines", options)
+    return folder / "engines"
 
 
 def run_steps(engines: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.compiled import SHARED, Compiled
 
-KIB = 1 << 10
 PRODUCTS = ("attend_kernel", "experts_kernel", "linear_kernel")
 MOST_STACK = 64  # bytes of a thread: more slow a kernel down
 OF_EACH = {"attend_kernel", "attention_input_kernel", "combine_kernel", "gated_kernel"}
@@ -28,7 +27,7 @@ def compile_kernels(capability: int, case: str, dtype: str, directory: Path) -> 
 
 def assert_they_fit(kernels: list[Compiled], capability: int, dtype: str) -> None:
     for kernel in kernels:
-        assert kernel.shared <= SHARED[capability] * KIB, kernel
+        assert kernel.shared <= SHARED[capability], kernel
         assert kernel.stack <= MOST_STACK, kernel
         if kernel.name in PRODUCTS and dtype != "float32":
             assert kernel.tensor_products, kernel

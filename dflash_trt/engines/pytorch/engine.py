@@ -15,7 +15,7 @@ from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs, Result
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Calls, Program
-from dflash_trt.engines.step import Step
+from dflash_trt.engines.step import Bounded, Step
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
 
@@ -42,7 +42,7 @@ class Cpu(Gpu):
     def run(self, work: Callable[[], Result]) -> Result:
         return work()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], object]) -> Callable[[], object]:
         return work
 
     def follow(self) -> None:
@@ -54,8 +54,7 @@ class Cpu(Gpu):
 
 def check_pytorch() -> None:
     """Raise EngineError if there is a GPU that PyTorch cannot use."""
-    capabilities = compute_capabilities()
-    if capabilities and not torch.cuda.is_available():
+    if not torch.cuda.is_available() and compute_capabilities():
         raise EngineError(
             f"PyTorch {torch.__version__} cannot use the GPU that is here",
             "Install its build for this CUDA, and a driver that is not older: pytorch.org says how",
@@ -74,7 +73,7 @@ class Engine(GpuEngine):
         path, device = directory / GRAPH_FILE, self._gpu.device
         self._program = self._gpu.run(lambda: Program(path, self._dtype, device))
         self._fuses = self._gpu.device == "cuda"
-        self._lowered: dict[Hashable, Calls] = {}
+        self._lowered: Bounded[Hashable, Calls] = Bounded(BOUND_STEPS)
         self._make_caches()
         self._gpu.wait()
 
@@ -106,11 +105,7 @@ class Engine(GpuEngine):
     def _lower(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         """Return the calls of a step, which are those of another one with the same sizes."""
         key = (counts, *(tuple(tensor.shape) for tensor in inputs.values()))
-        if key not in self._lowered:
-            if len(self._lowered) >= BOUND_STEPS:
-                del self._lowered[next(iter(self._lowered))]
-            self._lowered[key] = self._calls_of(inputs, counts)
-        return self._lowered[key]
+        return self._lowered.of(key, lambda: self._calls_of(inputs, counts))
 
     def _calls_of(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         known, replayed = counts
@@ -134,7 +129,7 @@ class _Bound:
     inputs: dict[str, Both]
     outputs: dict[str, Both]
     is_recorded: bool  # from the second time on
-    _works: dict[tuple[int, int], Callable[[], None]] = field(default_factory=dict)
+    _works: dict[tuple[int, int], Callable[[], object]] = field(default_factory=dict)
     _recorded: set[tuple[int, int]] = field(default_factory=set)
 
     def run(self) -> None:

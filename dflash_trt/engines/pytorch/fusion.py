@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dflash_trt.engines.pytorch import launch
 from dflash_trt.engines.pytorch.launch import Heads
-from dflash_trt.engines.pytorch.program import Argument, Call, Calls, Program, with_last_uses
+from dflash_trt.engines.pytorch.program import Call, Calls, Program, with_last_uses
 
 # calls that matter even if nobody reads them
 WRITES = ("Store", "TensorScatter", "WriteAttentionInput", "WriteHeads")
@@ -436,50 +436,40 @@ def expert_product(view: View, call: Call) -> Match | None:
 # --- linear attention -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tap:
-    """Tokens from one on, times a weight of each channel."""
-
-    calls: tuple[Call, Call]
-    tokens: Argument
-    start: Argument
-    weight: str
-
-
 def convolution(view: View, call: Call) -> Match | None:
     """Match a sum of shifted tokens times weights, and SiLU of it."""
-    found = [_tap(view, name, call) for name in call.inputs] if call.op == "Sum" else []
-    taps = [tap for tap in found if tap is not None]
-    activation = _activation(view, call.output)
-    if not taps or not activation:
+    activation = _activation(view, call.output) if call.op == "Sum" else []
+    if not activation:
         return None
-    shifts = [(tap.tokens, tap.start) for tap in taps]
-    if shifts != [(taps[0].tokens, (place,)) for place in range(len(call.inputs))]:
+    shifts: list[Call] = []
+    products: list[Call] = []
+    for place, name in enumerate(call.inputs):
+        taps = _chain(view.maker, name, "Mul", "Slice")
+        if taps is None:
+            return None
+        product, shift = taps
+        if view.reader(product.output, "Sum") is not call:
+            return None
+        if view.reader(shift.output, "Mul") is not product:
+            return None
+        if not view.is_weight(product.inputs[1]) or shift.arguments[1:4:2] != ((place,), (1,)):
+            return None
+        shifts.append(shift)
+        products.append(product)
+    tokens = shifts[0].arguments[0]
+    if any(shift.arguments[0] != tokens for shift in shifts):
         return None
-    weights = view.program.stacked([tap.weight for tap in taps])
-    arguments = (taps[0].tokens, weights)
-    fused = Call("Convolve", launch.convolve, arguments, activation[-1].outputs)
-    return Match([*(each for tap in taps for each in tap.calls), call, *activation], [fused])
-
-
-def _tap(view: View, name: str, sum_of: Call) -> _Tap | None:
-    product = view.maker(name, "Mul")
-    if product is None or view.reader(name, "Sum") is not sum_of:
-        return None
-    shifted, weight = product.inputs
-    shift = view.maker(shifted, "Slice")
-    if shift is None or view.reader(shifted, "Mul") is not product or not view.is_weight(weight):
-        return None
-    tokens, start, _, axis = shift.arguments[:4]
-    return _Tap((shift, product), tokens, start, weight) if axis == (1,) else None
+    weights = view.program.stacked([product.inputs[1] for product in products])
+    fused = Call("Convolve", launch.convolve, (tokens, weights), activation[-1].outputs)
+    return Match([*shifts, *products, call, *activation], [fused])
 
 
 def decay(view: View, call: Call) -> Match | None:
     """Match rates times a softplus that is written out (`graphs.delta_net`), by its logarithm."""
     if call.op != "Atanh":
         return None
-    before = _chain(view, call.inputs[0], "Div", "Exp", "Neg", "Abs", "Add")
-    after = _followed(view, call.output, "Add", "Add", "Mul")
+    before = _chain(view.maker, call.inputs[0], "Div", "Exp", "Neg", "Abs", "Add")
+    after = _chain(view.reader, call.output, "Add", "Add", "Mul")
     if before is None or after is None:
         return None
     division, *_, biased = before
@@ -499,7 +489,7 @@ def gated_norm(view: View, call: Call) -> Match | None:
     """Match a norm of heads, times SiLU of a gate."""
     if call.op != "RMSNormalization":
         return None
-    after = _followed(view, call.output, "Reshape", "Mul")
+    after = _chain(view.reader, call.output, "Reshape", "Mul")
     if after is None:
         return None
     rows, product = after
@@ -514,27 +504,19 @@ def gated_norm(view: View, call: Call) -> Match | None:
     return Match([call, rows, *activation, product], [fused])
 
 
-def _chain(view: View, name: str, *ops: str) -> list[Call] | None:
-    """Return what makes a value, what makes the first input of that, and so on."""
+def _chain(find: Callable[[str, str], Call | None], name: str, *ops: str) -> list[Call] | None:
+    """Return the calls of kinds `ops` one after the other from a value on; None if one is missing.
+
+    find: `View.reader`, and each call's output leads to the next, or `View.maker`, and its first
+    input does.
+    """
     calls: list[Call] = []
     for op in ops:
-        call = view.maker(name, op)
+        call = find(name, op)
         if call is None:
             return None
         calls.append(call)
-        name = call.inputs[0]
-    return calls
-
-
-def _followed(view: View, name: str, *ops: str) -> list[Call] | None:
-    """Return what alone reads a value, what alone reads the result of that, and so on."""
-    calls: list[Call] = []
-    for op in ops:
-        call = view.reader(name, op)
-        if call is None:
-            return None
-        calls.append(call)
-        name = call.output
+        name = call.inputs[0] if name in call.outputs else call.output
     return calls
 
 

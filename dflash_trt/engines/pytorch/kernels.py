@@ -158,7 +158,7 @@ def _head(
     weight,
     cos,
     sin,
-    position,
+    positions,
     row,
     rows,
     begin,
@@ -184,7 +184,7 @@ def _head(
         y = y * factor * tl.load(weight + other, mask=inside, other=0.0)
     if ROTATED > 0:
         turns = at < ROTATED
-        angle = tl.load(position) * half + at % half
+        angle = tl.load(positions + row) * half + at % half
         a = tl.load(cos + angle, mask=turns, other=1.0)
         b = tl.load(sin + angle, mask=turns, other=0.0)
         x = x * a + y * tl.where(at < half, -b, b)
@@ -229,9 +229,8 @@ def head_kernel(
     sequence, place = row // width, row % width
     at = tl.arange(0, BLOCK)
     begin = first + head * SIZE
-    position = positions + row if ROTATED > 0 else 0
     x = _head(
-        parts, bias, weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
+        parts, bias, weight, cos, sin, positions, row, rows, begin, columns, at, epsilon,
         SIZE, ROTATED, PARTS, BIAS, NORM,
     )  # fmt: skip
     if CACHED:
@@ -275,10 +274,9 @@ def attention_input_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     begin = head * SIZE
-    position = positions + row if ROTATED > 0 else 0
     if head < HEADS:
         x = _head(
-            parts, bias, q_weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
+            parts, bias, q_weight, cos, sin, positions, row, rows, begin, columns, at, epsilon,
             SIZE, ROTATED, PARTS, BIAS, NORM,
         )  # fmt: skip
         to = ((sequence * HEADS + head) * width + token) * SIZE + at
@@ -289,7 +287,7 @@ def attention_input_kernel(
         to = ((sequence * KV_HEADS + kv_head) * cache_rows + place) * SIZE + at
         if head < HEADS + KV_HEADS:
             x = _head(
-                parts, bias, key_weight, cos, sin, position, row, rows, begin, columns, at,
+                parts, bias, key_weight, cos, sin, positions, row, rows, begin, columns, at,
                 epsilon, SIZE, ROTATED, PARTS, BIAS, NORM,
             )  # fmt: skip
             tl.store(keys + to, _finite(x, keys.dtype.element_ty), mask=inside)

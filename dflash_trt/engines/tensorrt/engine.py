@@ -122,7 +122,7 @@ class _Run:
     work: Callable[[trt.IExecutionContext], None]
     is_to_record: bool  # as a CUDA graph, on the second run
     context: trt.IExecutionContext | None = None
-    go: Callable[[], None] = lambda: None
+    go: Callable[[], object] = lambda: None
 
     def run(self) -> None:
         if self.context is None:
