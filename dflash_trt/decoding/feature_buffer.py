@@ -32,13 +32,6 @@ class _Parts:
         self.arrays.append(features)
         self.tokens += len(features)
 
-    def copy_to(self, place: FeatureArray) -> None:
-        """Write all in order to the beginning of `place`."""
-        start = 0
-        for features in self.arrays:
-            place[start : start + len(features)] = features
-            start += len(features)
-
 
 class FeatureBuffer:
     """Tap features by slot; the scheduler drafts before one has more than `MAX_BUFFERED` tokens."""
@@ -106,10 +99,8 @@ class FeatureBuffer:
         if parts is None or not parts.tokens:
             self._states.pop(number, None)
             return
-        features = _zeros((parts.tokens, parts.arrays[0].shape[-1]), parts.arrays[0])
-        parts.copy_to(features)
         later = self._ends[slot] - end
-        self._states[number] = features[: max(parts.tokens - later, 0)]
+        self._states[number] = _concatenated(parts.arrays)[: max(parts.tokens - later, 0)]
 
 
 def _zeros(shape: tuple[int, ...], like: FeatureArray) -> FeatureArray:
@@ -119,15 +110,24 @@ def _zeros(shape: tuple[int, ...], like: FeatureArray) -> FeatureArray:
     return like.new_zeros(shape)
 
 
+def _concatenated(arrays: Sequence[FeatureArray]) -> FeatureArray:
+    """Return a copy of arrays one after the other; on a GPU that is one call, not one for each."""
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    import torch  # noqa: PLC0415  (not where features are numpy's)
+
+    return torch.cat([*arrays])
+
+
 def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: FeatureArray) -> Passed:
     """Append each row's first `count` features to its parts."""
-    n, _, size = features.shape
-    copied = _zeros((n, max(counts), size), features)
-    copied[:] = features[:, : max(counts)]
+    kept = _concatenated([row[:count] for row, count in zip(features, counts, strict=True)])
     buffered: list[int | None] = []
-    for parts, count, row_features in zip(parts_of_rows, counts, copied, strict=True):
-        parts.append(row_features[:count])
+    start = 0
+    for parts, count in zip(parts_of_rows, counts, strict=True):
+        parts.append(kept[start : start + count])
         buffered.append(parts.tokens)
+        start += count
     return Passed(None, [0] * len(counts), buffered)
 
 
@@ -140,9 +140,8 @@ def _join(parts_of_rows: Sequence[_Parts], features: FeatureArray) -> Passed:
         return Passed(features, waited, buffered)
     padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
     joined = _zeros((n, padded + width, size), features)
-    for index, parts in enumerate(parts_of_rows):
-        parts.copy_to(joined[index])
-        joined[index, parts.tokens : parts.tokens + width] = features[index]
+    for row, parts, new in zip(joined, parts_of_rows, features, strict=True):
+        row[: parts.tokens + width] = _concatenated([*parts.arrays, new])
         parts.arrays.clear()
         parts.tokens = 0
     return Passed(joined, waited, buffered)

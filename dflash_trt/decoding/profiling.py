@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_trt.decoding.arrays import Float64
 from dflash_trt.decoding.messages import Features, Round, Row, RunRound
-from dflash_trt.engines import EngineInfo
+from dflash_trt.engines import EngineInfo, few_sizes
 from dflash_trt.speculation.profile import CostProfile
 
 CANDIDATES = 8  # requested for each draft while measuring
@@ -98,7 +98,7 @@ def measure(
         limit = budget_seconds if passes >= MIN_PASSES else max_seconds
         if clock() - start + pass_seconds > limit:
             break
-    return _profile(grid, [seconds[point] for point in points])
+    return _profile(grid, [seconds[point] for point in points], pads_widths=info.records_steps)
 
 
 def _least_warm_ups(point: Point) -> int:
@@ -118,8 +118,8 @@ def _grids(info: EngineInfo) -> Iterator[Grid]:
     long = info.max_seq_len - 2 * max_width  # leaves room for a round and its drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
     few_rows = sorted({1, info.slots})
-    widths = _doubling(max_width)
-    yield Grid(contexts, _doubling(info.slots), widths)
+    widths = few_sizes(max_width)
+    yield Grid(contexts, few_sizes(info.slots), widths)
     yield Grid(contexts[:1], few_rows, widths)
     yield Grid(contexts[:1], few_rows, sorted({1, max_width}))
 
@@ -163,7 +163,7 @@ def _estimate_pass(
     return seconds
 
 
-def _profile(grid: Grid, seconds: list[list[float]]) -> CostProfile:
+def _profile(grid: Grid, seconds: list[list[float]], *, pads_widths: bool) -> CostProfile:
     """Return the profile of a grid; seconds: of each visit of each point."""
     # the lower quartile, because other load only adds time: between measurements on a busy machine
     # it varied half as much as the median
@@ -171,17 +171,14 @@ def _profile(grid: Grid, seconds: list[list[float]]) -> CostProfile:
     table = _rising(typical.reshape(len(grid.contexts), len(grid.rows), -1))
     verify_seconds = table[..., :-1].tolist()
     draft_seconds = table[..., -1].tolist()
-    return CostProfile(grid.contexts, grid.rows, grid.widths, verify_seconds, draft_seconds)
-
-
-def _doubling(last: int) -> list[int]:
-    """Return 1, 2, 4, .. and `last`."""
-    numbers = []
-    number = 1
-    while number < last:
-        numbers.append(number)
-        number *= 2
-    return [*numbers, last]
+    return CostProfile(
+        grid.contexts,
+        grid.rows,
+        grid.widths,
+        verify_seconds,
+        draft_seconds,
+        pads_widths=pads_widths,
+    )
 
 
 def _rising(table: Float64) -> Float64:

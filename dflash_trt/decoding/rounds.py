@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
@@ -25,7 +26,7 @@ from dflash_trt.decoding.messages import (
     VerifyResult,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.engines import Engine, Step
+from dflash_trt.engines import Engine, Step, padded_size
 
 
 def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:
@@ -55,7 +56,7 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
     drafter_input = None
     if buffer is not None:
-        features = step.outputs["features"][:, : round.row_tokens]
+        features = step.outputs["features"][:, : _padded_width(engine, round)]
         drafter_input = _pass_features_on(buffer, round, results, features)
     elif round.features is Features.DROP:
         for result in results:
@@ -67,10 +68,13 @@ def _target_step(engine: Engine, round: Round) -> Step:
     """Return the step of a round, its inputs filled in."""
     rows, n = round.rows, len(round.rows)
     min_width = -(-engine.least_rows // n)
-    width = max(round.row_tokens, min_width)
+    width = max(_padded_width(engine, round), min_width)
     lengths = tuple(len(row.tokens) for row in rows)
     first_rows = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
-    head_rows = _head_rows(first_rows, lengths, width, engine.least_rows)
+    scored = max(length - first for length, first in zip(lengths, first_rows, strict=True))
+    if engine.info.records_steps:
+        scored = padded_size(scored, engine.info.most_verified)
+    head_rows = _head_rows(first_rows, lengths, scored, width, engine.least_rows)
     longest = max(row.position for row in rows) + width
     step = engine.step(round.first_slot, n, width, _visible(engine, longest), len(head_rows))
     inputs = step.inputs
@@ -81,15 +85,19 @@ def _target_step(engine: Engine, round: Round) -> Step:
         _begin_states(engine, round)
         inputs["known"][:] = rows[0].known
         inputs["accepted"][:] = [row.replayed for row in rows]
-    positions = inputs["positions"]
+    inputs["positions"][:] = inputs["write_index"][:, None] + np.arange(width)
     mask = inputs["mask"]
     mask[:] = False
     for index, row in enumerate(rows):
         position = row.position
-        positions[index] = range(position, position + width)
         mask[index, :, :, :position] = True
         mask[index, :, :, position : position + width] = _causal_mask(width)
     return step
+
+
+def _padded_width(engine: Engine, round: Round) -> int:
+    last = max(row.position for row in round.rows)
+    return engine.info.padded_width(round.row_tokens, last)
 
 
 def _scores_prompt(round: Round) -> bool:
@@ -165,11 +173,13 @@ def draft(engine: Engine, round: Round, drafter_input: DrafterInput | None) -> D
     anchors = drafter_input.anchors
     n = len(anchors)
     # fewer drafts do not shorten the block, because drafts are better in a whole one
-    lengths = [min(anchor.room, engine.info.block_size - 1) for anchor in anchors]
-    longest = max(1, *lengths)
+    most = engine.info.block_size - 1
+    lengths = [min(anchor.room, most) for anchor in anchors]
+    longest = most if engine.info.records_steps else max(1, *lengths)
     depth = min(longest, round.draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft
-    step = _drafter_step(engine, round.first_slot, drafter_input, lengths, first, depth)
+    block = _Block(first, lengths, first + longest, depth)
+    step = _drafter_step(engine, round.first_slot, drafter_input, block)
     step.run()
     _clear_failed(engine, round.first_slot, [anchor.failed for anchor in anchors])
     ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., : round.candidates].copy()
@@ -178,46 +188,44 @@ def draft(engine: Engine, round: Round, drafter_input: DrafterInput | None) -> D
     return DraftResult(rows, time.perf_counter() - started)
 
 
-def _drafter_step(
-    engine: Engine,
-    first_slot: int,
-    drafter_input: DrafterInput,
-    lengths: Sequence[int],
-    first: int,
-    depth: int,
-) -> Step:
-    """Return the step of a block for each anchor, its inputs filled in.
+@dataclass(frozen=True)
+class _Block:
+    """A block for each anchor: it and masks."""
 
-    lengths: drafts that each row has room for. The block rows from `first` on draft, and `depth` of
-    them get logits.
-    """
+    first: int  # place of the first draft
+    lengths: Sequence[int]  # drafts that each row has room for
+    width: int  # tokens
+    depth: int  # drafts that get logits
+
+
+def _drafter_step(
+    engine: Engine, first_slot: int, drafter_input: DrafterInput, block: _Block
+) -> Step:
+    """Return the step of a block for each anchor, its inputs filled in."""
     anchors = drafter_input.anchors
     n, context = drafter_input.features.shape[:2]
-    block_len = first + max(1, *lengths)
-    masks = [engine.info.mask_token_id] * (block_len - 1)
+    block_len = block.width
     longest = max(anchor.start for anchor in anchors) + context + block_len
     visible = _visible(engine, longest)
-    step = engine.step(first_slot, n, block_len, visible, n * depth, context=context)
-    positions = []
-    mask = step.inputs["mask"]
+    step = engine.step(first_slot, n, block_len, visible, n * block.depth, context=context)
+    inputs = step.inputs
+    starts = np.array([anchor.start for anchor in anchors])
+    places = np.array([anchor.position for anchor in anchors])
+    inputs["write_index"][:] = starts
+    inputs["positions"][:, :context] = starts[:, None] + np.arange(context)
+    inputs["positions"][:, context:] = places[:, None] + np.arange(block_len)
+    inputs["block"][:] = engine.info.mask_token_id
+    inputs["block"][:, 0] = [anchor.token for anchor in anchors]
+    inputs["features"][:] = drafter_input.features
+    inputs["head_rows"][:] = _draft_rows(n, block_len, block.first, block.depth)
+    mask = inputs["mask"]
     mask[:] = False
-    for index, (anchor, length) in enumerate(zip(anchors, lengths, strict=True)):
+    for index, (anchor, length) in enumerate(zip(anchors, block.lengths, strict=True)):
         block_start = anchor.start + context  # its keys follow the features'
-        positions.append(
-            [
-                *range(anchor.start, block_start),
-                *range(anchor.position, anchor.position + block_len),
-            ]
-        )
         mask[index, :, :, : anchor.position] = True
         # near the end of its text a row's block is shorter than the batch's, so that its drafts do
         # not depend on the batch
-        mask[index, :, :, block_start : block_start + first + length] = True
-    step.inputs["block"][:] = [[anchor.token, *masks] for anchor in anchors]
-    step.inputs["positions"][:] = positions
-    step.inputs["write_index"][:] = [anchor.start for anchor in anchors]
-    step.inputs["features"][:] = drafter_input.features
-    step.inputs["head_rows"][:] = _draft_rows(n, block_len, first, depth)
+        mask[index, :, :, block_start : block_start + block.first + length] = True
     return step
 
 
@@ -277,17 +285,16 @@ def _causal_mask(width: int) -> Bools:
 
 @lru_cache(maxsize=1024)
 def _head_rows(
-    first_rows: tuple[int, ...], lengths: tuple[int, ...], width: int, min_rows: int
+    first_rows: tuple[int, ...], lengths: tuple[int, ...], scored: int, width: int, min_rows: int
 ) -> Int64:
-    """Return which of the n * width tokens need logits, `[max(n * (1 + D), min_rows)]`.
+    """Return which of the n * width tokens need logits, `[max(n * scored, min_rows)]`.
 
-    These are each row's tokens from `first_rows` on, D more at most; a shorter row repeats its
-    last token.
+    These are each row's tokens from `first_rows` on; a row of fewer than `scored` repeats its last
+    one.
     """
     first = np.array(first_rows)[:, None]
     last = np.array(lengths)[:, None] - 1
-    more = int((last - first).max())
-    offsets = np.minimum(first + np.arange(more + 1), last)
+    offsets = np.minimum(first + np.arange(scored), last)
     row_starts = np.arange(len(lengths))[:, None] * width
     rows: Int64 = (offsets + row_starts).ravel()
     return np.resize(rows, max(rows.size, min_rows))

@@ -11,7 +11,7 @@ import torch
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import LoadedEngine, step_tensors
 
-LARGE = ("features", "logits")  # tensors whose memory all steps share
+LARGE = ("features", "logits", "mask")  # tensors whose memory all steps share
 Result = TypeVar("Result")
 
 
@@ -135,6 +135,7 @@ class GpuEngine(LoadedEngine):
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
             for x in step_tensors(self.info, n, width, visible, head_rows, context)
         )
+        self._gpu.wait()  # others may fill features at once, in another stream
         return inputs, outputs
 
     def _buffers(self, name: str, dtype: str, shape: tuple[int, ...]) -> Both:
@@ -147,8 +148,16 @@ class GpuEngine(LoadedEngine):
             memory = gpu.zeros((size,), dtype)
             return Both(None if stays else gpu.pinned_zeros((size,), dtype), memory)
 
-        whole: Both = self._buffer(name, shape, make)
+        # features and logits may become far larger than they mostly are; a mask is small
+        room = (self._largest_mask,) if name == "mask" else shape
+        whole: Both = self._buffer(name, room, make)
         return whole.cut(shape)
+
+    @property
+    def _largest_mask(self) -> int:
+        """The numbers of the largest round's or prompt's."""
+        info = self.info
+        return info.cache_len * max(info.slots * info.most_verified, info.widest)
 
 
 class Outputs(dict[str, Any]):

@@ -16,6 +16,7 @@ MAX_BUFFERED = 256
 drafter takes them all in one step, with those of the next round."""
 MOST_ON_GPU = 512  # tokens of a prompt in one step: what attention keeps of them is large
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
+PROMPT_STEP = 64  # tokens: prompts are padded to a multiple where each size takes time to prepare
 Shape = tuple[int | str, ...]  # a string is a size chosen by each step
 
 
@@ -109,6 +110,21 @@ class EngineInfo:
         """Whether a step runs fast from the third time on: once compiled, once recorded."""
         return self.kind != "onnxruntime"
 
+    def padded_width(self, tokens: int, position: int) -> int:
+        """Return how wide to make a step of so many tokens from a position on.
+
+        Where steps are recorded, sizes are few: the rest is padding, which nobody reads. A prompt
+        of a hybrid is not padded: tokens after known ones are drafts, of which a state keeps few.
+        """
+        if not self.records_steps:
+            return tokens
+        if tokens <= self.most_verified:
+            return padded_size(tokens, self.most_verified)
+        if self.states is not None:
+            return tokens
+        padded = min(-(-tokens // PROMPT_STEP) * PROMPT_STEP, self.widest)
+        return padded if position + padded <= self.cache_len else tokens
+
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values."""
@@ -119,6 +135,23 @@ class EngineInfo:
     @property
     def most_verified(self) -> int:
         return most_verified(self.block_size)
+
+
+def few_sizes(largest: int) -> list[int]:
+    """Return 1, 2, 4, .. and `largest`."""
+    sizes = []
+    size = 1
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, largest]
+
+
+def padded_size(size: int, largest: int) -> int:
+    """Return the least of `few_sizes` that is not below `size`; 0 stays 0."""
+    if size == 0:
+        return 0
+    return next(each for each in few_sizes(largest) if each >= size)
 
 
 def most_verified(block_size: int) -> int:
@@ -135,8 +168,9 @@ def drafter_rows(max_seq_len: int, block_size: int) -> int:
     """Return the rows of a slot's cache.
 
     Features that waited, those of a round and the block of masks come after the last position.
+    While no text has room for drafts, those of two rounds more may wait.
     """
-    return _aligned(max_seq_len + MAX_BUFFERED + most_verified(block_size) + block_size)
+    return _aligned(max_seq_len + MAX_BUFFERED + 3 * most_verified(block_size) + block_size)
 
 
 def waiting_bytes(feature_size: int) -> int:

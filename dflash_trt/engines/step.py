@@ -231,13 +231,14 @@ class LoadedEngine(ABC):
     def _buffer(self, name: str, shape: tuple[int, ...], make: Callable[[int], Any]) -> Any:
         """Return the buffer of this name, made by `make(size)`; shared, because it may be large."""
         size = math.prod(shape)
-        room, buffer = self._room.get(name, (0, None))
-        if buffer is None or room < size:
-            # doubled, so that it seldom grows: unused memory takes only addresses
-            room = size if buffer is None else 2 * size
+        room, buffer = self._room.pop(name, (0, None))
+        if room < size:
+            # doubled, so that it seldom grows; the old one goes first, and steps that reference it
+            room = 2 * size if room else size
+            self._steps.clear()
+            del buffer
             buffer = make(room)
-            self._room[name] = room, buffer
-            self._steps.clear()  # they reference the old buffer
+        self._room[name] = room, buffer
         return buffer
 
 

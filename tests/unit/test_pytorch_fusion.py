@@ -86,6 +86,31 @@ def assert_numbers_stay(engines: Path, lowered: list[Calls]) -> None:
         plain, fused = (drafter_step(engine, features, 5, start, 1) for engine in drafters)
         for name in {*plain} - {"top_ids"} | {"logits"}:
             np.testing.assert_allclose(fused[name], plain[name], atol=2e-4, rtol=1e-5)
+    for engines_of_role in (targets, drafters):
+        plain, fused = map(step_of_two, engines_of_role)
+        for name in {*plain} - {"top_ids"} | {"logits"}:
+            np.testing.assert_allclose(fused[name], plain[name], atol=2e-4, rtol=1e-5)
+
+
+def step_of_two(engine: Engine) -> dict[str, Any]:
+    """Step two sequences that are at different places of their texts; return the outputs."""
+    width, visible, starts = 4, 32, np.array([[5], [9]])
+    context = 3 if engine.info.role == "drafter" else 0
+    step = engine.step(1, 2, width, visible, 2 * width, context)
+    inputs = step.inputs
+    inputs["block" if context else "tokens"][:] = np.arange(8).reshape(2, width)
+    inputs["positions"][:] = starts + np.arange(context + width)
+    inputs["write_index"][:] = starts[:, 0]
+    for mask, start in zip(inputs["mask"], starts[:, 0], strict=True):
+        mask[:] = np.tri(width, visible, start + context, dtype=bool)
+    inputs["head_rows"][:] = np.arange(2 * width)
+    if context:
+        size = engine.info.feature_size
+        inputs["features"][:] = np.linspace(-1, 1, 6 * size).reshape(2, context, size)
+    if engine.info.states is not None:
+        inputs["known"][:], inputs["accepted"][:] = 1, [2, 0]
+    step.run()
+    return step.outputs
 
 
 @pytest.mark.parametrize(("family", "form"), FEW)

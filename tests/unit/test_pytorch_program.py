@@ -24,11 +24,12 @@ from dflash_trt.speculation import Fixed, RoundPlan
 from tests.support.builds import build_engines, build_pair
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import CELLS, FORMS, HYBRIDS, make, pair_of
-from tests.support.pairs import Pair, make_endless, make_pair
+from tests.support.pairs import Pair, make_endless, make_pair, teach
 
 SLOTS, LENGTH = 3, 96
 CACHES = [f"{which}_{layer}" for layer in range(4) for which in ("key", "value")]
 KINDS = ("onnxruntime", "pytorch")
+ROLES = ("target", "drafter")
 FEW = [("qwen3", "z-lab"), ("gemma2", "z-lab"), ("qwen3", "dflash2")]
 OTHERS = [cell for cell in CELLS if cell not in FEW]
 
@@ -110,6 +111,48 @@ def test_features_stay_where_both_models_are(family: str, tmp_path: Path) -> Non
         assert isinstance(made, np.ndarray) == isinstance(taken, np.ndarray) == alone
         found.append(decoded(target, drafter, NowAndThen(5)))
     assert found[0] == found[1]
+
+
+class InTurn(Fixed):
+    """Verifies one draft, then two, and so on."""
+
+    rounds = 0
+
+    def choose(self, *given: Any, **options: Any) -> RoundPlan:
+        plan = super().choose(*given, **options)
+        self.rounds += 1
+        length = self.rounds % (self.draft_tokens + 1)
+        chosen = [proposal and proposal.cut(length) for proposal in plan.chosen]
+        return RoundPlan(chosen if length else [None] * len(chosen), plan.draft_tokens)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompts"),
+    # the last chunk has no room for 64 rows; what follows a hybrid's known tokens is a draft
+    [("llama", {29, 64}), ("qwen3.5", {19, 27, 29, 33})],
+)
+def test_sizes_of_steps_are_few(family: str, prompts: set[int], tmp_path: Path) -> None:
+    """Each is recorded; what pads them changes no text, up to the end of the caches."""
+    pair = make(family, tmp_path)
+    requests = [
+        Request((text + text)[:length], LENGTH - length)
+        for text, length in zip(teach(pair), (5, 19, 41, 60, 95), strict=False)
+    ]
+    engines, sequences = dict[str, list[Any]](), {}
+    for kind, path in both_kinds(pair, tmp_path).items():
+        engines[kind] = [load_engine(path / role) for role in ROLES]
+        rounds = in_process(*engines[kind])
+        scheduler = scheduler_of(rounds, InTurn(7), slots=1, max_seq_len=LENGTH, prefill_chunk=33)
+        sequences[kind] = run_all(scheduler, requests)
+    texts = {kind: [each.tokens for each in decoded] for kind, decoded in sequences.items()}
+    assert texts["pytorch"] == texts["onnxruntime"]
+    target, drafter = engines["pytorch"]
+    assert {width for _, _, width, *_ in target._steps} == {1, 2, 4, 8} | prompts
+    assert len({sizes[:-1] for sizes in drafter._steps}) == 1  # but for the features
+    accepted = {count - 1 for each in sequences["pytorch"] for count in each.committed_per_round}
+    assert accepted >= {0, 1, 2, 3}
+    replayed = {counts[1] for counts, *_ in target._lowered}
+    assert replayed == ({0} if family == "llama" else {0, 1, 2, 4})
 
 
 @pytest.mark.models

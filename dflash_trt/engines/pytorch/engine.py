@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs, Result
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines.info import padded_size, read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Calls, Program
 from dflash_trt.engines.step import Bounded, Step
@@ -97,6 +97,7 @@ class Engine(GpuEngine):
             caches={name: cache[slots] for name, cache in self._caches.items()},
             inputs=inputs,
             outputs=outputs,
+            most_drafts=0 if self.info.states is None else self.info.states.drafts[0],
             is_recorded=max(width, context) <= self.info.most_verified,
         )
         few = {name: both for name, both in outputs.items() if name != "logits"}
@@ -128,6 +129,7 @@ class _Bound:
     caches: dict[str, Tensor]
     inputs: dict[str, Both]
     outputs: dict[str, Both]
+    most_drafts: int  # that a hybrid's state keeps
     is_recorded: bool  # from the second time on
     _works: dict[tuple[int, int], Callable[[], object]] = field(default_factory=dict)
     _recorded: set[tuple[int, int]] = field(default_factory=set)
@@ -152,11 +154,15 @@ class _Bound:
         return partial(_work, self.gpu, calls, values, self.inputs, self.outputs)
 
     def _counts(self) -> tuple[int, int]:
-        """Return known tokens and accepted drafts, on which sizes in a hybrid depend."""
+        """Return known tokens and accepted drafts, on which sizes in a hybrid depend.
+
+        It may be more drafts than were accepted: the step leaves out those of each sequence that
+        were not.
+        """
         if "known" not in self.inputs:
             return 0, 0
         known, accepted = (self.inputs[name].array for name in ("known", "accepted"))
-        return int(known[0]), int(accepted.max())
+        return int(known[0]), padded_size(int(accepted.max()), self.most_drafts)
 
 
 def _work(

@@ -158,7 +158,7 @@ def _head(
     weight,
     cos,
     sin,
-    positions,
+    position,
     row,
     rows,
     begin,
@@ -171,7 +171,10 @@ def _head(
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Return a head of a row, which begins at a column: normed, then rotated."""
+    """Return a head of a row, which begins at a column: normed, then rotated.
+
+    position: where to read it.
+    """
     inside = at < SIZE
     half: tl.constexpr = ROTATED // 2
     # what a number is turned with
@@ -184,7 +187,7 @@ def _head(
         y = y * factor * tl.load(weight + other, mask=inside, other=0.0)
     if ROTATED > 0:
         turns = at < ROTATED
-        angle = tl.load(positions + row) * half + at % half
+        angle = tl.load(position) * half + at % half
         a = tl.load(cos + angle, mask=turns, other=1.0)
         b = tl.load(sin + angle, mask=turns, other=0.0)
         x = x * a + y * tl.where(at < half, -b, b)
@@ -199,7 +202,7 @@ def _finite(x, dtype: tl.constexpr):
     return tl.where(x > largest, largest, tl.where(x < -largest, -largest, x)).to(dtype)
 
 
-@triton.jit(do_not_specialize=["rows", "width", "out_rows"])
+@triton.jit(do_not_specialize=["rows", "width", "out_rows", "apart"])
 def head_kernel(
     parts,
     bias,
@@ -214,6 +217,7 @@ def head_kernel(
     columns,
     first,
     out_rows,
+    apart,  # positions from a sequence to the next
     epsilon,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -229,8 +233,9 @@ def head_kernel(
     sequence, place = row // width, row % width
     at = tl.arange(0, BLOCK)
     begin = first + head * SIZE
+    position = positions + sequence * apart + place if ROTATED > 0 else positions
     x = _head(
-        parts, bias, weight, cos, sin, positions, row, rows, begin, columns, at, epsilon,
+        parts, bias, weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
         SIZE, ROTATED, PARTS, BIAS, NORM,
     )  # fmt: skip
     if CACHED:
@@ -240,7 +245,7 @@ def head_kernel(
     tl.store(out + to, x.to(out.dtype.element_ty), mask=at < SIZE)
 
 
-@triton.jit(do_not_specialize=["rows", "width"])
+@triton.jit(do_not_specialize=["rows", "width", "apart"])
 def attention_input_kernel(
     parts,
     bias,
@@ -257,6 +262,7 @@ def attention_input_kernel(
     width,
     columns,
     cache_rows,
+    apart,  # positions from a sequence to the next
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -274,9 +280,10 @@ def attention_input_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     begin = head * SIZE
+    position = positions + sequence * apart + token if ROTATED > 0 else positions
     if head < HEADS:
         x = _head(
-            parts, bias, q_weight, cos, sin, positions, row, rows, begin, columns, at, epsilon,
+            parts, bias, q_weight, cos, sin, position, row, rows, begin, columns, at, epsilon,
             SIZE, ROTATED, PARTS, BIAS, NORM,
         )  # fmt: skip
         to = ((sequence * HEADS + head) * width + token) * SIZE + at
@@ -287,7 +294,7 @@ def attention_input_kernel(
         to = ((sequence * KV_HEADS + kv_head) * cache_rows + place) * SIZE + at
         if head < HEADS + KV_HEADS:
             x = _head(
-                parts, bias, key_weight, cos, sin, positions, row, rows, begin, columns, at,
+                parts, bias, key_weight, cos, sin, position, row, rows, begin, columns, at,
                 epsilon, SIZE, ROTATED, PARTS, BIAS, NORM,
             )  # fmt: skip
             tl.store(keys + to, _finite(x, keys.dtype.element_ty), mask=inside)

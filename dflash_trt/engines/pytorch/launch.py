@@ -308,6 +308,7 @@ def write_attention_input(
         heads.width,
         columns,
         cache_rows,
+        _apart(positions),
         heads.epsilon or 0.0,
         HEADS=heads.count,
         KV_HEADS=kv_heads,
@@ -350,6 +351,7 @@ def _launch_head(
         columns,
         heads.first,
         out.shape[2],
+        _apart(positions),
         heads.epsilon or 0.0,
         HEADS=heads.count,
         SIZE=heads.size,
@@ -362,6 +364,11 @@ def _launch_head(
         num_warps=1,
         **SEPARATE,
     )
+
+
+def _apart(positions: Tensor | None) -> int:
+    """Return how far apart sequences are in positions `[n, width]`, which may be part of others."""
+    return 0 if positions is None else positions.stride(0)
 
 
 def keys_of(head_bytes: int) -> int:
