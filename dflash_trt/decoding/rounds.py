@@ -175,6 +175,7 @@ def draft(engine: Engine, round: Round, drafter_input: DrafterInput | None) -> D
     # fewer drafts do not shorten the block, because drafts are better in a whole one
     most = engine.info.block_size - 1
     lengths = [min(anchor.room, most) for anchor in anchors]
+    # what is recorded is the whole block, too, so that sizes are few
     longest = most if engine.info.records_steps else max(1, *lengths)
     depth = min(longest, round.draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft

@@ -94,7 +94,7 @@ def decoder_of(build: Path, end: int) -> Callable[[list[int]], Text]:
 
     def decode(prompt: list[int]) -> Text:
         sequence = scheduler.submit(Request(prompt, HELD_OUT_TOKENS, stop_ids=frozenset([end])))
-        while scheduler.busy:
+        while scheduler.has_work:
             scheduler.step()
         return {"ids": sequence.tokens, "rounds": sequence.committed_per_round}
 
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--build", type=Path, help="a build of the pair, in float32")
+    parser.add_argument("--people", type=Path, help="what people.py wrote: measured, too")
     parser.add_argument("--results", type=Path, default=Path("measured.jsonl"))
     parser.add_argument("--every", type=int, default=1, help="measure every so many prompts")
     options = parser.parse_args()
@@ -135,7 +136,7 @@ def main() -> None:
         for each in kept
         if each["drafter"] == digest and (ours is None or "build" in each)
     }
-    for name, prompts in held_out(tokenizer).items():
+    for name, prompts in held_out(tokenizer, options.people).items():
         results = []
         for i in range(0, len(prompts), options.every):
             found = known.get((name, i))

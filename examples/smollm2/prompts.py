@@ -45,6 +45,8 @@ def user_turns(tokenizer: PreTrainedTokenizerBase, beginnings: list[str]) -> lis
 def chats(tokenizer: PreTrainedTokenizerBase, questions: list[str]) -> list[list[int]]:
     """Return the ids of questions as chats, as a server would encode them."""
     before, after = frame(tokenizer)
+    if not questions:
+        return []
     texts = [before + question + after for question in questions]
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 

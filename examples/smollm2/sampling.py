@@ -32,6 +32,7 @@ WARM = 0.2  # share of answers sampled at a temperature of 0.3 to 1; the others 
 STEPS = 16  # between two looks for rows that ended
 # shares of conversations: plain user turns, about code, problems like HumanEval's, the library's
 SHARES = (0.45, 0.15, 0.22, 0.18)
+PEOPLE = 1 / 3  # share of prompts that people wrote, where there are some
 
 
 @dataclass
@@ -52,29 +53,38 @@ class Prompts:
     code: list[list[int]]
     problems: list[list[int]]
     library: list[list[int]]
+    people: list[list[int]] = field(default_factory=list)
     waiting: list[tuple[list[int], int]] = field(default_factory=list)  # given whole, greedy
 
     def draw(self, generator: torch.Generator) -> tuple[list[int], bool, int]:
         if self.waiting:
             ids, number = self.waiting.pop()
             return ids, True, number
-        kind = int(torch.multinomial(torch.tensor(SHARES), 1, generator=generator))
-        pool = (self.plain, self.code, self.problems, self.library)[kind]
+        others = 1 - PEOPLE if self.people else 1
+        shares = [share * others for share in SHARES] + [1 - others]
+        kind = int(torch.multinomial(torch.tensor(shares), 1, generator=generator))
+        pool = (self.plain, self.code, self.problems, self.library, self.people)[kind]
         chosen = int(torch.randint(len(pool), (1,), generator=generator))
-        return pool[chosen], kind == 3, -1
+        is_whole = kind >= 3
+        return pool[chosen], is_whole, -1
 
 
-def begin(tokenizer: PreTrainedTokenizerBase) -> Prompts:
+def begin(tokenizer: PreTrainedTokenizerBase, people: list[str]) -> Prompts:
+    """Return what conversations begin with; people: what people asked."""
     functions = library_functions()
     asked = [solve(head) for head in functions] + functions[::3]
-    whole = chats(tokenizer, asked)
+
+    def short_chats(questions: list[str]) -> list[list[int]]:
+        return [ids for ids in chats(tokenizer, questions) if len(ids) + ANSWER_TOKENS < LENGTH]
+
     # half of the plain ones are the target's from the first word
     plain = [*BEGINNINGS, *[""] * len(BEGINNINGS)]
     return Prompts(
         user_turns(tokenizer, plain),
         user_turns(tokenizer, list(CODE_BEGINNINGS)),
         user_turns(tokenizer, problem_beginnings(functions)),
-        [ids for ids in whole if len(ids) + ANSWER_TOKENS < LENGTH],
+        short_chats(asked),
+        short_chats(people),
     )
 
 

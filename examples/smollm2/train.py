@@ -34,6 +34,7 @@ from model import (
     tau,
     vocabulary_of,
 )
+from people import read_questions
 from prompts import chats
 from sampling import LENGTH, Conversation, Prompts, Sampler, begin
 from torch import Tensor
@@ -67,14 +68,18 @@ class Log:
             lines.write(line + "\n")
 
 
-def held_out(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
-    """Return the prompts that drafters are judged by, which none is trained on."""
-    lines = (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    questions = [json.loads(line)["messages"][0]["content"] for line in lines]
-    return {
-        "chat": chats(tokenizer, questions),
+def held_out(tokenizer: PreTrainedTokenizerBase, people: Path | None) -> dict[str, list[list[int]]]:
+    """Return the prompts that drafters are judged by, which none is trained on.
+
+    people: what `people.py` wrote.
+    """
+    sets = {
+        "chat": chats(tokenizer, read_questions(HERE / "prompts.jsonl")),
         "humaneval": chats(tokenizer, humaneval.questions()),
     }
+    if people is not None:
+        sets["people"] = chats(tokenizer, read_questions(people / "held_out.jsonl"))
+    return sets
 
 
 def batch_of(
@@ -236,8 +241,9 @@ def train(options: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     dtype = torch.bfloat16 if on_gpu else torch.float32
     llama = load_llama(options.target, device, dtype, LENGTH + BLOCK)
-    prompts = begin(tokenizer)
-    held = HeldOut(held_out(tokenizer), options.every, prompts)
+    people = read_questions(options.people / "prompts.jsonl") if options.people else []
+    prompts = begin(tokenizer, people)
+    held = HeldOut(held_out(tokenizer, options.people), options.every, prompts)
     sampler = Sampler(llama, tokenizer, prompts, options.sampled)
     if on_gpu:
         torch.cuda.synchronize()
@@ -304,6 +310,9 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
         "--start", type=Path, help="a drafter to go on from, in place of the target"
+    )
+    parser.add_argument(
+        "--people", type=Path, help="what people.py wrote, to be a third of the prompts"
     )
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--sampled", type=int, default=3072, help="rows that are sampled at once")

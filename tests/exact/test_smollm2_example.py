@@ -10,12 +10,14 @@ sys.path.append(str(Path(__file__).parents[2] / "examples" / "smollm2"))
 import llama
 import measure
 import model
+import people
 import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflash_trt.weights.gguf import LAYER_NAMES
+from tests.support.builds import build_engines
 from tests.support.pairs import tiny_tokenizer
 
 pytestmark = pytest.mark.models
@@ -65,10 +67,22 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return prompts of people as `people.py` writes them."""
+    directory = tmp_path_factory.mktemp("people")
+    questions = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(64)]
+    (directory / "train.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    command = [sys.executable, EXAMPLE / "people.py", directory, directory / "train.jsonl"]
+    subprocess.run(command, check=True, timeout=60)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, asked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained")
     small = ["--sampled", "8", "--first", "4", "--turn", "8", "--rows", "2", "--every", "16"]
-    command = [sys.executable, EXAMPLE / "train.py", "--target", target, "--output", output]
+    given = ["--target", target, "--output", output, "--people", asked]
+    command = [sys.executable, EXAMPLE / "train.py", *given]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # the shapes are tiny
     subprocess.run([*command, "--minutes", "2", *small], check=True, timeout=300, env=environment)
     parts = sorted(output.glob("part-*"))
@@ -99,6 +113,42 @@ def test_the_command_trains_and_says_what_it_did(trained: Path) -> None:
     assert lines[-1]["step"] >= 2
     assert lines[-1]["conversations"] >= 4
     assert lines[-1]["tau, chat"] >= 1
+    assert lines[-1]["tau, people"] >= 1
+
+
+def test_prompts_of_people_are_read(asked: Path, tmp_path: Path) -> None:
+    held_out, learned = (
+        people.read_questions(asked / name) for name in ("held_out.jsonl", "prompts.jsonl")
+    )
+    assert len(held_out) == len(learned) == 32
+    assert not {*held_out} & {*learned}
+    tasks = [
+        {"task_id": number, "text": "Write a function.", "test_list": ["assert f(1) == 1"]}
+        for number in (600, 601)
+    ]
+    seed = {"instruction": "Say it in one word.", "instances": [{"input": "very large"}]}
+    natural = {"Definition": ["Say the opposite."], "Instances": [{"input": "up"}]}
+    for name, records in {"mbpp.jsonl": tasks, "seed.jsonl": [seed], "a.json": [natural]}.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
+    found = [people.prompts_of(tmp_path / name) for name in ("mbpp.jsonl", "seed.jsonl", "a.json")]
+    assert found == [
+        ["Write a function.\n\nassert f(1) == 1"],
+        ["Say it in one word.\n\nvery large"],
+        ["Say the opposite.\n\nup"],
+    ]
+    (tmp_path / "other.jsonl").write_text('{"words": 1}')
+    with pytest.raises(ValueError, match="a line with words is of no set"):
+        people.prompts_of(tmp_path / "other.jsonl")
+
+
+def test_a_build_decodes_as_zlabs_decoder(target: Path, trained: Path, tmp_path: Path) -> None:
+    build_engines(target, trained, tmp_path / "engines", slots=1, max_seq_len=256)
+    reference = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    drafter = measure.load_drafter(trained, reference).eval()
+    prompt, end = [200 + n for n in range(20)], reference.config.eos_token_id
+    theirs = measure.decode(reference, drafter, prompt, end)
+    assert measure.decoder_of(tmp_path, end)(prompt)["ids"] == theirs["ids"]
+    assert theirs["greedy"]
 
 
 def test_drafts_are_those_of_zlabs_decoder(target: Path, trained: Path) -> None:
