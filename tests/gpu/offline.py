@@ -3,10 +3,9 @@
     python tests/gpu/offline.py WHEELS [TEXTS [PART ...]]
 
 PART is `sizes`, `texts` or `tests`, all by default: one at a time where commands have a limit.
-WHEELS holds what `wheels.py` fetched; `NAME.whl.part-0`, `NAME.whl.part-1` and so on are one wheel
-in pieces. TEXTS are a CPU's, by `texts.py keep`. What fails does not stop the others. The results
-are in `build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of
-them.
+WHEELS holds what `wheels.py` fetched, all of it or what came so far: only `texts` needs all. TEXTS
+are a CPU's, by `texts.py keep`. What fails does not stop the others. The results are in
+`build/gpu/results.json`; `python tests/gpu/table.py build/gpu/results.json` makes tables of them.
 """
 
 import json
@@ -35,21 +34,27 @@ serving: {{slots: 32, max_seq_len: 1024}}
 
 
 def join(wheels: Path, joined: Path) -> None:
-    """Write wheels that came in pieces into a folder."""
+    """Write into a folder the wheels of which all pieces are there."""
     joined.mkdir(parents=True, exist_ok=True)
-    for part in sorted(wheels.glob("*.part-*"), key=lambda part: int(part.name.rpartition("-")[2])):
-        is_first = part.name.endswith("-0")
-        with (joined / part.stem).open("wb" if is_first else "ab") as stream:
-            stream.write(part.read_bytes())
+    for first in wheels.glob("*.part-0-of-*"):
+        name, _, count = first.name.partition(".part-0-of-")
+        pieces = [wheels / f"{name}.part-{number}-of-{count}" for number in range(int(count))]
+        if all(piece.is_file() for piece in pieces):
+            (joined / name).write_bytes(b"".join(piece.read_bytes() for piece in pieces))
 
 
 def install(wheels: Path, site: Path) -> None:
-    """Unpack all wheels into a folder."""
-    joined = OUTPUT / "wheels"
+    """Unpack into a folder the wheels that are not there yet."""
+    joined, list_of_installed = OUTPUT / "wheels", OUTPUT / "installed.json"
     join(wheels, joined)
+    installed = json.loads(list_of_installed.read_text()) if list_of_installed.is_file() else []
+    every = {wheel.name: wheel for folder in (wheels, joined) for wheel in folder.glob("*.whl")}
+    missing = [wheel for name, wheel in every.items() if name not in installed]
+    if not missing:
+        return
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    every = [*wheels.glob("*.whl"), *joined.glob("*.whl")]
-    subprocess.run([*pip, "--no-compile", "--target", site, *every], check=True)
+    subprocess.run([*pip, "--no-compile", "--target", site, *missing], check=True)
+    list_of_installed.write_text(json.dumps([*every]))
 
 
 @dataclass
@@ -129,8 +134,7 @@ PARTS: dict[str, Callable[[Runs, Path | None], None]] = {
 
 def main(wheels: Path, texts: Path | None, names: Sequence[str]) -> None:
     site = OUTPUT / "site"
-    if not site.exists():
-        install(wheels, site)
+    install(wheels, site)
     folders = [ROOT, site]
     runs = Runs(os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))})
     runs.load()

