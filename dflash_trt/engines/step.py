@@ -232,7 +232,7 @@ class LoadedEngine(ABC):
         """Return the buffer of this name, made by `make(size)`; shared, because it may be large."""
         size = math.prod(shape)
         room, buffer = self._room.pop(name, (0, None))
-        if room < size:
+        if buffer is None or room < size:
             # doubled, so that it seldom grows; the old one goes first, and steps that reference it
             room = 2 * size if room else size
             self._steps.clear()

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_trt.decoding import Request, SamplingParams, in_process
+from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE, fusion
@@ -25,7 +26,7 @@ from tests.support.builds import build_engines, edit, edit_weights
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import make, pair_of
 from tests.support.interpreted import in_order
-from tests.support.pairs import Pair, make_pair
+from tests.support.pairs import Pair, make_pair, teach
 
 SLOTS, LENGTH = 3, 64
 # what depends on other rows, if PyTorch does it
@@ -229,19 +230,25 @@ def test_rows_of_other_families(family: str, tmp_path: Path) -> None:
 @pytest.mark.models
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=7)])
 def test_drafts_change_no_text_in_16_bits(sampling: SamplingParams, tmp_path: Path) -> None:
-    """Three texts decoded plainly one by one, and drafted together."""
+    """Three texts decoded plainly one by one, drafted one by one, and drafted together."""
     pair = make_pair(tmp_path / "pair", layers=2, taps=(0,))
+    prompts = [text[: 13 + k] for k, text in enumerate(teach(pair)[:SLOTS])]
     engines = built(pair, tmp_path, "bfloat16")
     target, drafter = (
         loaded(engines / role, fuses=True, alone=False) for role in ("target", "drafter")
     )
-    requests = [
-        Request([(31 * i + 7 * k) % 300 for i in range(5 + k)], 8, sampling) for k in range(SLOTS)
-    ]
+    requests = [Request(prompt, 8, sampling) for prompt in prompts]
 
-    def texts(drafts: int, batches: Sequence[Sequence[Request]]) -> list[list[int]]:
+    def decoded(drafts: int, batches: Sequence[Sequence[Request]]) -> list[SequenceState]:
         rounds = in_process(target, drafter if drafts else None)
         scheduler = scheduler_of(rounds, Fixed(drafts), slots=SLOTS, max_seq_len=LENGTH)
-        return [each.tokens for batch in batches for each in run_all(scheduler, batch)]
+        return [sequence for batch in batches for sequence in run_all(scheduler, batch)]
 
-    assert texts(5, [requests]) == texts(0, [[request] for request in requests])
+    one_by_one = [[request] for request in requests]
+    plain, alone = (decoded(drafts, one_by_one) for drafts in (0, 5))
+    together = decoded(5, [requests])
+    texts = [[each.tokens for each in sequences] for sequences in (plain, alone, together)]
+    assert texts[0] == texts[1] == texts[2]
+    rounds = [[each.committed_per_round for each in sequences] for sequences in (alone, together)]
+    assert rounds[0] == rounds[1]
+    assert max(each.accepted for each in together) > 0

@@ -27,13 +27,17 @@ Sizes = Sequence[int]
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """Attend with queries `[n, heads, S, head_dim]`; heads of one kv head share its keys."""
+    """Attend with queries `[n, heads, S, head_dim]`; heads of one kv head share its keys.
+
+    A query that sees no key gets 0.
+    """
     n, heads, width, _ = q.shape
     kv_heads = keys.shape[1]
     folded = q.reshape(n, kv_heads, -1, q.shape[-1])
     scores = matmul(folded, keys.transpose(-1, -2)) * scale
     scores = scores.reshape(n, heads, width, -1).masked_fill(~mask, MASKED)
-    shares = torch.softmax(scores, -1).reshape(n, kv_heads, heads // kv_heads * width, -1)
+    shares = torch.softmax(scores, -1) * mask.any(-1, keepdim=True)
+    shares = shares.reshape(n, kv_heads, heads // kv_heads * width, -1)
     return matmul(shares, values).reshape(n, heads, width, -1)
 
 
