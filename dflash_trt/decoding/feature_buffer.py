@@ -45,8 +45,8 @@ class FeatureBuffer:
     def pass_on(self, round: Round, accepted: Sequence[int], features: FeatureArray) -> Passed:
         """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
-        features `[n, S, F]`: of each row's known tokens, its accepted drafts and the rejected ones,
-        in this order. If no text has room for drafts they are buffered.
+        features `[n, S, F]`: of each row's known tokens, its accepted drafts, and the rejected ones
+        and padding, in this order. If no text has room for drafts they are buffered.
         """
         self._move(round.copies)
         n = len(round.rows)

@@ -383,27 +383,43 @@ def test_a_key_that_overflows_reaches_nobody_who_masks_it(dtype: torch.dtype) ->
 @given(
     n=st.integers(1, 2),
     width=st.integers(1, 6),
-    heads=st.integers(1, 3),
+    key_heads=st.integers(1, 3),
+    shared=st.integers(1, 2),
     key=st.sampled_from([8, 20]),
     value=st.sampled_from([8, 48]),
+    together=st.booleans(),
 )
-def test_recurrence(n: int, width: int, heads: int, key: int, value: int) -> None:
-    q, keys = (random(n, width, heads * key, seed=seed) / key**0.5 for seed in (0, 1))
-    values, state = random(n, width, heads * value, seed=2), random(n, heads, key, value)
-    decays, betas = -random(n, width, heads).abs(), random(n, width, heads, seed=3).sigmoid()
-    given = (q, keys, values, state, decays, betas)
+def test_recurrence(
+    n: int, width: int, key_heads: int, shared: int, key: int, value: int, together: bool
+) -> None:
+    """Of tokens that are parts of a wider matrix, or of matrices of their own."""
+    heads = key_heads * shared
+    q = random(n, width, key_heads * key) / key**0.5
+    sizes = [key_heads * key, heads * value, heads, heads]
+    keys, values, decays, betas = random(n, width + 2, sum(sizes), seed=1)[:, 2:].split(sizes, 2)
+    keys /= key**0.5
+    decays.abs_().neg_()
+    betas.sigmoid_()
+    if not together:
+        keys, values, decays, betas = (x.clone() for x in (keys, values, decays, betas))
+    counts = (torch.arange(n * width).reshape(n, width, 1) % 3 > 0).float()
+    state = random(n, heads, key, value, seed=2)
+    out, after = launch.recur(q, keys, values, state, decays, betas, counts, scale=0.3)
     known = {"update_rule": "gated_delta", "q_num_heads": heads, "kv_num_heads": heads}
-    out, after = launch.recur(*given, scale=0.3)
-    for ours, theirs in zip(
-        (out, after), operators.linear_attention(*given, scale=0.3, **known), strict=True
-    ):
+    repeated = [
+        x.reshape(n, width, key_heads, key).repeat_interleave(shared, 2).flatten(2)
+        for x in (q, keys)
+    ]
+    rates = (decays * counts, betas * counts)
+    expected = operators.linear_attention(*repeated, values, state, *rates, scale=0.3, **known)
+    for ours, theirs in zip((out, after), expected, strict=True):
         close(ours, theirs, 1e-5)
     for sequence in range(n):
         memory = state[sequence : sequence + 1]
         for token in range(width):
-            one: Any = [x[sequence : sequence + 1, token : token + 1] for x in (q, keys, values)]
-            rates = [x[sequence : sequence + 1, token : token + 1] for x in (decays, betas)]
-            read, memory = launch.recur(*one, memory, *rates, scale=0.3)
+            place = slice(sequence, sequence + 1), slice(token, token + 1)
+            one: Any = [x[place] for x in (q, keys, values)]
+            read, memory = launch.recur(*one, memory, *(x[place] for x in rates), None, scale=0.3)
             assert torch.equal(read[0, 0], out[sequence, token])
         assert torch.equal(memory[0], after[sequence])
 
@@ -457,7 +473,10 @@ def test_gated_norms(rows: int, heads: int, size: int) -> None:
 def test_a_masked_token_leaves_the_state_as_it_is() -> None:
     state, zeros = random(1, 2, 8, 8), torch.zeros(1, 1, 2)
     given = [random(1, 1, 16, seed=seed) for seed in range(3)]
-    _, after = launch.recur(*given, state, zeros, zeros, scale=1.0)
+    _, after = launch.recur(*given, state, zeros, zeros, None, scale=1.0)
+    assert torch.equal(after, state)
+    ones = zeros + 1
+    _, after = launch.recur(*given, state, -ones, ones, zeros[:, :, :1], scale=1.0)
     assert torch.equal(after, state)
 
 

@@ -532,11 +532,30 @@ def norm(view: View, call: Call) -> Match | None:
 
 
 def recurrence(view: View, call: Call) -> Match | None:
-    """Match linear attention."""
+    """Match linear attention, with heads that are repeated and tokens that do not count."""
     if call.op != "LinearAttention":
         return None
+    q, keys, values, state, decays, betas = call.inputs
+    q, keys = _before_repeated(view, q), _before_repeated(view, keys)
+    counts = None
+    counted = [view.maker(name, "Mul") for name in (decays, betas)]
+    if counted[0] is not None and counted[1] is not None:
+        (decays, counts), (betas, also) = counted[0].inputs, counted[1].inputs
+        if counts != also or view.shape(counts)[-1] != 1:
+            return None
+    arguments = (q, keys, values, state, decays, betas, counts)
     attributes = {"scale": call.attributes["scale"]}
-    return Match([call], [Call("Recur", launch.recur, call.arguments, call.outputs, attributes)])
+    return Match([call], [Call("Recur", launch.recur, arguments, call.outputs, attributes)])
+
+
+def _before_repeated(view: View, name: str) -> str:
+    """Return the heads that a value repeats one beside the other (`delta_net._repeat`), or it."""
+    joined = view.maker(name, "Reshape")
+    repeated = view.maker(joined.arguments[0], "Concat") if joined is not None else None
+    if repeated is None or repeated.attributes["axis"] != 3 or len({*repeated.inputs}) != 1:
+        return name
+    by_head = view.maker(repeated.inputs[0], "Reshape")
+    return name if by_head is None else by_head.inputs[0]
 
 
 PATTERNS: tuple[Pattern, ...] = (

@@ -487,7 +487,11 @@ def gated_norm_kernel(
     tl.store(out + place, (normed * (z * tl.sigmoid(z))).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["width"])
+# keys, values, decays and betas are parts of one matrix, wherever that begins
+@triton.jit(
+    do_not_specialize=["width", "q_apart", "apart"],
+    do_not_specialize_on_alignment=["q", "keys", "values", "decays", "betas"],
+)
 def recur_kernel(
     q,
     keys,
@@ -495,18 +499,26 @@ def recur_kernel(
     state,
     decays,
     betas,
+    counts,
     out,
     new_state,
     width,
+    q_apart,  # numbers from a sequence to the next
+    q_row,  # and from a token to the next
+    apart,  # likewise of keys, values, decays and betas
+    row,
     scale,
     HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
+    COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     head = tl.program_id(1).to(tl.int64)
-    sequence = head // HEADS
+    sequence, value_head = head // HEADS, head % HEADS
+    key_head = value_head // SHARED
     k = tl.arange(0, BLOCK)
     v = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     in_key, in_value = k < KEY, v < VALUE
@@ -514,16 +526,24 @@ def recur_kernel(
     at = (head * KEY + k[:, None]) * VALUE + v[None, :]
     memory = tl.load(state + at, mask=in_state, other=0.0)
     for token in range(0, width):
-        row = (sequence * width + token) * HEADS + head % HEADS
-        key = tl.load(keys + row * KEY + k, mask=in_key, other=0.0)
-        query = tl.load(q + row * KEY + k, mask=in_key, other=0.0)
-        value = tl.load(values + row * VALUE + v, mask=in_value, other=0.0)
-        memory = memory * tl.exp(tl.load(decays + row))
+        place = sequence * apart + token * row
+        q_place = sequence * q_apart + token * q_row
+        key = tl.load(keys + place + key_head * KEY + k, mask=in_key, other=0.0)
+        query = tl.load(q + q_place + key_head * KEY + k, mask=in_key, other=0.0)
+        value = tl.load(values + place + value_head * VALUE + v, mask=in_value, other=0.0)
+        decay = tl.load(decays + place + value_head)
+        beta = tl.load(betas + place + value_head)
+        if COUNTED:
+            count = tl.load(counts + sequence * width + token)
+            decay *= count
+            beta *= count
+        memory = memory * tl.exp(decay)
         known = tl.sum(key[:, None] * memory, 0)
-        change = (value - known) * tl.load(betas + row)
+        change = (value - known) * beta
         memory = memory + key[:, None] * change[None, :]
         read = tl.sum(query[:, None] * memory, 0) * scale
-        tl.store(out + row * VALUE + v, read, mask=in_value)
+        to = ((sequence * width + token) * HEADS + value_head) * VALUE + v
+        tl.store(out + to, read, mask=in_value)
     tl.store(new_state + at, memory, mask=in_state)
 
 

@@ -3,6 +3,7 @@
 Products come in parts `[parts, rows, columns]`, which the next kernel adds up in order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -540,30 +541,53 @@ def recur(
     state: Tensor,
     decays: Tensor,
     betas: Tensor,
+    counts: Tensor | None,
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Run the gated delta rule token by token, as `operators.linear_attention`."""
+    """Run the gated delta rule token by token, as `operators.linear_attention`.
+
+    q and keys may have fewer heads, each for some value heads side by side. counts: `[n, S, 1]`, 0
+    for a token that leaves the state as it is, else 1.
+    """
     n, heads, key, value = state.shape
     width = q.shape[1]
-    out, new_state = (torch.empty(x.shape, device=x.device) for x in (values, state))
-    given = [x.contiguous() for x in (q, keys, values, state, decays, betas)]
+    keys, values, decays, betas = _parts_of_one(keys, values, decays, betas)
+    new_state = torch.empty(state.shape, device=state.device)
+    out = torch.empty((n, width, heads * value), device=state.device)
     columns = 32
     recur_kernel[(triton.cdiv(value, columns), n * heads)](
-        *given,
+        q,
+        keys,
+        values,
+        state.contiguous(),
+        decays,
+        betas,
+        None if counts is None else counts.contiguous(),
         out,
         new_state,
         width,
+        *q.stride()[:2],
+        *keys.stride()[:2],
         scale,
         HEADS=heads,
+        SHARED=heads * key // keys.shape[2],
         KEY=key,
         VALUE=value,
+        COUNTED=counts is not None,
         BLOCK=triton.next_power_of_2(key),
         COLUMNS=columns,
         num_warps=4,
         **SEPARATE,
     )
     return out, new_state
+
+
+def _parts_of_one(*parts: Tensor) -> Sequence[Tensor]:
+    """Return matrices `[n, S, columns]` that lie side by side, as they mostly do already."""
+    if len({part.stride() for part in parts}) == 1:
+        return parts
+    return torch.split(torch.cat(parts, 2), [part.shape[2] for part in parts], 2)
 
 
 def experts(x: Tensor, stack: Tensor, shares: Tensor) -> Tensor:
