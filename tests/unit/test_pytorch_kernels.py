@@ -188,23 +188,25 @@ def test_gates(rows: int, size: int, parts: int, gelu: bool, biased: bool) -> No
     share=st.sampled_from([0, 2, 4]),  # of a head that is rotated, in quarters
     normed=st.booleans(),
     first=st.sampled_from([0, 5]),
+    between=st.sampled_from([0, 8]),
     biased=st.booleans(),
 )
 def test_heads(
-    n: int, width: int, size: int, share: int, normed: bool, first: int, biased: bool
+    n: int, width: int, size: int, share: int, normed: bool, first: int, between: int, biased: bool
 ) -> None:
+    """Positions are part of a wider matrix, as a drafter's are."""
     count, length = 3, 40
-    rotated = size * share // 4
-    heads = Heads(first, count, size, width, rotated, epsilon=1e-6 if normed else None)
-    product = random(2, n * width, first + count * size + 4)
+    rotated, epsilon = size * share // 4, 1e-6 if normed else None
+    heads = Heads(first, count, size, width, rotated, epsilon, between)
+    product = random(2, n * width, first + count * (size + between) + 4)
     bias = random(product.shape[-1], seed=1) if biased else None
     weight = random(size, seed=2) if normed else None
     cos, sin = (random(length, max(rotated // 2, 1), seed=seed) for seed in (3, 4))
     generator = torch.Generator(DEVICE).manual_seed(n)
-    positions = torch.randint(0, length, (n, width), generator=generator)
+    positions = torch.randint(0, length, (n, 2 + width), generator=generator)[:, 2:]
     ours = launch.split_heads(product, bias, weight, cos, sin, positions, heads=heads, dtype=FLOAT)
-    x = launch.add_up(product, bias)[:, first : first + count * size]
-    x = x.reshape(n, width, count, size).transpose(1, 2)
+    x = launch.add_up(product, bias)[:, first : first + count * (size + between)]
+    x = x.reshape(n, width, count, size + between)[..., :size].transpose(1, 2)
     if weight is not None:
         x = operators.rms_norm(x, weight, axis=-1, epsilon=1e-6)
     if rotated:

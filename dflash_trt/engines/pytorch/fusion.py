@@ -340,13 +340,42 @@ def heads(view: View, call: Call) -> Match | None:
     new, first = [], 0
     for name in names:
         _, count, width, size = view.shape(name)
-        some = Heads(first=first, count=count, size=size, width=width)
+        whole = Heads(first=first, count=count, size=size, width=width)
         first += count * size
-        steps = list(_steps(view, name))
-        old += steps
-        new.append(_of_heads(view, call, some, steps, name))
+        for part in _interleaved(view, name, whole) or [_Part(name, whole)]:
+            steps = list(_steps(view, part.name))
+            old += [*part.calls, *steps]
+            new.append(_of_heads(view, call, part.heads, steps, part.name))
     together = _together(new)
     return Match(old, new if together is None else [together])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some heads of a product, and the calls that take them out."""
+
+    name: str
+    heads: Heads
+    calls: Sequence[Call] = ()
+
+
+def _interleaved(view: View, name: str, whole: Heads) -> list[_Part]:
+    """Return heads that take turns, as queries and their gates; none if all are alike."""
+    parts = []
+    for call in view.readers(name):
+        if call.op != "Slice" or len(call.arguments) != 5 or call.arguments[3] != (1,):
+            return []
+        starts, steps = call.arguments[1], call.arguments[4]
+        assert isinstance(starts, tuple)
+        assert isinstance(steps, tuple)
+        heads = replace(
+            whole,
+            first=whole.first + starts[0] * whole.size,
+            count=view.shape(call.output)[1],
+            between=(steps[0] - 1) * whole.size,
+        )
+        parts.append(_Part(call.output, heads, [call]))
+    return parts
 
 
 def _steps(view: View, name: str) -> Iterator[Call]:

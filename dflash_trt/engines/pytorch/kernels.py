@@ -221,6 +221,7 @@ def head_kernel(
     epsilon,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    BETWEEN: tl.constexpr,
     ROTATED: tl.constexpr,
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
@@ -232,7 +233,7 @@ def head_kernel(
     head = tl.program_id(1)
     sequence, place = row // width, row % width
     at = tl.arange(0, BLOCK)
-    begin = first + head * SIZE
+    begin = first + head * (SIZE + BETWEEN)
     position = positions + sequence * apart + place if ROTATED > 0 else positions
     x = _head(
         parts, bias, weight, cos, sin, position, row, rows, begin, columns, at, epsilon,

@@ -232,6 +232,7 @@ class Heads:
     width: int  # tokens of a sequence
     rotated: int = 0  # numbers of a head that are rotated
     epsilon: float | None = None  # of their norm
+    between: int = 0  # columns from the end of a head to the next one
 
 
 def split_heads(
@@ -356,6 +357,7 @@ def _launch_head(
         heads.epsilon or 0.0,
         HEADS=heads.count,
         SIZE=heads.size,
+        BETWEEN=heads.between,
         ROTATED=heads.rotated,
         PARTS=count,
         BIAS=bias is not None,
