@@ -123,7 +123,9 @@ class EngineInfo:
         if self.states is not None:
             return tokens
         padded = min(-(-tokens // PROMPT_STEP) * PROMPT_STEP, self.widest)
-        return padded if position + padded <= self.cache_len else tokens
+        if position + padded > self.cache_len:
+            return tokens
+        return padded
 
     @property
     def token_bytes(self) -> int:

@@ -233,8 +233,8 @@ class LoadedEngine(ABC):
         size = math.prod(shape)
         room, buffer = self._room.pop(name, (0, None))
         if buffer is None or room < size:
-            # doubled, so that it seldom grows; the old one goes first, and steps that reference it
-            room = 2 * size if room else size
+            # doubled at least, so that it seldom grows; steps reference the old one, which goes first
+            room = max(size, 2 * room)
             self._steps.clear()
             del buffer
             buffer = make(room)

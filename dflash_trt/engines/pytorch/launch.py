@@ -371,7 +371,9 @@ def _launch_head(
 
 def _apart(positions: Tensor | None) -> int:
     """Return how far apart sequences are in positions `[n, width]`, which may be part of others."""
-    return 0 if positions is None else positions.stride(0)
+    if positions is None:
+        return 0
+    return positions.stride(0)
 
 
 def keys_of(head_bytes: int) -> int:
@@ -565,7 +567,7 @@ def recur(
         state.contiguous(),
         decays,
         betas,
-        None if counts is None else counts.contiguous(),
+        counts,
         out,
         new_state,
         width,
