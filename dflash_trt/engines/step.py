@@ -233,8 +233,8 @@ class LoadedEngine(ABC):
         size = math.prod(shape)
         room, buffer = self._room.pop(name, (0, None))
         if buffer is None or room < size:
-            # doubled at least, so that it seldom grows; steps reference the old one, which goes first
-            room = max(size, 2 * room)
+            # doubled, so that it seldom grows; the old one goes first, and steps that reference it
+            room = size if buffer is None else 2 * size
             self._steps.clear()
             del buffer
             buffer = make(room)
