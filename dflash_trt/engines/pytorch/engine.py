@@ -97,7 +97,7 @@ class Engine(GpuEngine):
             caches={name: cache[slots] for name, cache in self._caches.items()},
             inputs=inputs,
             outputs=outputs,
-            most_drafts=0 if self.info.states is None else self.info.states.drafts[0],
+            most_drafts=self.info.most_verified - 1,
             is_recorded=max(width, context) <= self.info.most_verified,
         )
         few = {name: both for name, both in outputs.items() if name != "logits"}
@@ -129,7 +129,7 @@ class _Bound:
     caches: dict[str, Tensor]
     inputs: dict[str, Both]
     outputs: dict[str, Both]
-    most_drafts: int  # that a hybrid's state keeps
+    most_drafts: int  # of a sequence in a round
     is_recorded: bool  # from the second time on
     _works: dict[tuple[int, int], Callable[[], object]] = field(default_factory=dict)
     _recorded: set[tuple[int, int]] = field(default_factory=set)

@@ -579,12 +579,13 @@ def recurrence(view: View, call: Call) -> Match | None:
 
 def _before_repeated(view: View, name: str) -> str:
     """Return the heads that a value repeats one beside the other (`delta_net._repeat`), or it."""
-    joined = view.maker(name, "Reshape")
-    repeated = view.maker(joined.arguments[0], "Concat") if joined is not None else None
-    if repeated is None or repeated.attributes["axis"] != 3 or len({*repeated.inputs}) != 1:
+    before = _chain(view.maker, name, "Reshape", "Concat", "Reshape")
+    if before is None:
         return name
-    by_head = view.maker(repeated.inputs[0], "Reshape")
-    return name if by_head is None else by_head.inputs[0]
+    _, repeated, by_head = before
+    if repeated.attributes["axis"] != 3 or len({*repeated.inputs}) != 1:
+        return name
+    return by_head.inputs[0]
 
 
 PATTERNS: tuple[Pattern, ...] = (
