@@ -7,7 +7,7 @@ import numpy as np
 
 from dflash_trt.decoding.arrays import FeatureArray
 from dflash_trt.decoding.messages import Copy, Features, Round
-from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
+from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE, most_buffered
 
 BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes are bound
 
@@ -17,8 +17,8 @@ class Passed:
     """What a buffer made of a round's features."""
 
     features: FeatureArray | None  # for the drafter: `[n, C, F]`; None: it does not run
-    waited: list[int]  # of each row's `features`, how many waited before this round
-    buffered: list[int | None]  # that wait now; None: they were dropped
+    waited: list[int]  # of each row's `features`, how many were buffered before this round
+    buffered: list[int | None]  # now; None: dropped, or the drafter did not follow before
 
 
 @dataclass(slots=True)
@@ -32,11 +32,17 @@ class _Parts:
         self.arrays.append(features)
         self.tokens += len(features)
 
+    def clear(self) -> None:
+        self.arrays.clear()
+        self.tokens = 0
+
 
 class FeatureBuffer:
-    """Tap features by slot; the scheduler drafts before one has more than `MAX_BUFFERED` tokens."""
+    """Tap features by slot, of sequences that the drafter follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = most_buffered(1)) -> None:
+        """Set up; limit: tokens of a slot, see `most_buffered`. Features beyond it are dropped."""
+        self._limit = limit
         self._parts: dict[int, _Parts] = {}  # by slot
         self._ends: dict[int, int] = {}  # the position after a slot's features
         # by number of a hybrid's state in the prefix cache
@@ -45,8 +51,8 @@ class FeatureBuffer:
     def pass_on(self, round: Round, accepted: Sequence[int], features: FeatureArray) -> Passed:
         """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
-        features `[n, S, F]`: of each row's known tokens, its accepted drafts, and the rejected ones
-        and padding, in this order. If no text has room for drafts they are buffered.
+        features `[n, S, F]`, in order: of each row's known tokens, accepted drafts, rejected drafts
+        and padding. If no text has room for drafts they are buffered.
         """
         self._move(round.copies)
         n = len(round.rows)
@@ -56,13 +62,38 @@ class FeatureBuffer:
                 self._parts.pop(slot, None)
             return Passed(None, [0] * n, [None] * n)
         counts = [row.known + count for row, count in zip(round.rows, accepted, strict=True)]
-        parts_of_rows = []
+        parts_of_rows: list[_Parts | None] = []
         for slot, row, count in zip(slots, round.rows, counts, strict=True):
-            parts_of_rows.append(self._parts_before(slot, row.position))
+            parts_of_rows.append(self._parts_before(slot, row.position) if row.follows else None)
             self._ends[slot] = row.position + count
+            if not row.follows:
+                self._parts.pop(slot, None)
         if round.features is Features.KEEP or not round.leaves_room(accepted):
-            return _keep(parts_of_rows, counts, features)
+            return self._keep(parts_of_rows, counts, features)
         return _join(parts_of_rows, features)
+
+    def _keep(
+        self, parts_of_rows: Sequence[_Parts | None], counts: Sequence[int], features: FeatureArray
+    ) -> Passed:
+        """Append each row's first `count` features to its parts."""
+        kept_rows = _concatenated(
+            [row[:count] for row, count in zip(features, counts, strict=True)]
+        )
+        buffered: list[int | None] = []
+        start = 0
+        for parts, count in zip(parts_of_rows, counts, strict=True):
+            new = kept_rows[start : start + count]
+            start += count
+            if parts is None:
+                buffered.append(None)
+                continue
+            if parts.tokens + count > self._limit:
+                parts.clear()
+                buffered.append(None)
+                continue
+            parts.append(new)
+            buffered.append(parts.tokens)
+        return Passed(None, [0] * len(counts), buffered)
 
     def _parts_before(self, slot: int, position: int) -> _Parts:
         """Return a slot's features up to a position, not those left from an ended sequence."""
@@ -119,29 +150,19 @@ def _concatenated(arrays: Sequence[FeatureArray]) -> FeatureArray:
     return torch.cat([*arrays])
 
 
-def _keep(parts_of_rows: Sequence[_Parts], counts: Sequence[int], features: FeatureArray) -> Passed:
-    """Append each row's first `count` features to its parts."""
-    kept_rows = _concatenated([row[:count] for row, count in zip(features, counts, strict=True)])
-    buffered: list[int | None] = []
-    start = 0
-    for parts, count in zip(parts_of_rows, counts, strict=True):
-        parts.append(kept_rows[start : start + count])
-        buffered.append(parts.tokens)
-        start += count
-    return Passed(None, [0] * len(counts), buffered)
-
-
-def _join(parts_of_rows: Sequence[_Parts], features: FeatureArray) -> Passed:
-    """Return features with those before them, which no longer wait."""
+def _join(parts_of_rows: Sequence[_Parts | None], features: FeatureArray) -> Passed:
+    """Return features behind buffered ones, which are none then."""
     n, width, size = features.shape
-    waited = [parts.tokens for parts in parts_of_rows]
-    buffered: list[int | None] = [0] * n
+    waited = [0 if parts is None else parts.tokens for parts in parts_of_rows]
+    buffered = [None if parts is None else 0 for parts in parts_of_rows]
     if not any(waited):
         return Passed(features, waited, buffered)
     padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
     joined = _zeros((n, padded + width, size), features)
     for row, parts, new in zip(joined, parts_of_rows, features, strict=True):
+        if parts is None:
+            row[:width] = new
+            continue
         row[: parts.tokens + width] = _concatenated([*parts.arrays, new])
-        parts.arrays.clear()
-        parts.tokens = 0
+        parts.clear()
     return Passed(joined, waited, buffered)

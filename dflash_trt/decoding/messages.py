@@ -13,9 +13,9 @@ class Features(Enum):
     """What happens to the tap features of a round's tokens."""
 
     KEEP = 0  # they wait in the feature buffer
-    # the drafter takes them in, after those that wait, and drafts; they wait if no text has room
+    # the drafter takes them in, after buffered ones, and drafts; if no text has room: KEEP
     DRAFT = 1
-    DROP = 2  # they are dropped, and those that wait: the drafter cannot catch up with these texts
+    DROP = 2  # these and all buffered ones are dropped: these sequences stop drafting
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,7 +47,7 @@ class Row:
     tokens: Sequence[int]
     known: int
     position: int  # of the first token
-    budget: int  # tokens that the text may still get, the target's next one too; 0 in a prompt
+    budget: int  # tokens left, counting the one that the target adds; 0: the prompt goes on
     # drafts accepted in the last round, which a hybrid's states do not hold yet
     replayed: int = 0
     processor: LogitsProcessor = PLAIN_GREEDY
@@ -56,6 +56,7 @@ class Row:
     # None, or no masks at all: any token
     masks: Sequence[Int32 | None] = ()
     next_token: int | None = None  # after a chunk whose log-probabilities are requested
+    follows: bool = True  # whether the drafter knows this text so far; else it gets no drafts
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -98,7 +99,7 @@ class Round:
     def leaves_room(self, accepted: Sequence[int]) -> bool:
         """Return whether any text goes on after a round that accepted so many drafts of each."""
         for row, count in zip(self.rows, accepted, strict=True):
-            if row.prompt_goes_on or row.budget - count > 1:
+            if row.follows and (row.prompt_goes_on or row.budget - count > 1):
                 return True
         return False
 
@@ -119,7 +120,7 @@ class RowResult:
     token: int  # the target's, after them
     # its logits are not finite or its grammar allows nothing: the rest has no meaning
     failed: bool = False
-    # tokens whose features wait for the drafter; None: they were dropped, and it cannot catch up
+    # tokens whose features are buffered for the drafter; None: it does not follow the text
     buffered: int | None = 0
     # of the accepted drafts and `token`, or of what follows each token of a prompt chunk, if
     # `scores_prompt`; None: not requested

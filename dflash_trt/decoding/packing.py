@@ -36,7 +36,8 @@ class RoundTensors(NamedTuple):
     """A `Round`: the input of the ensemble."""
 
     batch: Int64  # [4 + 4m]: first slot, `Features`, draft tokens, candidates, then m copies
-    # [n, 6]: number of tokens and of known ones, position, budget, replayed drafts, next token
+    # [n, 7]: number of tokens and of known ones, position, budget, replayed drafts, next token,
+    # 1 if the drafter follows
     rows: Int64
     tokens: Int64  # [n, S]
     sampling: Bytes  # [n]: `LogitsProcessor.encoded`
@@ -109,6 +110,7 @@ def pack_round(round: Round) -> RoundTensors:
             row.budget,
             row.replayed,
             _number(row.next_token),
+            int(row.follows),
         )
         for row in rows
     ]
@@ -135,7 +137,7 @@ def unpack_round(tensors: RoundTensors) -> Round:
     has_masks = bool((tensors.masks != NONE).any())
     rows = []
     for index, (numbers, tokens, encoded, history) in enumerate(lines):
-        length, known, position, budget, replayed, next_token = numbers
+        length, known, position, budget, replayed, next_token, follows = numbers
         row = Row(
             tokens[:length],
             known,
@@ -145,6 +147,7 @@ def unpack_round(tensors: RoundTensors) -> Round:
             decode_processor(encoded),
             [token for token in history if token != NONE],
             next_token=_optional(next_token),
+            follows=bool(follows),
         )
         if has_masks:
             row.masks = _unpack_masks(tensors.masks[index], len(row.drafts))

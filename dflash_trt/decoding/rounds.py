@@ -26,7 +26,7 @@ from dflash_trt.decoding.messages import (
     VerifyResult,
 )
 from dflash_trt.decoding.sampling import NO_TOKEN
-from dflash_trt.engines import Engine, Step
+from dflash_trt.engines import Engine, Step, most_buffered
 
 
 def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:
@@ -240,7 +240,9 @@ def _candidate_probs(step: Step, n: int, depth: int, candidates: int) -> Float32
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Return rounds on engines of this process; without a drafter the target decodes alone."""
-    buffer = None if drafter is None else FeatureBuffer()
+    buffer = None
+    if drafter is not None:
+        buffer = FeatureBuffer(most_buffered(drafter.info.block_size))
 
     def run(round: Round) -> RoundResult:
         verified = verify(target, round, buffer)

@@ -15,7 +15,8 @@ from dflash_trt.decoding.waiting_queue import WaitingQueue
 from dflash_trt.engines import MAX_BUFFERED, most_verified
 from dflash_trt.speculation import Fixed, Policy, Proposal, RoundPlan
 
-CHUNK_BESIDE_ROUNDS = 128  # most prompt tokens beside rounds that verify fewer
+# prompt tokens of a chunk while others decode; more if their rounds have more
+CHUNK_BESIDE_ROUNDS = 128
 
 
 @dataclass(slots=True)
@@ -121,11 +122,8 @@ class Scheduler:
         sequence.started = time.monotonic()
         if self._expected == 1 and sequence.request.drafting:
             self._policy.begin(_is_sampled(sequence))
-        for_drafts = (
-            self._drafts_after_prompt(sequence)
-            or self._features_without_drafter([sequence]) is Features.KEEP
-        )
-        self._slots.load(sequence, for_drafts=for_drafts)
+        fate = self._features([sequence], 0, drafts=self._drafts_after_prompt(sequence))
+        self._slots.load(sequence, for_drafts=fate is not Features.DROP)
 
     def _prefill(self, sequence: SequenceState) -> list[SequenceState]:
         """Run the next chunk of a prompt; after the last one the sequence decodes."""
@@ -134,7 +132,7 @@ class Scheduler:
         count = row.known
         last = sequence.position + count == len(sequence.request.prompt)
         drafts = self._drafts_after_prompt(sequence)
-        features = self._features_of_chunk(sequence, count, drafts=drafts)
+        features = self._features([sequence], count, drafts=drafts, ends_prompt=last)
         draft_tokens = self._policy.draft_tokens if features is Features.DRAFT else 0
         result, report = self._run([row], features, draft_tokens, slot=len(decoding))
         report.prompt_tokens = count
@@ -155,23 +153,31 @@ class Scheduler:
         self._commit_prompt(sequence, result, draft_tokens)
         return [sequence]
 
-    def _features_of_chunk(self, sequence: SequenceState, count: int, *, drafts: bool) -> Features:
-        """Return what happens to the features of the next `count` tokens of a prompt.
+    def _features(
+        self,
+        sequences: Sequence[SequenceState],
+        new_tokens: int,
+        *,
+        drafts: bool,
+        ends_prompt: bool = False,
+    ) -> Features:
+        """Return what becomes of a step's features.
 
-        drafts: the policy wants drafts after them.
+        new_tokens: of a sequence, at most; drafts: the policy wants some; ends_prompt: the step is
+        the last chunk of a prompt.
         """
+        following = [sequence for sequence in sequences if not sequence.out_of_sync]
+        if not following:
+            return Features.DROP
         if drafts:
             return Features.DRAFT
-        without_drafter = self._features_without_drafter([sequence])
-        if without_drafter is not Features.KEEP:
-            return without_drafter
+        if not self._policy.keeps_features(max(sequence.budget for sequence in following)):
+            return Features.DROP
         # without the drafter a prompt's cached blocks would serve no request that drafts
-        last = sequence.position + count == len(sequence.request.prompt)
-        if last and self._slots.cache is not None:
+        if ends_prompt and self._slots.cache is not None:
             return Features.DRAFT
-        if sequence.buffered + count > MAX_BUFFERED:
-            return Features.DRAFT
-        return Features.KEEP
+        longest = max(sequence.buffered for sequence in following) + new_tokens
+        return Features.DRAFT if longest > MAX_BUFFERED else Features.KEEP
 
     def _next_chunk(self, sequence: SequenceState) -> Row:
         """Return the next tokens of a prompt, with its grammar's mask after the last one."""
@@ -196,6 +202,7 @@ class Scheduler:
             replayed=sequence.replayed,
             processor=sequence.request.processor,
             history=_history(sequence),
+            follows=not sequence.out_of_sync,
         )
         if end < len(prompt):
             row.next_token = prompt[end] if scores else None
@@ -239,46 +246,39 @@ class Scheduler:
         start = time.perf_counter()
         if any(sequence.request.drafting for sequence in sequences):
             policy = self._policy_for(sequences)
-            without_drafter = self._features_without_drafter(sequences)
-            plan = self._choose(policy, sequences, without_drafter)
+            features = self._features(sequences, self._max_verified, drafts=False)
+            plan = self._choose(policy, sequences, feed=features is Features.DRAFT)
+            if plan.draft_tokens:
+                features = self._features(sequences, self._max_verified, drafts=True)
             learns = policy is self._policy
         else:
-            without_drafter = Features.DROP
+            features = Features.DROP
             plan = RoundPlan([None] * len(sequences), 0)
             learns = False
-        report = self._run_plan(sequences, plan, without_drafter, learns=learns)
+        report = self._run_plan(sequences, plan, features, learns=learns)
         if learns:
             seconds = time.perf_counter() - start - report.draft_seconds
             self._policy.timed(seconds, report.draft_seconds)
         return sequences
 
     def _choose(
-        self, policy: Policy, sequences: Sequence[SequenceState], without_drafter: Features
+        self, policy: Policy, sequences: Sequence[SequenceState], *, feed: bool
     ) -> RoundPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         rows = self._proposer.rows(sequences)
-        buffered = max(sequence.buffered for sequence in sequences)
-        next_may_overflow = buffered > MAX_BUFFERED - self._max_verified
         return policy.choose(
             rows,
             context,
-            feed=next_may_overflow and without_drafter is Features.KEEP,
+            feed=feed,
             waiting=len(self._queue) > 0,
             coming=self._expected - len(sequences),
         )
-
-    def _features_without_drafter(self, sequences: Sequence[SequenceState]) -> Features:
-        """Return what happens to features while the drafter does not run."""
-        if not any(sequence.request.drafting for sequence in sequences):
-            return Features.DROP
-        budget = max(sequence.budget for sequence in sequences)
-        return Features.KEEP if self._policy.keeps_features(budget) else Features.DROP
 
     def _run_plan(
         self,
         sequences: Sequence[SequenceState],
         plan: RoundPlan,
-        without_drafter: Features,
+        features: Features,
         *,
         learns: bool,
     ) -> StepReport:
@@ -288,8 +288,8 @@ class Scheduler:
             for sequence, proposal in zip(sequences, plan.chosen, strict=True)
         ]
         self._last_verified = len(rows) * (1 + plan.draft_len)
-        features = Features.DRAFT if plan.draft_tokens else without_drafter
-        result, report = self._run(rows, features, plan.draft_tokens)
+        draft_tokens = plan.draft_tokens if features is Features.DRAFT else 0
+        result, report = self._run(rows, features, draft_tokens)
         for index, sequence in enumerate(sequences):
             row_result = result.rows[index]
             proposal = plan.chosen[index]
@@ -299,7 +299,7 @@ class Scheduler:
             _commit_round(sequence, proposal, row_result, report)
             if proposal is not None and learns:
                 self._policy.observe(proposal, row_result.accepted)
-            self._end_row(sequence, result, index, plan.draft_tokens)
+            self._end_row(sequence, result, index, draft_tokens)
         return report
 
     def _end_row(
@@ -346,6 +346,7 @@ def _decoding_row(sequence: SequenceState, proposal: Proposal | None) -> Row:
         processor=sequence.request.processor,
         history=_history(sequence),
         masks=_masks(sequence, proposal),
+        follows=not sequence.out_of_sync,
     )
 
 

@@ -75,7 +75,7 @@ class SequenceState:
     cached_tokens: int = 0  # prompt tokens loaded from the prefix cache
     chunk_ends: list[int] = field(default_factory=list)  # positions where a prompt's state is kept
     seen: int = 0  # tokens in the drafter's KV cache
-    buffered: int = 0  # tokens whose features wait in a `FeatureBuffer`
+    buffered: int = 0  # tokens whose features are in a `FeatureBuffer`
     out_of_sync: bool = field(init=False)  # the drafter cannot catch up, and drafts no more here
     ends: Callable[[int], bool] | None = None  # whether a token ends the text
     started: float | None = None  # time.monotonic() of its first step
@@ -130,6 +130,7 @@ class SequenceState:
     def lose_drafter(self) -> None:
         """Handle a drafter replacement: the new one has seen none of the tokens."""
         self.seen = 0
+        self.buffered = 0
         self.candidates = None
         self.out_of_sync = True
 

@@ -9,6 +9,7 @@ from dflash_trt.engines.info import (
     StateInfo,
     drafter_rows,
     few_sizes,
+    most_buffered,
     most_verified,
     padded_size,
     read_info,

@@ -12,8 +12,8 @@ from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
 MAX_BUFFERED = 256
-"""Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
-drafter takes them all in one step, with those of the next round."""
+"""From so many tokens of a sequence on the drafter has to take in buffered features: all in one
+step, with those of the next round. See `most_buffered`."""
 MOST_ON_GPU = 512  # tokens of a prompt in one step: what attention keeps of them is large
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
 PROMPT_STEP = 64  # tokens: prompts are padded to a multiple where each size takes time to prepare
@@ -176,14 +176,24 @@ def target_rows(max_seq_len: int, block_size: int) -> int:
 def drafter_rows(max_seq_len: int, block_size: int) -> int:
     """Return the rows of a slot's cache.
 
-    Features that waited, those of a round and the block of masks come after the last position.
-    While no text has room for drafts, those of two rounds more may wait.
+    Buffered features, those of a round and the block of masks come after the last position: a
+    sequence is padded to its neighbors.
     """
-    return _aligned(max_seq_len + MAX_BUFFERED + 3 * most_verified(block_size) + block_size)
+    longest = most_buffered(block_size) + most_verified(block_size) + block_size
+    return _aligned(max_seq_len + longest)
+
+
+def most_buffered(block_size: int) -> int:
+    """Return of how many tokens of a sequence features are ever buffered.
+
+    The round that should take them in leaves them where no sequence has room for drafts. Then each
+    ends with the next round. So two rounds come on top of `MAX_BUFFERED`.
+    """
+    return MAX_BUFFERED + 2 * most_verified(block_size)
 
 
 def waiting_bytes(feature_size: int) -> int:
-    """Return the bytes of a slot's features, float32, that wait for the drafter at most."""
+    """Return the bytes of a slot's buffered features, float32, of `MAX_BUFFERED` tokens."""
     return 4 * MAX_BUFFERED * feature_size
 
 

@@ -5,13 +5,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.errors import EngineError
 
+REPORT = "This is an error of dflash-trt: please report it with the server's log."
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 FIRST_STATE = 2**33  # and from here on those of a hybrid that hold a whole state too
 MODULES = {
@@ -158,8 +161,20 @@ class LoadedEngine(ABC):
     def step(
         self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
     ) -> Step:
+        slots = self.info.slots
+        if first_slot + n > slots:
+            raise EngineError(
+                f"A step of slots {first_slot} to {first_slot + n - 1} was asked of {slots}", REPORT
+            )
         sizes = (first_slot, n, width, visible, head_rows, context)
-        return self._steps.of(sizes, lambda: self._bind(*sizes))
+        return self._steps.of(sizes, lambda: self._within_caches(*sizes))
+
+    def _within_caches(
+        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+    ) -> Step:
+        step = self._bind(first_slot, n, width, visible, head_rows, context)
+        run = partial(_run_within, step, context + width, self.info)
+        return Step(step.inputs, step.outputs, run)
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination >= FIRST_BLOCK:
@@ -240,6 +255,18 @@ class LoadedEngine(ABC):
             buffer = make(room)
         self._room[name] = room, buffer
         return buffer
+
+
+def _run_within(step: Step, written: int, info: EngineInfo) -> None:
+    """Run a step that writes so many KV entries of a sequence, if its caches have room."""
+    end = int(step.inputs["write_index"].max()) + written
+    if end > info.cache_len:
+        raise EngineError(
+            f"A step of the {info.role} would write up to entry {end} of caches of "
+            f"{info.cache_len}",
+            REPORT,
+        )
+    step.run()
 
 
 def load_engine(directory: Path, alone: bool = False) -> Engine:

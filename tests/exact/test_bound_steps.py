@@ -4,9 +4,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Bounded, Step
+from dflash_trt.errors import EngineError
 
 
 def test_what_was_not_used_for_longest_makes_room_for_another() -> None:
@@ -38,3 +40,19 @@ def test_a_step_that_needs_more_memory_leaves_none_on_the_old(built: Path) -> No
     again = engine.step(0, 1, 8, 128, 7, context=30)
     assert not np.shares_memory(small.inputs["features"], large.inputs["features"])
     assert np.shares_memory(again.inputs["features"], large.inputs["features"])
+
+
+@pytest.mark.parametrize(("role", "context"), [("target", 0), ("drafter", 2)])
+def test_a_step_beyond_the_caches_is_refused(built: Path, role: str, context: int) -> None:
+    engine = Engine(built / "engines" / role)
+    step = engine.step(0, 1, 2, 32, 2, context=context)
+    for array in step.inputs.values():
+        array[...] = 0
+    step.inputs["write_index"][:] = engine.info.cache_len - 2 - context
+    step.run()
+    step.inputs["write_index"][:] += 1
+    with pytest.raises(EngineError, match=f"the {role} would write up to entry"):
+        step.run()
+    slots = engine.info.slots
+    with pytest.raises(EngineError, match=f"was asked of {slots}"):
+        engine.step(1, slots, 1, 32, 1, context=context)

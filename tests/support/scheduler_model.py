@@ -3,10 +3,12 @@
 The engine is made up: its rows and blocks hold tokens and whose salt they were written under, they
 are copied as the steps say, and the next token depends on all that a row holds. So a row or block
 of somebody else's shows at once, in the row or in the text. A hybrid's next token depends on what
-its state has taken in, and on nothing that can be written over.
+its state has taken in, and on nothing that can be written over. The drafter's rows hold what it was
+given of the real feature buffer, within the rows that an engine has.
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from dflash_trt.decoding import (
     Candidates,
     Copy,
     DraftResult,
-    Features,
+    FeatureBuffer,
     PrefixCache,
     Proposer,
     Request,
@@ -32,7 +34,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
+from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE, drafter_rows, most_buffered
 from tests.support.random_proposals import AtRandom
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
@@ -42,7 +44,8 @@ TEXTS = st.builds(
     st.lists(st.integers(0, 2), max_size=4),
     st.integers(0, BLOCK - 1),
 )
-VOCAB, MAX_SEQ_LEN, DRAFTS, MOST = 12, 100, 4, 8
+VOCAB, MAX_SEQ_LEN, DRAFTS, MOST = 12, 800, 4, 8
+BLOCK_SIZE = 1 + DRAFTS
 CLEARED = "", -1  # what a row holds whose logits were not finite
 LONG = 10_000  # steps in which everything ends, by far
 
@@ -52,9 +55,14 @@ def next_token(text: list[int]) -> int:
 
 
 def text_of(request: Request) -> list[int]:
+    return _text_of(tuple(request.prompt), request.max_tokens, request.stop_ids)
+
+
+@lru_cache(maxsize=256)
+def _text_of(prompt: tuple[int, ...], most: int, stop_ids: frozenset[int]) -> list[int]:
     tokens: list[int] = []
-    while len(tokens) < request.max_tokens and not request.stop_ids & {*tokens[-1:]}:
-        tokens.append(next_token([*request.prompt, *tokens]))
+    while len(tokens) < most and not stop_ids & {*tokens[-1:]}:
+        tokens.append(next_token([*prompt, *tokens]))
     return tokens
 
 
@@ -89,6 +97,8 @@ class MadeUpEngine:
         self._hybrid = hybrid
         self.memory: dict[int, list[Written]] = {}  # of slots and blocks
         self.states: dict[int, MadeUpState] = {}  # of slots and kept ones
+        self.drafter: dict[int, dict[int, Written]] = {}  # by position, of slots and blocks
+        self.buffer = FeatureBuffer(most_buffered(BLOCK_SIZE))
         self.fails_after: int | None = None  # so many of the next step's copies
         self.spoils: int | None = None  # which row of the next step has no finite logits
 
@@ -106,14 +116,17 @@ class MadeUpEngine:
             self._verify(row, slot, holders.get(slot)) for slot, row in enumerate(round.rows, first)
         ]
         drafts = None
-        if round.features is Features.DRAFT:
-            has_room = round.leaves_room([result.accepted for result in results])
-            drafts = self._drafts(first, len(results), round.draft_tokens) if has_room else None
-        for slot, (row, result) in enumerate(zip(round.rows, results, strict=True), first):
-            waits = 0
-            if drafts is None and slot in holders:
-                waits = holders[slot].buffered + row.known + result.accepted
-            result.buffered = None if round.features is Features.DROP else waits
+        accepted = [result.accepted for result in results]
+        passed = self.buffer.pass_on(round, accepted, self._features(round))
+        for result, count in zip(results, passed.buffered, strict=True):
+            result.buffered = count
+        if passed.features is not None:
+            for index, row in enumerate(round.rows):
+                start = row.position - passed.waited[index]
+                self._inject(first + index, row, start, passed.features[index])
+                if row.follows:
+                    self._knows(first + index, row.position + row.known + accepted[index])
+            drafts = self._drafts(first, len(results), round.draft_tokens)
         if self.spoils is not None:
             spoilt, self.spoils = self.spoils % len(results), None
             written = self.memory[first + spoilt]
@@ -122,8 +135,30 @@ class MadeUpEngine:
             results[spoilt] = RowResult(0, 0, failed=True)
         return RoundResult(results, 0.0, drafts)
 
+    def _features(self, round: Round) -> Any:
+        """Return features `[n, S, 2]`: each token's position and the token."""
+        features = np.zeros((len(round.rows), round.row_tokens, 2), np.float32)
+        for index, row in enumerate(round.rows):
+            for place, token in enumerate(row.tokens):
+                features[index, place] = row.position + place, token
+        return features
+
+    def _inject(self, slot: int, row: Row, start: int, features: Any) -> None:
+        """Write what the drafter is given from `start` on, and its block."""
+        assert start + len(features) + BLOCK_SIZE <= drafter_rows(MAX_SEQ_LEN, BLOCK_SIZE)
+        taken = self.drafter.setdefault(slot, {})
+        salt = self.memory[slot][0][0]
+        for place, (position, token) in enumerate(features.tolist(), start):
+            taken[place] = (salt, int(token)) if position == place else CLEARED
+
+    def _knows(self, slot: int, end: int) -> None:
+        taken = self.drafter[slot]
+        text = self.memory[slot][:end]
+        assert [taken.get(place) for place in range(end)] == text, "the drafter knows another text"
+
     def perform(self, copy: Copy) -> None:
         source, to = copy.source, copy.destination
+        self._copy_drafter(copy)
         if to is None:
             self.memory.pop(source, None)
             if source >= FIRST_STATE:
@@ -141,6 +176,18 @@ class MadeUpEngine:
         row = self.memory.setdefault(to, [])
         assert len(row) >= copy.start, "a hole in a row"
         row[copy.start : end] = values
+
+    def _copy_drafter(self, copy: Copy) -> None:
+        taken = self.drafter.get(copy.source, {})
+        if copy.destination is None:
+            self.drafter.pop(copy.source, None)
+            return
+        places = range(copy.start, copy.start + copy.tokens)
+        copied = {place: taken[place] for place in places if place in taken}
+        if copy.destination >= FIRST_BLOCK:
+            self.drafter[copy.destination] = copied
+        else:
+            self.drafter.setdefault(copy.destination, {}).update(copied)
 
     def _holds(self, slot: int, sequence: SequenceState) -> None:
         request, row = sequence.request, self.memory.get(slot, [])
@@ -189,16 +236,20 @@ class SchedulerModel(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 7, 16, MAX_SEQ_LEN]),
         blocks=st.sampled_from([0, 3, 12, 50]),
         hybrid=st.booleans(),
+        dropping=st.sampled_from([0.0, 0.05]),
         seed=st.integers(0, 2**31),
     )
-    def start(self, slots: int, chunk: int, blocks: int, hybrid: bool, seed: int) -> None:
-        self.slots, self.chunk, self.seed = slots, chunk, seed
+    def start(
+        self, slots: int, chunk: int, blocks: int, hybrid: bool, dropping: float, seed: int
+    ) -> None:
+        self.slots, self.chunk, self.dropping, self.seed = slots, chunk, dropping, seed
         self.queue = WaitingQueue[SequenceState]()
         self.cache: PrefixCache | None = None
         if blocks:
             self.cache = StateCache(4 * blocks, 3, BLOCK) if hybrid else PrefixCache(blocks)
         self.engine = MadeUpEngine(seed, hybrid=hybrid)
         self._renew()
+        self.has_gone_on = False
         self.asked: list[SequenceState] = []
         self.told: list[SequenceState] = []  # the end of these
         self.ended_here: list[SequenceState] = []  # by us, or by a step that failed or spoilt it
@@ -209,7 +260,7 @@ class SchedulerModel(RuleBasedStateMachine):
             slots=self.slots,
             max_seq_len=MAX_SEQ_LEN,
             prefill_chunk=self.chunk,
-            policy=AtRandom(DRAFTS, self.seed, 0.05),
+            policy=AtRandom(DRAFTS, self.seed, self.dropping),
             proposer=Proposer(MOST, lookup=True),
             queue=self.queue,
             prefix_cache=self.cache,
@@ -292,6 +343,17 @@ class SchedulerModel(RuleBasedStateMachine):
         assert sequence.finish_reason == reason
         self.ended_here.append(sequence)
 
+    @precondition(lambda self: not self.has_gone_on)  # once: it takes hundreds of steps
+    @rule(steps=st.integers(400, 600))
+    def go_on_beside_a_new_text(self, steps: int) -> None:
+        """Let long texts that lost their drafter run beside one that drafts."""
+        self.has_gone_on = True
+        self.submit([1], 600, SALTS[0], drafting=True, priority=0, stops=frozenset())
+        self.step(2)
+        self.swap_drafter()
+        self.submit([2], 600, SALTS[0], drafting=True, priority=0, stops=frozenset())
+        self.step(steps)
+
     @rule()
     def swap_drafter(self) -> None:
         for sequence in self.scheduler.sequences:
@@ -306,6 +368,14 @@ class SchedulerModel(RuleBasedStateMachine):
         live = [each for each in self.asked if each.finish_reason is None]
         assert sorted(map(id, places)) == sorted(map(id, live))
         assert self.scheduler.active <= self.slots
+
+    @invariant()
+    def buffers_are_bounded(self) -> None:
+        for sequence in self.scheduler.sequences:
+            assert sequence.buffered <= most_buffered(BLOCK_SIZE)
+            assert not (sequence.out_of_sync and sequence.buffered)
+        held = [parts.tokens for parts in self.engine.buffer._parts.values()]
+        assert max(held, default=0) <= most_buffered(BLOCK_SIZE)
 
     @invariant()
     def texts_are_right(self) -> None:

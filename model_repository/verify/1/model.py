@@ -2,6 +2,7 @@
 
 from dflash_trt.decoding import FeatureBuffer, verify
 from dflash_trt.decoding.packing import RoundTensors, pack_verified, unpack_round
+from dflash_trt.engines import most_buffered
 from dflash_trt.serving.model.engine_model import EngineModel
 
 
@@ -10,7 +11,7 @@ class TritonPythonModel(EngineModel):
 
     def initialize(self, args):
         super().initialize(args)
-        self.buffer = FeatureBuffer()
+        self.buffer = FeatureBuffer(most_buffered(self.engine.info.block_size))
 
     def step(self, tensors):
         return pack_verified(verify(self.engine, unpack_round(tensors), self.buffer))
