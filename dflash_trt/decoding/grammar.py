@@ -3,6 +3,7 @@
 llguidance is imported when the first grammar is compiled.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,8 @@ from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 2**18  # of a grammar
 MAX_COMPILED = 64  # grammars in memory
@@ -46,7 +49,9 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
-        self._compiled: dict[Grammar, Future[Matcher]] = {}  # most recently used last
+        # most recently used last. A refusal is kept as a value: an exception that is raised again
+        # keeps the frames of all who met it
+        self._compiled: dict[Grammar, Future[Matcher | RequestError]] = {}
         self._pool = ThreadPoolExecutor(2, "grammars")
 
     def matcher(self, grammar: Grammar) -> "Matcher":
@@ -55,15 +60,9 @@ class Grammars:
         Raises RequestError, in llguidance's words, for a grammar that does not compile or takes
         longer than SECONDS; a compilation that has begun goes on in its thread.
         """
-        with self._lock:
-            compiled = self._compiled.pop(grammar, None)
-            if compiled is None:
-                compiled = self._pool.submit(self._compile, grammar)
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                del self._compiled[next(iter(self._compiled))]
+        compiled = self._start(grammar)
         try:
-            return compiled.result(SECONDS).copy()
+            result = compiled.result(SECONDS)
         except TimeoutError as error:
             with self._lock:
                 if compiled.cancel():  # not started yet
@@ -71,6 +70,33 @@ class Grammars:
             raise RequestError(
                 f"{grammar.name} takes more than {SECONDS} s to compile", "Send a simpler one."
             ) from error
+        if isinstance(result, RequestError):
+            raise RequestError(result.problem, result.fix)
+        return result.copy()
+
+    def is_ready(self, grammar: Grammar) -> bool:
+        """Return whether `matcher` would return at once; otherwise start compiling."""
+        return self._start(grammar).done()
+
+    def _start(self, grammar: Grammar) -> "Future[Matcher | RequestError]":
+        """Return a grammar's compilation, the most recent one now."""
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None)
+            if compiled is None:
+                compiled = self._pool.submit(self._try_to_compile, grammar)
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > MAX_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return compiled
+
+    def _try_to_compile(self, grammar: Grammar) -> "Matcher | RequestError":
+        try:
+            return self._compile(grammar)
+        except RequestError as error:
+            return RequestError(error.problem, error.fix)
+        except Exception:
+            log.exception("a grammar could not be compiled")
+            return _refusal(grammar, "the server's log says why")
 
     def _compile(self, grammar: Grammar) -> "Matcher":
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415

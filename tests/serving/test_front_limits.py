@@ -1,16 +1,18 @@
 """No request holds up another client's, and none stays unanswered, whatever fails."""
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from dflash_trt.decoding import SequenceState
+from dflash_trt.decoding import Grammar, Grammars, SequenceState
+from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.serving.model import request_handler as module
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.response_sender import ResponseSender
 from dflash_trt.serving.refusals import CLIENT_LIMIT, refusal_status, retry_after
-from tests.support.handlers import VOCAB, CountingModel, ask, open_front
+from tests.support.handlers import VOCAB, WAIT, CountingModel, ask, open_front
 from tests.support.request_tools import wait_until
 
 
@@ -66,6 +68,42 @@ def test_a_refusal_says_when_to_ask_again(
         model.pause.set()
         for reply in held:
             assert reply.next()[0].finish_reason == ["length"]
+
+
+def test_one_slot_is_enough_to_say_when_and_refusals_tell_nothing(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with open_front(model, slots=1, max_queue=0) as front:
+        for _ in range(2):
+            assert ask(front, max_tokens=1).next()[0].finish_reason == ["length"]
+            now += 7
+        for _ in range(5):  # read, and then refused
+            assert ask(front, max_tokens=1000).next()[0] == "INVALID_ARG"
+        model.pause.clear()
+        held = ask(front, max_tokens=1)
+        assert ask(front).next()[1] == "The request queue is full. Try again in 7 s."
+        model.pause.set()
+        assert held.next()[0].finish_reason == ["length"]
+
+
+def test_a_grammar_that_takes_long_holds_no_other_request_up(
+    front: RequestHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    compile_ = Grammars._compile
+
+    def slowly(grammars: Grammars, grammar: Grammar) -> Matcher:
+        assert go_on.wait(WAIT)
+        return compile_(grammars, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", slowly)
+    waits = ask(front, max_tokens=1, guided_regex="w7")
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+    assert waits.got.empty()
+    go_on.set()
+    assert waits.next()[0] == "INVALID_ARG"  # this tokenizer knows no grammars
 
 
 def test_an_error_keeps_its_code_however_fast_the_sender_is(

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -262,6 +263,30 @@ def test_a_grammar_that_cannot_be_had_is_refused(kind: str, text: str, says: str
         grammars(byte_level()).matcher(Grammar(kind, text))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600
+
+
+def test_a_grammar_that_is_refused_again_keeps_nothing_of_who_sent_it() -> None:
+    """An exception that is raised again collects the frames of all callers, with their bodies."""
+    made = grammars(byte_level())
+    refusals = []
+    for _ in range(3):
+        with pytest.raises(RequestError, match="cannot be used") as caught:
+            made.matcher(Grammar("regex", "("))
+        refusals.append(caught.value)
+    assert len({id(refusal) for refusal in refusals}) == 3
+    depths = [len(traceback.extract_tb(refusal.__traceback__)) for refusal in refusals]
+    assert depths == depths[:1] * 3
+
+
+def test_a_compiler_that_breaks_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = grammars(byte_level())
+
+    def breaks(grammar: Grammar) -> Matcher:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(made, "_compile", breaks)
+    with pytest.raises(RequestError, match="the server's log says why"):
+        made.matcher(Grammar("regex", "a"))
 
 
 def test_a_grammar_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,10 @@ class EngineLoop:
         self._closing = False
         self._changed = threading.Condition()  # guards both; notified of new work
 
+    def is_ready_for(self, request: Request) -> bool:
+        return request.grammar is None or self._grammars.is_ready(request.grammar)
+
     def new_sequence(self, request: Request) -> SequenceState:
-        """Return a sequence with its grammar compiled, in the thread that parses requests."""
         grammar = request.grammar
         if grammar and grammar.kind != "lark" and self._channels:
             raise RequestError(

@@ -123,6 +123,9 @@ class TensorRTLLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
+    def is_ready_for(self, request: Request) -> bool:
+        return True  # TensorRT-LLM compiles grammars
+
     def new_sequence(self, request: Request) -> SequenceState:
         self.check(request)
         return SequenceState(request)

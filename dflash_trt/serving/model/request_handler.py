@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,7 +25,7 @@ from dflash_trt.serving.control import Command, HandlerStatus
 from dflash_trt.serving.keys import MEASURING_CLIENT
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.output_processor import OutputProcessor
-from dflash_trt.serving.model.requests import number_of_choices, parse_request
+from dflash_trt.serving.model.requests import ParsedRequest, number_of_choices, parse_request
 from dflash_trt.serving.model.response_sender import Reply, RequestState, ResponseSender
 from dflash_trt.serving.refusals import CLIENT_LIMIT, LATER, try_again_in
 from dflash_trt.wire import Settings
@@ -41,6 +41,9 @@ NOT_READ = "The request could not be read. The server's log says why."
 STOPPING = f"The server is stopping. {LATER}"
 
 
+Result = TypeVar("Result")
+
+
 class Deliver(Protocol):
     """Called for new tokens or an end; code, message: with the finish_reason "error"."""
 
@@ -48,6 +51,12 @@ class Deliver(Protocol):
 
 
 class Decoder(Protocol):
+    def is_ready_for(self, request: Request) -> bool:
+        """Return whether `new_sequence` returns at once: its grammar may take seconds to compile.
+
+        Thread-safe, as that is.
+        """
+
     def new_sequence(self, request: Request) -> SequenceState:
         """Return a sequence to queue; RequestError for a request that it cannot run."""
 
@@ -83,9 +92,10 @@ class RequestHandler:
         self._limit = settings.slots + settings.max_queue
         self._client_limit = min(self._limit, settings.max_per_client or self._limit)
         self._admitted: Counter[str] = Counter()  # running and waiting sequences by client
-        self._ends: deque[float] = deque(maxlen=settings.slots)  # when sequences ended
+        # when sequences that had a slot ended; two tell how fast
+        self._ends: deque[float] = deque(maxlen=1 + settings.slots)
         self._closing = False
-        self._lock = threading.Lock()  # of _admitted and _closing
+        self._lock = threading.Lock()  # of _admitted, _ends and _closing
         self._sender = ResponseSender(self._drop, self._release)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # chat templates and tokenizers are slow for long prompts
@@ -169,7 +179,7 @@ class RequestHandler:
         self._metrics.count_end("refused")
         reply.fail(code, message)
 
-    # --- in the preprocessor's thread -------------------------------------------------------------
+    # --- in the preprocessor's thread, or in one of a request that waits for its grammar ----------
 
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -183,30 +193,41 @@ class RequestHandler:
     ) -> None:
         if self._sender.stopping:
             return self._release_and_refuse(state, UNAVAILABLE, STOPPING)
-        try:
-            parsed = parse_request(
+        parsed = self._or_refuse(
+            state,
+            lambda: parse_request(
                 inputs, self._tokenizer, self._chat_model, self._settings, state.client
+            ),
+        )
+        if parsed is None:
+            return
+        if all(self._decoder.is_ready_for(request) for request in parsed.choices):
+            return self._queue_choices(state, parsed, received)
+        # it waits in a thread of its own, or all others would wait with it
+        arguments = state, parsed, received
+        threading.Thread(target=self._queue_choices, args=arguments, daemon=True).start()
+
+    def _queue_choices(self, state: RequestState, parsed: ParsedRequest, received: float) -> None:
+        """Queue a request's sequences, once its grammar is compiled."""
+        sequences = self._or_refuse(
+            state, lambda: [self._decoder.new_sequence(request) for request in parsed.choices]
+        )
+        if sequences is None:
+            return
+        state.streaming = parsed.streaming
+        state.choices = [
+            OutputProcessor(
+                i,
+                sequence,
+                received,
+                self._tokenizer,
+                parsed.stop_words,
+                parsed.prefix,
+                parsed.hidden,
+                thinking=parsed.thinking,
             )
-            sequences = [self._decoder.new_sequence(request) for request in parsed.choices]
-            state.streaming = parsed.streaming
-            state.choices = [
-                OutputProcessor(
-                    i,
-                    sequence,
-                    received,
-                    self._tokenizer,
-                    parsed.stop_words,
-                    parsed.prefix,
-                    parsed.hidden,
-                    thinking=parsed.thinking,
-                )
-                for i, sequence in enumerate(sequences)
-            ]
-        except RequestError as error:
-            return self._release_and_refuse(state, INVALID, str(error))
-        except Exception:
-            log.exception("a request could not be read", extra=state.log_fields)
-            return self._release_and_refuse(state, INTERNAL, NOT_READ)
+            for i, sequence in enumerate(sequences)
+        ]
         if not self._sender.open(state):  # closed meanwhile
             return self._release_and_refuse(state, UNAVAILABLE, STOPPING)
         for choice in state.choices:
@@ -216,6 +237,17 @@ class RequestHandler:
         if late or any(sequence.dropped for sequence in sequences):  # before it was queued
             self._drop(state)
         self._decoder.wake()
+
+    def _or_refuse(self, state: RequestState, read: Callable[[], Result]) -> Result | None:
+        """Return what `read` does; None after an error, which the client gets."""
+        try:
+            return read()
+        except RequestError as error:
+            self._release_and_refuse(state, INVALID, str(error))
+        except Exception:
+            log.exception("a request could not be read", extra=state.log_fields)
+            self._release_and_refuse(state, INTERNAL, NOT_READ)
+        return None
 
     def _release_and_refuse(self, state: RequestState, code: str, message: str) -> None:
         self._release(state)
@@ -232,6 +264,9 @@ class RequestHandler:
         state, choice = self._open[sequence]
         failure = (code, message) if sequence.finish_reason == "error" else None
         if sequence.finish_reason is not None:
+            if sequence.started is not None:
+                with self._lock:
+                    self._ends.append(time.monotonic())
             length = sequence.acceptance_length if sequence.request.drafting else 0.0
             self._metrics.count_end(sequence.finish_reason, length)
             del self._open[sequence]
@@ -260,7 +295,6 @@ class RequestHandler:
 
     def _release(self, state: RequestState) -> None:
         with self._lock:
-            self._ends.extend([time.monotonic()] * state.admitted)
             self._admitted[state.client] -= state.admitted
             if not self._admitted[state.client]:
                 del self._admitted[state.client]
