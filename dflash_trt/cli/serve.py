@@ -83,9 +83,11 @@ def serve(
     from dflash_trt.builder import read_manifest
     from dflash_trt.builder.identity import made_here
     from dflash_trt.builder.program import describe, program
+    from dflash_trt.serving.lines import detach_outputs
     from dflash_trt.serving.supervisor import Options, read_security
     from dflash_trt.serving.supervisor import serve as run
 
+    detach_outputs()
     manifest = read_manifest(repo)
     if not made_here(manifest):
         made_by = describe(manifest["dflash_trt"])

@@ -14,7 +14,8 @@ Command = Literal[
     "drain",  # refuse new requests
     "end",  # refuse new requests, end the others with an error
     "hold",  # a new drafter is about to load: hold the prefix cache, which it has not seen
-    "release",  # it is loaded
+    "release",  # it may have loaded: running texts go on without drafts
+    "keep",  # it did not load: the old one drafts on
 ]
 
 

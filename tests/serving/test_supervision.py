@@ -30,6 +30,7 @@ from dflash_trt.serving.supervisor.children import STUB
 from dflash_trt.serving.supervisor.door import Door
 from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.upkeep import Upkeep
 from tests.support.processes import command_line, processes_naming
 from tests.support.request_tools import metric, wait_until
 from tests.support.servers import serve_ports, serving, started
@@ -114,9 +115,8 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell = lambda phase: (told.append(phase), tell(phase))[1]  # type: ignore[method-assign]
         door = Door(ports.http, options.security)
         stack.callback(door.close)
-        watched = supervisor.Supervised(
-            server, application, door, KeyFile(None, said.append), said.append
-        )
+        upkeep = Upkeep(application, KeyFile(None, (), said.append), server.log, said.append)
+        watched = supervisor.Supervised(server, application, door, upkeep, said.append)
         result = pool.submit(supervisor.supervise, watched, stop)
         try:
             url = f"http://127.0.0.1:{ports.http}"

@@ -44,6 +44,7 @@ class ServeState:
     drain_seconds: float = 0.0  # for running requests, with `draining`
     server_restarts: int = 0
     application_restarts: int = 0
+    lost_lines: int = 0  # of the log
     drafters: tuple[ServedDrafter, ...] = ()  # the last one serves
 
 

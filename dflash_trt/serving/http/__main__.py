@@ -37,17 +37,19 @@ from dflash_trt.serving.tracing import HEADER
 
 log = logging.getLogger("dflash_trt.serving.http")
 
+LONGEST_STATE = 2**24  # bytes of a line from `serve`, with all keys
 KEEP_ALIVE = 60  # seconds without a request
 BACKLOG = 2048  # connections that the system holds until they are accepted
 NO_FILES = "socket.accept() out of system resource"  # asyncio's words, each time anew
 QUIET = 60.0  # seconds between two lines about it
+METHODS = ("GET", "POST", "DELETE")  # of the routes, which pages of other origins may use
 GRACE = 2  # seconds for answers that are about to end
 
 
 async def serve_until_drained() -> None:
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
-    lines = asyncio.StreamReader()
+    lines = asyncio.StreamReader(LONGEST_STATE)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
     )
@@ -100,7 +102,7 @@ async def _server(
     doors = Doors(security.own_key, security.hosts, frozenset(security.allow_origin))
     guarded: ASGIApp = Guard(by_path, state, doors)
     if origins := security.allow_origin:  # a browser's preflight request has no key
-        guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
+        guarded = CORSMiddleware(guarded, origins, METHODS, ("*",), expose_headers=[HEADER])
     tls = security.http_tls
     vars(constants)["SSL_HANDSHAKE_TIMEOUT"] = HEADER_TIME  # uvicorn has no option for it
     return uvicorn.Server(
