@@ -142,20 +142,20 @@ def parent_of(pid: int) -> int | None:
 
 
 def _children_of(parent: int) -> list[int]:
-    return [pid for pid in _all_pids() if parent_of(pid) == parent]
+    return [pid for pid in all_pids() if parent_of(pid) == parent]
 
 
 def _members_of(session: int) -> list[int]:
     """Return the processes of a session that have not ended."""
     members = []
-    for pid in _all_pids():
+    for pid in all_pids():
         status = _status_of(pid)
         if status and int(status[3]) == session and status[0] not in ENDED:
             members.append(pid)
     return members
 
 
-def _all_pids() -> list[int]:
+def all_pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 

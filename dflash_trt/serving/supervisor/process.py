@@ -46,6 +46,17 @@ from dflash_trt.serving.supervisor.launch import (
     find_binary,
     working_directory,
 )
+from dflash_trt.serving.supervisor.leftovers import (
+    LOG,
+    claim,
+    clear,
+    end_processes,
+    environments,
+    note_environments,
+    remove_environments,
+    remove_leftovers,
+    remove_regions,
+)
 from dflash_trt.serving.supervisor.ranks import Ranks, check_programs, is_launched
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
@@ -56,7 +67,6 @@ STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
 STOP_TIMEOUT = EXIT_TIMEOUT + 3.0  # seconds
 KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
-SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 OK, UNAVAILABLE = 200, 503
@@ -195,13 +205,15 @@ class Server:
             self._ranks = Ranks(self._runtime, info.gpus, self._variables)
         self._keep_log = keep_log
         try:
-            file = log or self._runtime / "server.log"
+            file = log or self._runtime / LOG
             self.log = Log(file, log_format, build.digest[:SHORT])
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
         self.send_command = partial(send_command, self._runtime)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
+        self._lock = claim(self._runtime, self.shm_prefix)
+        self._environments: set[str] = set()  # of others, when Triton was started
         self._children = Children()  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
@@ -212,7 +224,9 @@ class Server:
                 check_programs()
         except ServerError:
             shutil.rmtree(self._runtime)
+            os.close(self._lock)
             raise
+        remove_leftovers()
         self._directory = working_directory(self._runtime)
         self.start()
         return self
@@ -223,19 +237,15 @@ class Server:
         if not self._keep_log:
             self.log.close()
         keep_log = self._keep_log or isinstance(error, ServerError)
-        for path in self._runtime.glob("*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path != self.log.path or not keep_log:
-                path.unlink()
-        with suppress(OSError):  # the log may be in there
-            self._runtime.rmdir()
+        clear(self._runtime, keep=self.log.path if keep_log else None)
+        os.close(self._lock)
 
     def start(self) -> None:
         """Start Triton over the build; BuildError if that has changed since it was opened."""
         self.build.check_unchanged()
         self._children.forget()
         self._log_start = self.log.count()
+        self._environments = environments()
         surrounding = self._ranks.start(self.log) if self._ranks else os.environ
         self.process = subprocess.Popen(
             command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
@@ -328,6 +338,7 @@ class Server:
         missing = self.models - self._children.models
         if missing:
             self._hold_children()
+            note_environments(self._runtime, environments() - self._environments)
         return missing
 
     def _hold_children(self) -> None:
@@ -408,8 +419,9 @@ class Server:
         self._children.kill(KILL_TIMEOUT)
         if self._ranks:
             self._ranks.kill()
-        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
-            region.unlink(missing_ok=True)
+        end_processes(self._runtime)
+        remove_regions(self.shm_prefix)
+        remove_environments(self._runtime)
 
     def _hint(self) -> str:
         return f"Read its log: {self.log.path}"
