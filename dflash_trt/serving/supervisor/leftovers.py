@@ -103,7 +103,8 @@ def environments() -> set[str]:
 
 def note_environments(runtime: Path, names: set[str]) -> None:
     """Note the folders that came while a server's Triton started: one is its own."""
-    (runtime / ENVIRONMENTS).write_text("\n".join(sorted(names)))
+    with suppress(OSError):  # worth less than the start
+        (runtime / ENVIRONMENTS).write_text("\n".join(sorted(names)))
 
 
 def remove_environments(runtime: Path) -> None:
@@ -125,11 +126,11 @@ def _noted_environments(runtime: Path) -> set[str]:
 
 def clear(runtime: Path, keep: Path | None) -> None:
     """Remove a server's runtime directory, or all in it but one file; its lock goes last."""
-    for path in runtime.iterdir():
+    for path in runtime.glob("*"):  # nothing if somebody has removed it
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path != keep and path.name != LOCK:
-            path.unlink()
+            path.unlink(missing_ok=True)
     (runtime / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # the file may be in there
         runtime.rmdir()
