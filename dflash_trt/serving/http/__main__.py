@@ -5,6 +5,7 @@ Standard input: `ApplicationSettings`, then a `ServeState` at each change, a lin
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import time
@@ -30,9 +31,10 @@ from dflash_trt.serving.http.connections import (
 )
 from dflash_trt.serving.http.guard import Doors, Guard, State
 from dflash_trt.serving.http.openai import Served, create_app, read_served
+from dflash_trt.serving.http.rooted import Rooted
 from dflash_trt.serving.http.triton import TritonProxy
 from dflash_trt.serving.log import configure
-from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.ports import reachable_address
 from dflash_trt.serving.tracing import HEADER
 
 log = logging.getLogger("dflash_trt.serving.http")
@@ -43,6 +45,7 @@ BACKLOG = 2048  # connections that the system holds until they are accepted
 NO_FILES = "socket.accept() out of system resource"  # asyncio's words, each time anew
 QUIET = 60.0  # seconds between two lines about it
 METHODS = ("GET", "POST", "DELETE")  # of the routes, which pages of other origins may use
+NO_GRPC_PROXY = "no_grpc_proxy"  # hosts that gRPC reaches directly
 GRACE = 2  # seconds for answers that are about to end
 
 
@@ -79,8 +82,9 @@ async def serve_until_drained() -> None:
 
 def _client(settings: ApplicationSettings) -> AsyncClient:
     security = settings.security
+    os.environ[NO_GRPC_PROXY] = reachable_address(security.host)  # a proxy does not lead there
     return AsyncClient(
-        f"{LOOPBACK}:{settings.triton.grpc}",
+        f"{security.grpc_host}:{settings.triton.grpc}",
         tls=security.client_tls(),
         headers=security.grpc_headers,
     )
@@ -107,7 +111,7 @@ async def _server(
     vars(constants)["SSL_HANDSHAKE_TIMEOUT"] = HEADER_TIME  # uvicorn has no option for it
     return uvicorn.Server(
         uvicorn.Config(
-            tracing.instrument(guarded),
+            Rooted(tracing.instrument(guarded), settings.root_path),
             http=cast(Any, partial(Connection, state.connections)),
             backlog=ACCEPTED_AT_ONCE,
             ws="none",

@@ -52,6 +52,7 @@ class Application:
         triton: Ports,
         security: Security,
         response_store: int = 64,
+        root_path: str = "",
     ) -> None:
         self._build = build
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,6 +64,7 @@ class Application:
             *(self._listener.fileno(), build.directory, triton, security),
             since=_now(),
             response_store=response_store,
+            root_path=root_path,
         )
 
     def start(self, log: Log, give_up: threading.Event | None = None) -> None:

@@ -36,6 +36,7 @@ class Options:
     http_port: int = 8000
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
+    root_path: str = ""  # see `ApplicationSettings`
     response_store: int = 64  # MiB, see `ApplicationSettings`
     drain_delay: float = 0.0  # seconds after a stop in which only readiness is false
     drain_seconds: float = 20.0  # for running requests after that
@@ -157,7 +158,9 @@ def set_up(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(build, options.http_port, triton, security, options.response_store)
+    application = Application(
+        *(build, options.http_port, triton, security), options.response_store, options.root_path
+    )
     stack.callback(application.stop)
     server = Server(
         build, triton, security, options.log_file, options.log_format, keep_log=keep_log
@@ -191,7 +194,7 @@ def _how_to_call(options: Options) -> str:
     security = options.security
     http = f"{security.http_url}:{options.http_port}"
     address = reachable_address(security.host)
-    grpc = f"{address}:{options.grpc_port}"
+    grpc = f"{security.grpc_host}:{options.grpc_port}"
     key = f" -H '{KEY_HEADER}: KEY'" if security.keys else ""
     tls = " (TLS)" if security.tls else ""
     others = ", and this machine's other addresses" if address != security.host else ""
