@@ -1,1 +1,1 @@
-"""Serving: `serve` and its processes, the HTTP application, the logic of Triton's models, clients."""
+"""Serving: `serve`, the HTTP application, the logic of Triton's models, and clients."""
