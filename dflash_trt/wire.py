@@ -15,7 +15,7 @@ from dflash_trt.engines import most_verified
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 
-# request parameter for errors as "CODE: message": in a gRPC stream errors have no code
+# request parameter that asks for errors as "CODE: message": a gRPC stream carries a text alone
 CODED_ERRORS = "coded_errors"
 # Triton's APIs that always need a key
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")

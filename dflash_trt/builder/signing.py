@@ -85,8 +85,7 @@ def verify_signature(directory: Path, key: Path) -> frozenset[str]:
     with _as_errors(f"the signature of {directory} does not hold", fix):
         from model_signing import verifying  # noqa: PLC0415
 
-        # ignore added files, such as costs that a server measures; the signed manifest detects the
-        # others
+        # added files are ignored here, because the signed manifest lists all that belong
         config = verifying.Config().set_ignore_unsigned_files(True)
         config.use_elliptic_key_verifier(public_key=key)
         config.verify(directory, directory / SIGNATURE)

@@ -2,13 +2,17 @@
 # ruff: noqa: PLC0415
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_trt.cli.output import Json, print_json, reporting
+
+if TYPE_CHECKING:
+    from dflash_trt.serving.batch import Done
 
 
 def batch(
@@ -28,18 +32,24 @@ def batch(
 
     Run again after an interruption, it continues: each request is answered once.
     """
-    from dflash_trt.serving.batch import run_batch
+    from dflash_trt.serving.batch import is_standard_output, run_batch
 
     with reporting() as report:
         done = run_batch(requests, answers, url, key_file, concurrency, report)
-    if json_:
-        print_json(**asdict(done))
-    else:
-        before = f", {done.before} of them before" if done.before else ""
-        print(
-            f"{done.answered} of {done.requests} requests answered{before}, {done.failed} failed; "
-            f"{done.seconds:.1f} s, {done.tokens} tokens"
-        )
+    among_answers = is_standard_output(answers)
+    with redirect_stdout(sys.stderr) if among_answers else nullcontext():
+        _print(done, json_)
     if done.failed:
         print(f"error: {done.failed} requests failed; their lines say why.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _print(done: "Done", json_: bool) -> None:
+    if json_:
+        print_json(**asdict(done))
+        return
+    before = f", {done.before} of them before" if done.before else ""
+    print(
+        f"{done.answered} of {done.requests} requests answered{before}, {done.failed} failed; "
+        f"{done.seconds:.1f} s, {done.tokens} tokens"
+    )

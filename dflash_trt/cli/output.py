@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +40,8 @@ def reporting() -> Iterator[Report]:
         def print_step(step: str, done: int, total: int) -> None:
             if step not in begun:
                 begun.add(step)
-                print(f"{step} ({total}) ...", file=sys.stderr, flush=True)
+                with suppress(OSError):  # the reader may be gone: the work is worth more
+                    print(f"{step} ({total}) ...", file=sys.stderr, flush=True)
 
         yield print_step
         return

@@ -20,7 +20,9 @@ def serve(
     repo: Built,
     http_port: Annotated[int, Port] = 8000,
     grpc_port: Annotated[int, Port] = 8001,
-    host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="IP address to listen on; :: for all, IPv4 too.")
+    ] = "127.0.0.1",
     grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
     grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
     http_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on the HTTP port.")] = None,
@@ -51,6 +53,9 @@ def serve(
             "Repeatable.",
         ),
     ] = None,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path of the server behind an ingress, as /llm.")
+    ] = "",
     response_store: Annotated[
         int, typer.Option(min=0, help="MiB of answers of /v1/responses to keep for an hour.")
     ] = 64,
@@ -83,9 +88,11 @@ def serve(
     from dflash_trt.builder import read_manifest
     from dflash_trt.builder.identity import made_here
     from dflash_trt.builder.program import describe, program
-    from dflash_trt.serving.supervisor import Options, read_security
+    from dflash_trt.serving.lines import detach_outputs
+    from dflash_trt.serving.supervisor import Options, read_root_path, read_security
     from dflash_trt.serving.supervisor import serve as run
 
+    detach_outputs()
     manifest = read_manifest(repo)
     if not made_here(manifest):
         made_by = describe(manifest["dflash_trt"])
@@ -105,6 +112,7 @@ def serve(
         http_port=http_port,
         grpc_port=grpc_port,
         security=security,
+        root_path=read_root_path(root_path),
         response_store=response_store,
         drain_delay=drain_delay,
         drain_seconds=drain_seconds,

@@ -1,1 +1,1 @@
-"""Serving with Triton: the model repository, the server, the public model's logic, the client."""
+"""Serving: `serve`, the HTTP application, the logic of Triton's models, and clients."""

@@ -4,6 +4,7 @@ A message is one line of JSON, which nothing executes.
 """
 
 import json
+import logging
 import os
 import socket
 import struct
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 TIMEOUT = 2.0  # seconds for a message, or an answer to a command
 PIECE = 2**16  # bytes
@@ -48,8 +51,10 @@ class SocketServer:
             try:
                 _refuse_other_users(connection)
                 self._serve(connection)
-            except (OSError, ValueError):  # it left, or sent no JSON
+            except Exception as error:  # whatever one has sent, the next is served
                 connection.close()
+                if not isinstance(error, OSError):  # it left
+                    log.warning("a message was not understood (%s)", type(error).__name__)
 
 
 def json_server(address: str, answer: Callable[[Any], Any]) -> SocketServer:

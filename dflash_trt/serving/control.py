@@ -8,13 +8,16 @@ from dflash_trt.serving.channel import TIMEOUT, ask
 from dflash_trt.serving.keys import env_value
 
 RUNTIME = "DFLASH_TRT_RUNTIME"  # names a directory of mode 0700
+TEMPORARY = Path("/tmp")  # whatever TMPDIR is: Triton uses it, too, and a socket's path is short
+RUNTIME_PREFIX = "dflash-trt-"
 SOCKET = "dflash.sock"  # in it
 Command = Literal[
     "status",
     "drain",  # refuse new requests
     "end",  # refuse new requests, end the others with an error
     "hold",  # a new drafter is about to load: hold the prefix cache, which it has not seen
-    "release",  # it is loaded
+    "release",  # it may have loaded: running texts go on without drafts
+    "keep",  # it did not load: the old one drafts on
 ]
 
 
@@ -33,7 +36,7 @@ def send_command(runtime: Path, command: Command) -> HandlerStatus | None:
 
 def new_runtime() -> Path:
     """Return a new directory for this user alone, with a path short enough for a socket."""
-    return Path(tempfile.mkdtemp(prefix="dflash-trt-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=TEMPORARY))
 
 
 def socket_path() -> Path:

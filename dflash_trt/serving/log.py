@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.lines import FLUSH_TIMEOUT, LineWriter, open_for_lines
 from dflash_trt.serving.tracing import current
 
 LogFormat = Literal["text", "json"]
@@ -27,7 +28,6 @@ RECENT = 1000  # events kept for the reason of an exit
 PIECE = 2**16  # bytes
 LONGEST = 2**20  # bytes of a line; what is longer is cut in two
 PIPE_SIZE = 2**20  # bytes that processes may be ahead
-FLUSH_TIMEOUT = 1.0  # seconds
 IDLE = 0.05  # seconds without a line, after which what a process wrote has been read
 TRITON = re.compile(r"([IWEF])\d{4} [\d:.]+ +\d+ \S+\] (.*)")
 LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
@@ -112,16 +112,14 @@ class Log:
         self.form = form
         self._build = build
         try:
-            self._file = open(  # noqa: SIM115
-                path, "ab", 0, opener=lambda name, how: os.open(name, how, 0o600)
-            )
+            self._lines = LineWriter(open_for_lines(path), self._lost_lines)
         except OSError as error:
             raise ServerError(
                 f"cannot write the log {path}: {error.strerror}", "Give another --log-file"
             ) from error
         self._recent: deque[Event] = deque(maxlen=RECENT)
         self._count = 0  # of all events
-        self._lock = threading.Lock()  # of the last two, and the file
+        self._lock = threading.Lock()  # of the last two
         self._reading, self._writing = os.pipe()
         with suppress(OSError):  # the user has too many large pipes
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
@@ -147,9 +145,14 @@ class Log:
     def add(self, message: str) -> None:
         self._write(Event(_iso(time.time()), "INFO", "serve", message))
 
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written: the log's reader or disk stands still, or is gone."""
+        return self._lines.lost
+
     def is_standard_output(self) -> bool:
         with suppress(OSError):
-            return os.path.sameopenfile(self._file.fileno(), 1)
+            return os.path.sameopenfile(self._lines.descriptor, 1)
         return False
 
     def count(self) -> int:
@@ -158,21 +161,26 @@ class Log:
 
     def since(self, start: int) -> list[Event]:
         """Return the events added since `count` was `start`, only the last if there are many."""
-        self.flush()
+        self._wait_idle()
         with self._lock:
             new = self._count - start
             return list(self._recent)[-new:] if new > 0 else []
 
     def flush(self) -> None:
-        """Wait until what processes have written is in the file, at most `FLUSH_TIMEOUT`."""
-        self._idle.clear()
-        self._idle.wait(FLUSH_TIMEOUT)
+        """Wait a moment until what processes have written is in the file."""
+        self._wait_idle()
+        self._lines.flush()
 
     def close(self) -> None:
-        self.flush()
+        self._wait_idle()
         os.close(self._writing)
         self._thread.join(FLUSH_TIMEOUT)
-        self._file.close()
+        self._lines.close()
+
+    def _wait_idle(self) -> None:
+        """Wait until what processes have written is read, at most `FLUSH_TIMEOUT`."""
+        self._idle.clear()
+        self._idle.wait(FLUSH_TIMEOUT)
 
     def _read(self) -> None:
         left = b""
@@ -190,16 +198,22 @@ class Log:
             for line in lines:
                 event = read_event(line.decode(errors="replace"))
                 if event is not None:
-                    self._write(event)
+                    self._write(event, may_wait=True)
         os.close(self._reading)
 
-    def _write(self, event: Event) -> None:
-        line = event.as_json(self._build) if self.form == "json" else event.as_text()
+    def _write(self, event: Event, *, may_wait: bool = False) -> None:
         with self._lock:
             self._recent.append(event)
             self._count += 1
-            with suppress(OSError, ValueError):  # a full disk, or closed: the server goes on
-                self._file.write(line.encode(errors="replace") + b"\n")
+        self._lines.write(self._as_line(event), may_wait=may_wait)
+
+    def _as_line(self, event: Event) -> bytes:
+        line = event.as_json(self._build) if self.form == "json" else event.as_text()
+        return line.encode(errors="replace") + b"\n"
+
+    def _lost_lines(self, count: int) -> bytes:
+        message = f"{count} lines were lost here: the log's reader or disk stood still"
+        return self._as_line(Event(_iso(time.time()), "WARNING", "serve", message))
 
 
 def _iso(seconds: float) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from dflash_trt.errors import ServerError
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_IPV6 = "127.0.0.1", "::1"
+ANY, ANY_IPV6 = "0.0.0.0", "::"  # the last takes IPv4, too
 NOT_GIVEN = range(20000, 32768)
 TRIES = 100
 
@@ -21,8 +22,10 @@ class Ports:
 
 def listen(kind: str, host: str, port: int) -> socket.socket:
     """Return a listening socket; ServerError if impossible. kind: `http` or the like."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == ANY_IPV6 and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port))
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise ServerError(
             f"port {port} ({kind}) of {host} is not free: {error.strerror}",
@@ -52,4 +55,10 @@ def free_ports() -> Ports:
 
 
 def reachable_address(host: str) -> str:
-    return LOOPBACK if host == "0.0.0.0" else host
+    """Return an address by which this machine reaches what listens on `host`."""
+    return {ANY: LOOPBACK, ANY_IPV6: LOOPBACK_IPV6}.get(host, host)
+
+
+def in_url(host: str) -> str:
+    """Return an address as it stands in a URL, before a port."""
+    return f"[{host}]" if ":" in host else host

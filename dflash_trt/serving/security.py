@@ -14,7 +14,7 @@ from typing import Any
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.keys import new_key
-from dflash_trt.serving.ports import LOOPBACK, reachable_address
+from dflash_trt.serving.ports import LOOPBACK, LOOPBACK_IPV6, in_url, reachable_address
 from dflash_trt.wire import CHANGES
 
 # 26.07; older ones have known holes, even around the keys (CVE-2026-24207, May 2026)
@@ -24,6 +24,8 @@ OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
 KEY_HEADER = "inference-key"  # sent by Triton's clients
 CONNECTION_AGE = 60_000  # ms, with TLS: only Triton can then make clients reconnect
+BRACKETED = re.compile(r"\[(.*:.*)\]")  # an IPv6 address
+BRACKETED_WITH_PORT = re.compile(rf"{BRACKETED.pattern}(?::\d*)?")
 KEY_FORM = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
@@ -35,7 +37,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Security:
-    host: str = LOOPBACK  # an IPv4 address
+    host: str = LOOPBACK  # an IPv4 or IPv6 address
     tls: Tls | None = None  # of gRPC
     http_tls: Tls | None = None
     old_server_exposed: bool = False  # risk accepted by the user
@@ -43,13 +45,13 @@ class Security:
     allow_host: tuple[str, ...] = ()  # further names of this machine in requests to it
     keys: tuple[str, ...] = field(default=(), repr=False)  # of which clients must send one
     key_file: Path | None = None  # where they come from; it may change
-    # `serve` shows it to its Triton; it also closes APIs without a public key
+    # shown by `serve` to its Triton, whose APIs for nobody else require it
     own_key: str = field(default_factory=new_key, repr=False)
     client_key: str = field(default_factory=new_key, repr=False)  # see `keys.client_parameters`
 
     @property
     def exposed(self) -> bool:
-        return not ipaddress.IPv4Address(self.host).is_loopback
+        return not ipaddress.ip_address(self.host).is_loopback
 
     @property
     def hosts(self) -> frozenset[str] | None:
@@ -59,7 +61,8 @@ class Security:
         """
         if self.keys or self.exposed:
             return None
-        return frozenset({"localhost", LOOPBACK, self.host, *map(str.lower, self.allow_host)})
+        names = ("localhost", LOOPBACK, LOOPBACK_IPV6, self.host, *self.allow_host)
+        return frozenset(map(host_name, names))
 
     @property
     def grpc_key(self) -> str | None:
@@ -69,13 +72,20 @@ class Security:
     @property
     def http_host(self) -> str:
         only_grpc = self.tls is not None and self.http_tls is None
-        return LOOPBACK if only_grpc else self.host
+        if not only_grpc:
+            return self.host
+        return LOOPBACK_IPV6 if ":" in self.host else LOOPBACK
 
     @property
     def http_url(self) -> str:
         """The application's address for this machine, without its port."""
         scheme = "https" if self.http_tls else "http"
-        return f"{scheme}://{reachable_address(self.http_host)}"
+        return f"{scheme}://{in_url(reachable_address(self.http_host))}"
+
+    @property
+    def grpc_host(self) -> str:
+        """The address of gRPC for this machine, as before its port."""
+        return in_url(reachable_address(self.host))
 
     @property
     def http_headers(self) -> dict[str, str]:
@@ -120,14 +130,8 @@ def read_security(
     allow_host: Sequence[str] = (),
 ) -> Security:
     """Validate and read the options of `serve`; raises ServerError naming the option."""
-    try:
-        ipaddress.IPv4Address(host)
-    except ValueError:
-        raise ServerError(
-            f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
-        ) from None
     return Security(
-        host,
+        _read_host(host),
         _read_tls("grpc", grpc_cert, grpc_key),
         _read_tls("http", http_cert, http_key),
         old_server_exposed,
@@ -136,6 +140,31 @@ def read_security(
         keys=read_keys(key_file) if key_file else (),
         key_file=key_file,
     )
+
+
+def _read_host(host: str) -> str:
+    """Return an address in its usual form, which may be given in brackets."""
+    matched = BRACKETED.fullmatch(host)
+    try:
+        address = ipaddress.ip_address(matched[1] if matched else host)
+    except ValueError:
+        address = None
+    if address is None or "%" in host:
+        raise ServerError(
+            f"--host {host} is not an IP address", "Give one, such as 127.0.0.1, 0.0.0.0, ::1 or ::"
+        )
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(address)
+
+
+def host_name(host: str) -> str:
+    """Return a name or address of a Host header, without its port and in one form."""
+    name = host.lower()
+    matched = BRACKETED_WITH_PORT.fullmatch(name)
+    with suppress(ValueError):
+        return in_url(str(ipaddress.IPv6Address(matched[1] if matched else name)))
+    return re.sub(r":\d*$", "", name)
 
 
 def _read_tls(door: str, cert: Path | None, key: Path | None) -> Tls | None:
@@ -191,7 +220,7 @@ def refuse_exposed_old_server(security: Security, binary: Path) -> None:
     if (version := server_version(binary)) < OLDEST_EXPOSED:
         known = ".".join(map(str, version)) or "of unknown version"
         raise ServerError(
-            f"tritonserver {known} has known security holes and may only listen on 127.0.0.1",
+            f"tritonserver {known} has known security holes and may only listen on loopback",
             "Put a tritonserver of 2.71 or later on PATH, in an environment without "
             "nvidia-pytriton, or accept the risk with --insecure-old-server",
         )

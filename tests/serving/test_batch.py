@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -41,6 +42,8 @@ class Api(http.server.ThreadingHTTPServer):
         self.together: threading.Barrier | None = None  # requests that wait for each other
         self.slots: int | None = 3
         self.key: str | None = None
+        self.content: bytes | None = None  # of each answer
+        self.retry_after = "0"
         self.lock = threading.Lock()
 
 
@@ -79,11 +82,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, {"choices": [{"text": "x"}], "usage": {"completion_tokens": 2}})
 
     def answer(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
+        content = self.server.content or json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("X-Request-ID", "r-1")
+        self.send_header("Retry-After", self.server.retry_after)
         self.end_headers()
         self.wfile.write(content)
 
@@ -239,7 +243,8 @@ def test_two_batches_do_not_share_a_file(api: Api, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ("x", "in:2 has no custom_id"),
+        ("x", "line 2 of {file}: The body is not the JSON object"),
+        ({}, "line 2 of {file} has no custom_id"),
         (line(0), "custom_id 'id-0' is there twice"),
         (line(1, custom_id=""), "has no custom_id"),
         (line(1, method="GET"), "method and url are 'GET'"),
@@ -253,7 +258,7 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(
 ) -> None:
     file = write(tmp_path / "in", [line(0), wrong])
     code, _, err = run("batch", file, tmp_path / "out", "--url", api.url)
-    assert (code, problem in err) == (1, True), err
+    assert (code, problem.format(file=file) in err) == (1, True), err
     assert not api.asked
     assert not (tmp_path / "out").exists()
 
@@ -261,7 +266,11 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(
 def test_a_file_without_requests_and_one_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "text").write_text("{\n")
-    for name, problem in (("empty", "holds no"), ("text", "text:1 is not JSON"), ("no", "cannot")):
+    for name, problem in (
+        ("empty", "holds no"),
+        ("text", "text: The body is not"),
+        ("no", "cannot"),
+    ):
         code, _, err = run("batch", tmp_path / name, tmp_path / "out")
         assert (code, problem in err) == (1, True), err
     file = write(tmp_path / "in", [line(0)])
@@ -286,3 +295,166 @@ def test_a_real_server_answers_all_three_routes(url: str, triton: Ports, tmp_pat
         each["custom_id"]: each["response"]["status_code"] for each in answers(tmp_path / "out")
     }
     assert statuses == {"id-0": 200, "id-1": 200, "id-2": 200, "id-3": 404}
+
+
+HEAD = '{"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": {"model": "m"'
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        HEAD + r', "prompt": "a\ud83d"}}',
+        HEAD + r', "a\ud83d": 1}}',
+        HEAD + r', "prompt": ["a", {"b": ["\ude00"]}]}}',
+        HEAD + ', "temperature": NaN}}',
+        HEAD + ', "temperature": -Infinity}}',
+        HEAD + ', "temperature": 1e999}}',
+        HEAD + ', "stop": [[-1e400]]}}',
+        HEAD + ', "seed": ' + "9" * 5000 + "}}",
+        HEAD + ', "prompt": ' + "[" * 200 + "]" * 200 + "}}",
+        HEAD.replace("bad", r"bad\udc00") + "}}",
+        HEAD + "}}}",
+    ],
+    ids=lambda text: text[len(HEAD) :][:20],
+)
+def test_what_cannot_be_sent_is_refused_by_its_line(api: Api, tmp_path: Path, wrong: str) -> None:
+    good = [json.dumps(line(number)) for number in range(6)]
+    file = tmp_path / "in"
+    file.write_text("\n".join([*good[:3], wrong, *good[3:]]) + "\n")
+    code, _, err = run("batch", file, tmp_path / "out", "--url", api.url)
+    assert (code, err.startswith(f"error: line 4 of {file}")) == (1, True), err
+    assert not api.asked
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "LONGEST", 1000)
+    code, _, err = run("batch", "/dev/zero", tmp_path / "out")
+    assert (code, "line 1 of /dev/zero has more than" in err) == (1, True), err
+
+
+def batch_program(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", MAIN, "batch", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **options)
+
+
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1", "link"])
+def test_answers_go_to_a_pipe(api: Api, tmp_path: Path, path: str) -> None:
+    """What the command prints itself does not come among them."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    file = write(tmp_path / "in", [line(number) for number in range(6)])
+    done = batch_program(file, tmp_path / path, "--url", api.url, **PIPES)
+    assert done.returncode == 0, done.stderr
+    assert len([json.loads(text)["custom_id"] for text in done.stdout.splitlines()]) == 6
+    assert "6 of 6 requests answered" in done.stderr
+
+
+def test_answers_go_to_a_socket_and_to_a_file_that_the_shell_opened(
+    api: Api, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "in", [line(number) for number in range(6)])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = batch_program(
+            *(file, "/dev/stdout", "--url", api.url), stdout=theirs, stderr=subprocess.PIPE
+        )
+        assert done.returncode == 0, done.stderr
+        assert ours.recv(2**16).count(b"\n") == 6
+    with (tmp_path / "out").open("w") as out:
+        done = batch_program(
+            *(file, "/dev/stdout", "--url", api.url), stdout=out, stderr=subprocess.STDOUT
+        )
+    assert done.returncode == 0
+    text = (tmp_path / "out").read_text()
+    assert sum(row.startswith('{"id": "batch_req_') for row in text.splitlines()) == 6
+    assert "6 of 6 requests answered" in text
+
+
+def test_answers_go_to_a_named_pipe(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, fifo = write(tmp_path / "in", [line(0)]), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with (tmp_path / "out").open("w") as out, subprocess.Popen(["cat", fifo], stdout=out) as reader:
+        assert run("batch", file, fifo, "--url", api.url).code == 0
+        assert reader.wait(60) == 0
+    assert len(answers(tmp_path / "out")) == 1
+    monkeypatch.setattr(batch, "READER_TIME", 0.1)
+    code, _, err = run("batch", file, fifo, "--url", api.url)
+    assert (code, f"nobody reads the pipe {fifo}" in err) == (1, True)
+
+
+def test_devices_and_what_cannot_be_written(api: Api, tmp_path: Path) -> None:
+    file = write(tmp_path / "in", [line(0)])
+    assert run("batch", file, "/dev/null", "--url", api.url).code == 0
+    listening = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(listening))
+        for path in ("/dev/full", tmp_path, tmp_path / "none" / "out", listening):
+            code, _, err = run("batch", file, path, "--url", api.url)
+            assert (code, f"error: cannot write {path}: " in err) == (1, True), err
+
+
+def test_a_reader_that_leaves_is_named(api: Api, tmp_path: Path) -> None:
+    file = write(tmp_path / "in", [line(0)])
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = batch_program(
+        *(file, "/dev/stdout", "--url", api.url), stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert done.returncode == 1
+    assert "error: cannot write /dev/stdout: Broken pipe." in done.stderr
+
+
+def test_requests_are_never_written_to(api: Api, tmp_path: Path) -> None:
+    """By no other name of the file, and not where the two were confused."""
+    file = write(tmp_path / "in", [line(0), line(1)])
+    other = write(tmp_path / "other", [line(0), line(1)])
+    (tmp_path / "link").symlink_to("in")
+    (tmp_path / "hard").hardlink_to(file)
+    (tmp_path / "one").write_text(json.dumps(line(0)))
+    (tmp_path / "begun").write_text('{"id": "an object"')
+    write(tmp_path / "error", [{"custom_id": "id-0", "response": None, "error": None}])
+    names = ("in", "link", "hard", "../" + tmp_path.name + "/in", "other", "one", "begun", "error")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    for name in names:
+        code, _, err = run("batch", file, tmp_path / name, "--url", api.url)
+        assert code == 1, name
+        assert "Give another file for the answers" in err
+    assert {name: (tmp_path / name).read_bytes() for name in names} == before
+    with file.open() as stdin:
+        done = batch_program("/dev/stdin", file, "--url", api.url, stdin=stdin, **PIPES)
+    assert (done.returncode, "is the file of the requests" in done.stderr) == (1, True)
+    assert run("batch", file, tmp_path / "out", "--url", api.url).code == 0
+    whole = (tmp_path / "out").read_bytes()
+    code, _, err = run("batch", tmp_path / "out", file, "--url", api.url)
+    assert (code, "line 1 of" in err) == (1, True)
+    assert (tmp_path / "out").read_bytes() == whole
+    assert other.read_bytes() == before["other"]
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"a": "\\ud83d"}', b'{"a": NaN}', b"[1]", b"text", b"[" * 5000, b"\xff"]
+)
+def test_an_answer_that_no_line_can_hold_is_an_error_line(
+    api: Api, tmp_path: Path, content: bytes
+) -> None:
+    api.content = content
+    file = write(tmp_path / "in", [line(0), line(1)])
+    assert run("batch", file, tmp_path / "out", "--url", api.url).code == 1
+    for answer in answers(tmp_path / "out"):
+        assert answer["response"] is None
+        assert answer["error"]["code"] == "invalid_response"
+    assert run("batch", file, tmp_path / "out", "--url", api.url).code == 1
+    assert len(answers(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("seconds", ["Wed, 21 Oct 2015 07:28:00 GMT", "nan", "0", "-1"])
+def test_whenever_a_busy_server_wants_to_be_asked(api: Api, tmp_path: Path, seconds: str) -> None:
+    api.busy, api.retry_after = 1, seconds
+    file = write(tmp_path / "in", [line(0)])
+    assert run("batch", file, tmp_path / "out", "--url", api.url).code == 0

@@ -19,13 +19,13 @@ from dflash_trt.chat import ChatModel, parse_tools
 from dflash_trt.config.build import Speculation
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import MAX_TOOLS, encode
-from dflash_trt.serving.http.bodies import parse_object
 from dflash_trt.serving.http.failures import Failure
 from dflash_trt.serving.http.fields import ChatFields, TextFields, fields_of
 from dflash_trt.serving.http.guard import BODY_LIMIT
 from dflash_trt.serving.http.responses import ResponseStore, read_request
 from dflash_trt.serving.http.triton_body import generate_body, infer_body
 from dflash_trt.serving.model.requests import parse_request
+from dflash_trt.serving.strict_json import parse_object
 from dflash_trt.wire import Settings
 from tests.support.tool_templates import NO_SYSTEM, WRITING
 from tests.unit.test_tool_messages import chat_model

@@ -33,6 +33,7 @@ OF_APPLICATION = {
     "dflash_ready": set[str](),
     "dflash_restarts_total": {"process"},
     "dflash_http_requests_total": {"code"},
+    "dflash_log_lost_lines_total": set[str](),
 }
 MOST_DRAFTS, MOST_SERVED = 7, 15
 REGISTRY = CollectorRegistry()

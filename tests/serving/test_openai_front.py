@@ -1,10 +1,12 @@
 """The OpenAI front over a scripted stand-in: what it asks, what fails, how it starts and ends."""
 
+import asyncio
 import json
+import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +20,15 @@ import trustme
 from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints import speller
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.answer import Chunk
+from dflash_trt.serving.http import openai as openai_routes
+from dflash_trt.serving.http.fields import TextFields
+from dflash_trt.serving.http.openai import AT_ONCE
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.refusals import CLIENT_LIMIT
 from dflash_trt.serving.security import Security, Tls
+from dflash_trt.serving.supervisor import read_root_path
 from dflash_trt.serving.tracing import HEADER
 from tests.standins import triton_grpc as stand_in
 from tests.standins.triton_grpc import Answer, StandIn, failure, hanging, part, parts
@@ -333,3 +341,141 @@ def test_the_front_stops_in_bound_with_open_streams(chat_built: Path) -> None:
             assert each.exception(timeout=WAIT) is not None
         with socket.create_server(("127.0.0.1", port)):
             pass  # the port is free again
+
+
+def slow(seconds: float, *rest: Any) -> Answer:
+    """Answer after some seconds, in which the client waits."""
+
+    def answer(_: Any, call: stand_in.Call) -> Iterator[Any]:
+        call.hang(seconds)
+        yield from rest
+
+    return answer
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_a_stream_that_waits_has_begun(scripted: Scripted, path: str) -> None:
+    """Its headers and a comment come before the first token, and clients do not see it."""
+    ending = part(text_output=["Hi"], token_ids=[5], finish_reason=["stop"])
+    api, _ = scripted(slow(4 * AT_ONCE, ending))
+    inputs = {"messages": ASKED["messages"], "prompt": "hi", "input": "hi"}
+    field = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}[path]
+    body = {"model": "dflash", "stream": True, field: inputs[field]}
+    with httpx.stream("POST", f"{api.base_url}{path}", json=body, timeout=WAIT) as answer:
+        assert answer.status_code == 200
+        lines = list(answer.iter_lines())
+    comments = [number for number, line in enumerate(lines) if line.startswith(":")]
+    texts = [number for number, line in enumerate(lines) if '"Hi"' in line]
+    assert comments
+    assert comments[0] < texts[0]
+    stream: Any
+    if path == "responses":
+        with api.responses.stream(model="dflash", input="hi") as stream:
+            assert stream.get_final_response().output_text == "Hi"
+    elif path == "completions":
+        stream = api.completions.create(model="dflash", prompt="hi", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == "Hi"
+    else:
+        stream = api.chat.completions.create(**ASKED, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Hi"
+
+
+def test_a_stream_that_fails_later_ends_with_an_error(scripted: Scripted) -> None:
+    def fail_late(_: Any, call: stand_in.Call) -> Iterator[Any]:
+        call.hang(3 * AT_ONCE)
+        call.abort(grpc.StatusCode.UNAVAILABLE, FULL)
+        yield
+
+    api, _ = scripted(failure("UNAVAILABLE", FULL), fail_late)
+    with pytest.raises(openai.InternalServerError) as caught:
+        api.chat.completions.create(**ASKED, stream=True)
+    assert caught.value.status_code == 503
+    with pytest.raises(openai.APIError) as late:
+        list(api.chat.completions.create(**ASKED, stream=True))
+    assert "the server cannot take the request now" in str(late.value).lower()
+
+
+def test_comments_come_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_routes, "AT_ONCE", 0.01)
+    monkeypatch.setattr(openai_routes, "PAUSE", 0.01)
+
+    class Client:
+        async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Chunk]:
+            for _ in range(2):
+                await asyncio.sleep(0.2)
+                yield Chunk("x")
+
+    async def collect(*, stream: bool) -> list[Chunk | None]:
+        fields = TextFields(model="dflash", prompt="a", stream=stream)
+        client: Any = Client()
+        chunks = openai_routes._merged(client, ["a"], {}, fields)
+        return [chunk async for chunk in chunks]
+
+    *_, before, last = collected = asyncio.run(collect(stream=True))
+    assert collected[0] is before is None
+    assert last is not None
+    assert [chunk.text for chunk in collected if chunk] == ["x", "x"]
+    middle = collected.index(next(filter(None, collected)))
+    assert len(collected) - middle > 2
+
+
+def test_a_server_has_a_path_behind_an_ingress(chat_built: Path) -> None:
+    """Whether the ingress strips it or not; redirects and the page's own links have it."""
+    ending = part(text_output=["Hi"], token_ids=[5], finish_reason=["stop"])
+    with ExitStack() as stack:
+        server = stack.enter_context(stand_in.stand_in(parts(ending)))
+        url = stack.enter_context(openai_front(chat_built, server.ports, root_path="/a/llm"))
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT))
+        for root in ("", "/a/llm"):
+            assert http.get(f"{root}/v1/models").status_code == 200
+            assert http.post(f"{root}/v1/chat/completions", json=ASKED).status_code == 200
+            assert http.get(f"{root}/v2/models/none").status_code == 404
+            moved = http.get(f"{root}/v1/models/?a=b")
+            assert (moved.status_code, moved.headers["location"]) == (307, "/a/llm/v1/models?a=b")
+            page = http.get(f"{root}/").text
+            links = re.findall(r'(?:href|src)="(/[^"]*)"', page)
+            assert links
+            assert all(link.startswith("/a/llm/page/") for link in links)
+            assert [http.get(link).status_code for link in links] == [200] * len(links)
+        assert http.get("/a/llm").status_code == 200
+        assert http.get("/a/llmx/v1/models").status_code == 404
+        assert http.get("/a/llm/openapi.json").json()["servers"] == [{"url": "/a/llm"}]
+
+
+def test_a_redirect_names_no_host(scripted: Scripted) -> None:
+    """Only an ingress knows its own, and whether it has TLS."""
+    api, _ = scripted(hanging)
+    moved = httpx.get(f"{api.base_url}models/")
+    assert (moved.status_code, moved.headers["location"]) == (307, "/v1/models")
+
+
+@pytest.mark.parametrize("path", ["llm", "/a b", "/a?b", "//", "/a//b", "http://a/b"])
+def test_a_root_path_that_is_none_is_named(path: str) -> None:
+    if path == "//":
+        assert read_root_path(path) == ""
+        return
+    with pytest.raises(ServerError, match="--root-path"):
+        read_root_path(path)
+
+
+def test_pages_of_other_origins_may_delete(chat_built: Path) -> None:
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "DELETE"}
+    security = Security(allow_origin=("https://a.example",))
+    with (
+        stand_in.stand_in(hanging) as server,
+        openai_front(chat_built, server.ports, security) as url,
+    ):
+        answer = httpx.options(f"{url}/v1/responses/none", headers=asked)
+        assert answer.status_code == 200
+        assert "DELETE" in answer.headers["access-control-allow-methods"]
+
+
+def test_it_is_told_of_many_keys(chat_built: Path) -> None:
+    """More than a line of 64 KiB holds."""
+    keys = tuple(f"key-{number:064}" for number in range(2000))
+    with (
+        stand_in.stand_in(hanging) as server,
+        openai_front(chat_built, server.ports, Security(keys=keys)) as url,
+    ):
+        header = {"Authorization": f"Bearer {keys[-1]}"}
+        assert httpx.get(f"{url}/v1/models", headers=header).status_code == 200

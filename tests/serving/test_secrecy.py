@@ -23,7 +23,8 @@ from dflash_trt.serving.keys import (
     new_key,
 )
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.leftovers import SHARED_MEMORY
+from dflash_trt.serving.supervisor.process import Server
 from tests.support.request_tools import tensors
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

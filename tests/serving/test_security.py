@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import trustme
@@ -24,6 +25,7 @@ from dflash_trt.serving.security import (
     Security,
     Tls,
     certificate_name,
+    host_name,
     read_security,
     refuse_exposed_old_server,
 )
@@ -216,6 +218,78 @@ def test_it_listens_where_it_is_told_to(built: Path) -> None:
             assert _infer(client) == 4
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_every_api_is_where_it_is_told_to(built: Path, host: str) -> None:
+    ports = serve_ports()
+    name = f"[{host}]" if ":" in host else host
+    with serving(built, ports, f"--host={name}") as (_, said):
+        assert f"http://{name}:{ports.http}/v1" in said
+        assert f"gRPC {name}:{ports.grpc}" in said
+        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
+        for path in ("v1/completions", "metrics", "health", "v2/health/ready"):
+            url = f"http://{name}:{ports.http}/{path}"
+            json = body if path.startswith("v1") else None
+            answer = httpx.request("POST" if json else "GET", url, json=json, timeout=WAIT)
+            assert answer.status_code == 200, (path, answer.text)
+        with InferenceServerClient(f"{name}:{ports.grpc}") as client:
+            assert _infer(client) == 4
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{ports.http}/health")
+
+
+def test_both_families_at_once(built: Path) -> None:
+    """`::` takes IPv4, too, as clusters with both expect."""
+    with running_server(built, Security("::", old_server_exposed=True)) as ports:
+        for name in ("127.0.0.1", "[::1]"):
+            url = f"http://{name}:{ports.http}/v1/models"
+            assert httpx.get(url, timeout=WAIT).status_code == 200
+            with InferenceServerClient(f"{name}:{ports.grpc}") as client:
+                assert _infer(client) == 4
+
+
+def test_addresses_of_both_families_are_read_in_one_form() -> None:
+    forms = {
+        **{"[::1]": "::1", "0:0:0:0:0:0:0:1": "::1", "::": "::", "[2001:DB8::1]": "2001:db8::1"},
+        **{"::ffff:10.0.0.1": "10.0.0.1", "::ffff:127.0.0.1": "127.0.0.1", "0.0.0.0": "0.0.0.0"},
+    }
+    assert {given: read_security(given).host for given in forms} == forms
+    exposed = {host: read_security(host).exposed for host in forms}
+    assert [host for host in forms if not exposed[host]] == [
+        *("[::1]", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1")
+    ]
+    assert Security("::").http_url == "http://[::1]"
+    tls = Tls(Path("cert"), Path("key"))
+    assert Security("::", tls).http_host == "::1"
+
+
+def test_names_of_a_host_header() -> None:
+    hosts = Security("::1", allow_host=("My.Name", "fe80::2")).hosts
+    assert hosts is not None
+    for host in (
+        *("localhost:8000", "LOCALHOST", "127.0.0.1:80", "[::1]:8000", "[::1]", "my.name:1"),
+        *("[0:0:0:0:0:0:0:1]:8000", "[FE80::2]"),
+    ):
+        assert host_name(host) in hosts, host
+    for host in ("a.example", "[::2]:8000", "[::1].example", "[::1]x:80", "::1.example", ""):
+        assert host_name(host) not in hosts, host
+
+
+def test_pings_do_not_end_a_connection(plain: Ports) -> None:
+    """Load balancers and gateways need them; Triton alone allows one in five minutes."""
+    options = [
+        *(("grpc.keepalive_time_ms", 20), ("grpc.keepalive_timeout_ms", 20_000)),
+        *(("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0)),
+        ("grpc.http2.min_time_between_pings_ms", 20),
+    ]
+    states: list[grpc.ChannelConnectivity] = []
+    with grpc.insecure_channel(f"127.0.0.1:{plain.grpc}", options) as channel:
+        channel.subscribe(states.append, try_to_connect=True)
+        wait_until(lambda: grpc.ChannelConnectivity.READY in states)
+        time.sleep(2)
+        assert states[-1] is grpc.ChannelConnectivity.READY
+        assert states.count(grpc.ChannelConnectivity.READY) == 1
+
+
 def test_an_address_of_another_machine_is_named(built: Path) -> None:
     with (
         pytest.raises(ServerError, match=r"192\.0\.2\.1.*--host"),
@@ -248,7 +322,7 @@ def test_a_new_server_may_be_exposed(tmp_path: Path, version: str | None, refuse
 
 
 def test_bad_options_are_named(tmp_path: Path) -> None:
-    for host in ("localhost", "::1", "10.0.0", ""):
+    for host in ("localhost", "10.0.0", "", "[127.0.0.1]", "::1]", "fe80::1%eth0", ":::"):
         with pytest.raises(ServerError, match="--host"):
             read_security(host)
     with pytest.raises(ServerError, match="both --grpc-cert and --grpc-key"):

@@ -23,7 +23,8 @@ from dflash_trt.serving.answer import Chunk, join_all
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.supervisor import launch
-from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.leftovers import SHARED_MEMORY
+from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.supervisor.run import Options, running_server, serve
 from tests.support import reference
 from tests.support.commands import program

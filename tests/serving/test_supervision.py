@@ -29,7 +29,9 @@ from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import STUB
 from dflash_trt.serving.supervisor.door import Door
 from dflash_trt.serving.supervisor.key_file import KeyFile
-from dflash_trt.serving.supervisor.process import SHARED_MEMORY, Server
+from dflash_trt.serving.supervisor.leftovers import SHARED_MEMORY
+from dflash_trt.serving.supervisor.process import Server
+from dflash_trt.serving.supervisor.upkeep import Upkeep
 from tests.support.processes import command_line, processes_naming
 from tests.support.request_tools import metric, wait_until
 from tests.support.servers import serve_ports, serving, started
@@ -114,9 +116,8 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell = lambda phase: (told.append(phase), tell(phase))[1]  # type: ignore[method-assign]
         door = Door(ports.http, options.security)
         stack.callback(door.close)
-        watched = supervisor.Supervised(
-            server, application, door, KeyFile(None, said.append), said.append
-        )
+        upkeep = Upkeep(application, KeyFile(None, (), said.append), server.log, said.append)
+        watched = supervisor.Supervised(server, application, door, upkeep, said.append)
         result = pool.submit(supervisor.supervise, watched, stop)
         try:
             url = f"http://127.0.0.1:{ports.http}"
@@ -364,13 +365,21 @@ def _words(pid: int, text: str) -> str:
     return next((word for word in command_line(pid) if text in word), "")
 
 
-def test_no_process_stays_when_serve_is_killed(built: Path) -> None:
+def test_no_process_stays_when_serve_is_killed_and_nothing_else_after_the_next_start(
+    built: Path,
+) -> None:
+    before = {*Path("/tmp").glob("python_env_*")}
     with _serve(built) as (process, _, log):
+        of_triton = {*Path("/tmp").glob("python_env_*")} - before
         prefix = _prefix(log)
         process.kill()
         wait_until(lambda: not processes_naming(prefix))
-    for region in SHARED_MEMORY.glob(f"{prefix}*"):
-        region.unlink()
+        with _serve(built) as (_, port, _):
+            assert not [*SHARED_MEMORY.glob(f"{prefix}*")]
+            assert [path.name for path in log.parent.iterdir()] == ["server.log"]
+            assert of_triton
+            assert not [path for path in of_triton if path.exists()]
+            assert list(stream(f"127.0.0.1:{port}", "a", max_tokens=4))
 
 
 @pytest.mark.parametrize("signals", [1, 2])

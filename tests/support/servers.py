@@ -74,13 +74,15 @@ def openai_front(
     *,
     log: Path | None = None,
     files: int | None = None,
+    root_path: str = "",
 ) -> Iterator[str]:
     """Run an application over a running Triton; yield its address.
 
     port: by default a free one; files: its limit of descriptors.
     """
     port = port or free_ports().http
-    running = Application(OpenedBuild(directory, "none"), port, triton, security or Security())
+    build = OpenedBuild(directory, "none")
+    running = Application(build, port, triton, security or Security(), root_path=root_path)
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         if files is not None:
             limit = functools.partial(_limit_files, files)

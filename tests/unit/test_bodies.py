@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.http.bodies import LARGE, parse_object, read_off_the_loop
+from dflash_trt.serving.http.bodies import LARGE, read_off_the_loop
+from dflash_trt.serving.strict_json import parse_object
 
 
 def test_large_bodies_are_read_one_by_one_and_small_ones_at_once() -> None:

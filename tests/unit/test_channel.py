@@ -38,6 +38,38 @@ def test_who_sends_no_message_holds_up_nobody_for_long(
         assert silent.recv(1) == b""  # it was closed
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"5", b"null", b"[]", b'"command"', b'{"command": []}', b'{"command": {}}', b"{}"),
+        *(b'{"inputs": 5}', b'{"inputs": {"a": 5}, "timeout": 1}', b"[" * 9999),
+        *(b"\xff", b"NaN", b"no JSON"),
+    ],
+    ids=lambda line: line[:20].decode(errors="replace"),
+)
+def test_whatever_one_sends_the_next_is_served(
+    model: SocketServer, tmp_path: Path, line: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(socket_path()))
+        stranger.sendall(line + b"\n")
+        stranger.settimeout(MARGIN)
+        while stranger.recv(9999):
+            pass
+    assert send_command(tmp_path, "status") == HandlerStatus(1, 2)
+
+
+def test_whatever_an_updater_sends_the_next_is_served(tmp_path: Path) -> None:
+    address = str(tmp_path / "socket")
+    server = json_server(address, lambda message: message["build"])
+    try:
+        with pytest.raises(ValueError, match="ended before"):
+            ask(address, 5, MARGIN)
+        assert ask(address, {"build": "a"}, MARGIN) == "a"
+    finally:
+        server.close()
+
+
 def test_a_message_has_a_time_for_all_of_it() -> None:
     """A byte now and then does not begin it again."""
     ours, theirs = socket.socketpair()

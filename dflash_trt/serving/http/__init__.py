@@ -19,6 +19,7 @@ class ApplicationSettings:
     triton: Ports  # where Triton listens
     security: Security
     since: str = ""  # when `serve` began, ISO 8601
+    root_path: str = ""  # of a server behind an ingress, without a slash at its end
     response_store: int = 64  # MiB of answers kept for `/v1/responses`; 0: none
 
 
@@ -44,6 +45,7 @@ class ServeState:
     drain_seconds: float = 0.0  # for running requests, with `draining`
     server_restarts: int = 0
     application_restarts: int = 0
+    lost_lines: int = 0  # of the log
     drafters: tuple[ServedDrafter, ...] = ()  # the last one serves
 
 

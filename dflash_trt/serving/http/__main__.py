@@ -5,6 +5,7 @@ Standard input: `ApplicationSettings`, then a `ServeState` at each change, a lin
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import time
@@ -30,24 +31,28 @@ from dflash_trt.serving.http.connections import (
 )
 from dflash_trt.serving.http.guard import Doors, Guard, State
 from dflash_trt.serving.http.openai import Served, create_app, read_served
+from dflash_trt.serving.http.rooted import Rooted
 from dflash_trt.serving.http.triton import TritonProxy
 from dflash_trt.serving.log import configure
-from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.ports import reachable_address
 from dflash_trt.serving.tracing import HEADER
 
 log = logging.getLogger("dflash_trt.serving.http")
 
+LONGEST_STATE = 2**24  # bytes of a line from `serve`, with all keys
 KEEP_ALIVE = 60  # seconds without a request
 BACKLOG = 2048  # connections that the system holds until they are accepted
 NO_FILES = "socket.accept() out of system resource"  # asyncio's words, each time anew
 QUIET = 60.0  # seconds between two lines about it
+METHODS = ("GET", "POST", "DELETE")  # of the routes, which pages of other origins may use
+NO_GRPC_PROXY = "no_grpc_proxy"  # hosts that gRPC reaches directly
 GRACE = 2  # seconds for answers that are about to end
 
 
 async def serve_until_drained() -> None:
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
-    lines = asyncio.StreamReader()
+    lines = asyncio.StreamReader(LONGEST_STATE)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
     )
@@ -77,8 +82,9 @@ async def serve_until_drained() -> None:
 
 def _client(settings: ApplicationSettings) -> AsyncClient:
     security = settings.security
+    os.environ[NO_GRPC_PROXY] = reachable_address(security.host)  # a proxy does not lead there
     return AsyncClient(
-        f"{LOOPBACK}:{settings.triton.grpc}",
+        f"{security.grpc_host}:{settings.triton.grpc}",
         tls=security.client_tls(),
         headers=security.grpc_headers,
     )
@@ -100,12 +106,12 @@ async def _server(
     doors = Doors(security.own_key, security.hosts, frozenset(security.allow_origin))
     guarded: ASGIApp = Guard(by_path, state, doors)
     if origins := security.allow_origin:  # a browser's preflight request has no key
-        guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
+        guarded = CORSMiddleware(guarded, origins, METHODS, ("*",), expose_headers=[HEADER])
     tls = security.http_tls
     vars(constants)["SSL_HANDSHAKE_TIMEOUT"] = HEADER_TIME  # uvicorn has no option for it
     return uvicorn.Server(
         uvicorn.Config(
-            tracing.instrument(guarded),
+            Rooted(tracing.instrument(guarded), settings.root_path),
             http=cast(Any, partial(Connection, state.connections)),
             backlog=ACCEPTED_AT_ONCE,
             ws="none",

@@ -18,7 +18,7 @@ from dflash_trt.serving.http import ServeState
 from dflash_trt.serving.http.connections import Connections
 from dflash_trt.serving.http.failures import Failure
 from dflash_trt.serving.http.page import OPEN
-from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER
+from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, host_name
 from dflash_trt.serving.tracing import HEADER, current, valid_or_new_id
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
@@ -116,7 +116,7 @@ class Doors:
         if self.hosts is None or self.is_own(request):
             return None
         host = request.headers.get("host", "")
-        name = re.sub(r":\d*$", "", host).lower()
+        name = host_name(host)
         if name and name not in self.hosts:
             return 403, (
                 f"This server is not called {name[:80]!r}: ask for 127.0.0.1 or localhost, or start"

@@ -34,6 +34,13 @@ def own_metrics(state: ServeState, answers: Mapping[int, int]) -> str:
                 "code",
                 {str(code): number for code, number in sorted(answers.items())},
             ),
+            _family(
+                "dflash_log_lost_lines_total",
+                "counter",
+                "Lines of the log that could not be written: its reader or disk stood still",
+                "",
+                {"": state.lost_lines},
+            ),
         )
     )
 
@@ -56,7 +63,7 @@ class _Family:
 def with_histograms(page: str) -> str:
     """Return Triton's page with `NAME_bucket`, `_sum` and `_count` as one histogram.
 
-    Its Python models can give it counters only (`front/metrics.py`).
+    Its Python models can give it counters only (`serving/model/metrics.py`).
     """
     families: defaultdict[str, _Family] = defaultdict(_Family)
     for line in page.splitlines():

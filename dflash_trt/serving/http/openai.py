@@ -57,6 +57,10 @@ from dflash_trt.wire import max_draft_tokens
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# a comment, which clients ignore: proxies end a connection on which nothing comes
+WAITING = b": waiting\n\n"
+AT_ONCE = 1.0  # seconds until a stream that waits has its headers; errors until then have a status
+PAUSE = 15.0  # seconds between two comments
 NOT_READY = "The server is not ready."
 SERVE = "serve"  # the client of requests that look whether rounds go on
 BODIES: dict[str, type[BaseModel]] = {
@@ -82,6 +86,7 @@ class Served:
     chat_model: ChatModel
     responses: ResponseStore
     build: ServedBuild
+    root_path: str = ""
     page: dict[str, Any] = field(default_factory=dict)  # facts for the page
     # fields whose default is the model's, not the API's
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -125,13 +130,16 @@ def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         build=ServedBuild(settings.directory, settings.since),
+        root_path=settings.root_path,
         page=page,
         sampling=sampling_defaults(directory)[0] if recommended else {},
     )
 
 
 def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
-    app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
+    servers = [{"url": served.root_path}] if served.root_path else None
+    # the pages of docs_url and redoc_url load from elsewhere
+    app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None, servers=servers)
     failures.install_error_handlers(app)
 
     @app.get("/health")
@@ -150,7 +158,7 @@ def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
 
     app.include_router(_answer_routes(served))
     app.include_router(_fact_routes(served))
-    app.include_router(page.router(served.page))
+    app.include_router(page.router(served.page, served.root_path))
     _describe_bodies(app)
     return app
 
@@ -256,9 +264,9 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         "system_fingerprint": served.build.fingerprint,
     }
     if fields.stream:
-        first = await anext(chunks)  # errors before the first chunk get their own status code
+        first = await anext(chunks)  # errors that come at once get their own status code
         return _streamed(_events(served, head, new_writer, first, chunks, fields))
-    choices = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    choices = sorted([chunk async for chunk in chunks if chunk], key=lambda chunk: chunk.index)
     for choice in choices:
         _refuse_aborted(choice)
     written = [piece for choice in choices for piece in new_writer().write(choice)]
@@ -284,15 +292,17 @@ async def _respond(served: Served, read: ReadRequest, request: Request, owner: s
         conversation = Conversation(response, [*read.items, *response["output"]])
         return stores and served.responses.keep(owner, conversation)
 
-    async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
+    async def events(first: Chunk | None) -> AsyncIterator[bytes]:
         try:
             yield b"".join(answer.begin())
-            while chunk is not None:
+            async for chunk in _with_first(first, chunks):
+                if chunk is None:
+                    yield WAITING
+                    continue
                 yield b"".join(answer.push(chunk))
                 if chunk.finish_reason:
                     _refuse_aborted(chunk)
                     yield b"".join(answer.end(chunk, keep))
-                chunk = await anext(chunks, None)
         except (DflashError, Failure) as error:
             if not read.request.stream:
                 raise
@@ -318,10 +328,18 @@ def _streamed(events: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
+async def _with_first(
+    first: Chunk | None, rest: AsyncIterator[Chunk | None]
+) -> AsyncIterator[Chunk | None]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
 def _ask(
     served: Served, fields: ChatFields | TextFields, request: Request
-) -> AsyncGenerator[Chunk, None]:
-    """Return the answer's chunks."""
+) -> AsyncGenerator[Chunk | None, None]:
+    """Return the answer's chunks; None of a stream that waits, see `_merged`."""
     _check_model(served, fields.model)
     prompts, options = fields.prompts_and_options()
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
@@ -375,8 +393,8 @@ async def _events(
     served: Served,
     head: dict[str, Any],
     new_writer: Callable[[], ChoiceWriter],
-    first: Chunk,
-    rest: AsyncGenerator[Chunk, None],
+    first: Chunk | None,
+    rest: AsyncGenerator[Chunk | None, None],
     fields: ChatFields | TextFields,
 ) -> AsyncIterator[bytes]:
     """Yield a stream's events; closing it closes `rest`, which cancels the request."""
@@ -386,9 +404,11 @@ async def _events(
     options = fields.stream_options
     # OpenAI then sends it in every chunk
     usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
-    chunk: Chunk | None = first
     try:
-        while chunk is not None:
+        async for chunk in _with_first(first, rest):
+            if chunk is None:
+                yield WAITING
+                continue
             rounds += chunk.round_tokens
             if chunk.finish_reason:
                 _refuse_aborted(chunk)
@@ -398,7 +418,6 @@ async def _events(
                 usage = {"usage": counts}
             for choice in writers[chunk.index].write(chunk):
                 yield to_sse({**head, "choices": [choice], **usage})
-            chunk = await anext(rest, None)
         if options.include_usage:
             yield to_sse({**head, "choices": [], **_totals(served, fields, ended, rounds)})
     except (DflashError, Failure) as error:
@@ -431,8 +450,11 @@ async def _merged(
     prompts: Sequence[AnyPrompt],
     options: Options,
     fields: ChatFields | TextFields,
-) -> AsyncGenerator[Chunk, None]:
-    """Yield chunks or choices of all prompts as they come, choices numbered across prompts."""
+) -> AsyncGenerator[Chunk | None, None]:
+    """Yield chunks or choices of all prompts as they come, choices numbered across prompts.
+
+    Of a stream that waits also None: after `AT_ONCE` at first, then every `PAUSE` seconds.
+    """
     queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
 
     async def read(number: int, prompt: AnyPrompt) -> None:
@@ -454,8 +476,16 @@ async def _merged(
     ended: list[Chunk] = []
     try:
         left = len(tasks)
+        pause = AT_ONCE if fields.stream else None
         while left:
-            chunk = await queue.get()
+            try:
+                async with asyncio.timeout(pause):
+                    chunk = await queue.get()
+            except TimeoutError:
+                pause = PAUSE
+                yield None
+                continue
+            pause = PAUSE if fields.stream else None
             if isinstance(chunk, Exception):
                 raise chunk
             if chunk is None:

@@ -29,7 +29,7 @@ FILES["/"] = FILES["/page/index.html"]
 OPEN = frozenset(FILES)  # no key needed
 
 
-def router(facts: Json) -> APIRouter:
+def router(facts: Json, root_path: str) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/page/server")
@@ -40,5 +40,8 @@ def router(facts: Json) -> APIRouter:
         return Response(content, media_type=kind, headers=HEADERS)
 
     for path, file in FILES.items():
-        routes.add_route(path, partial(give, file.read_bytes(), TYPES[file.suffix]))
+        content = file.read_bytes()
+        if file.suffix == ".html":
+            content = content.replace(b'"/page/', f'"{root_path}/page/'.encode())
+        routes.add_route(path, partial(give, content, TYPES[file.suffix]))
     return routes

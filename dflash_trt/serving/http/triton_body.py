@@ -14,7 +14,7 @@ from typing import Any
 
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import TRITON_PARAMETERS, check_fits, check_names, tensors
-from dflash_trt.serving.http.bodies import parse_object
+from dflash_trt.serving.strict_json import parse_object
 
 MAX_FIELDS = 100  # of a body, and tensors of a list
 MAX_DIMENSIONS = 8

@@ -24,7 +24,13 @@ from dflash_trt.decoding import (
 from dflash_trt.engines import read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.model.metrics import Metrics
-from dflash_trt.serving.model.request_handler import INTERNAL, NON_FINITE, UNAVAILABLE, Deliver
+from dflash_trt.serving.model.request_handler import (
+    INTERNAL,
+    NON_FINITE,
+    UNAVAILABLE,
+    Deliver,
+    DrafterChange,
+)
 from dflash_trt.speculation import CostProfile
 from dflash_trt.wire import Settings
 
@@ -64,7 +70,7 @@ class EngineLoop:
         self._run_round = run_round
         self._metrics = metrics
         self._costs: CostProfile | None = None
-        self._drafter_loads: bool | None = None  # to be noticed by the thread; see `change_drafter`
+        self._drafter_change: DrafterChange | None = None  # to be noticed by the thread
         self._closing = False
         self._changed = threading.Condition()  # guards both; notified of new work
 
@@ -90,10 +96,10 @@ class EngineLoop:
         with self._changed:
             self._changed.notify_all()
 
-    def change_drafter(self, *, done: bool) -> None:
-        """Pause the prefix cache until `done`; sequences that run then go on without drafts."""
+    def change_drafter(self, change: DrafterChange) -> None:
+        """Pause the prefix cache while one loads; sequences that run then lose their drafter."""
         with self._changed:
-            self._drafter_loads = not done
+            self._drafter_change = change
             self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
@@ -131,7 +137,7 @@ class EngineLoop:
                     self._end_failed_step(sequences, error)
 
     def _has_work(self) -> bool:
-        return self._scheduler.has_work or self._drafter_loads is not None
+        return self._scheduler.has_work or self._drafter_change is not None
 
     def _step(self, sequences: list[SequenceState]) -> None:
         """Run one scheduler step; add sequences that joined to `sequences`."""
@@ -151,12 +157,13 @@ class EngineLoop:
 
     def _take_drafter_change(self) -> None:
         with self._changed:
-            loads, self._drafter_loads = self._drafter_loads, None
-        if loads is None:
+            change, self._drafter_change = self._drafter_change, None
+        if change is None:
             return
         if self._prefix_cache is not None:
-            self._prefix_cache.pause(loads)  # cleared, even if the drafter has loaded meanwhile
-        if not loads:
+            # cleared, even if the drafter has loaded meanwhile
+            self._prefix_cache.pause(change == "loading")
+        if change == "loaded":
             for sequence in self._scheduler.sequences:
                 sequence.lose_drafter()
 

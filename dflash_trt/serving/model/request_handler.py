@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -50,6 +50,9 @@ class Deliver(Protocol):
     def __call__(self, sequence: SequenceState, code: str = ..., message: str = ...) -> None: ...
 
 
+DrafterChange = Literal["loading", "loaded", "kept"]
+
+
 class Decoder(Protocol):
     def is_ready_for(self, request: Request) -> bool:
         """Return whether `new_sequence` returns at once: its grammar may take seconds to compile.
@@ -65,7 +68,7 @@ class Decoder(Protocol):
     def wake(self) -> None:
         """Look at the queue and at `dropped` sequences, which must end as "cancelled"."""
 
-    def change_drafter(self, *, done: bool) -> None:
+    def change_drafter(self, change: DrafterChange) -> None:
         """Prepare for a new drafter, or with `done` use it; it has seen no tokens yet."""
 
     def close(self, timeout: float) -> None: ...
@@ -132,9 +135,11 @@ class RequestHandler:
     def control(self, command: Command) -> HandlerStatus:
         match command:
             case "hold":
-                self._decoder.change_drafter(done=False)
+                self._decoder.change_drafter("loading")
             case "release":
-                self._decoder.change_drafter(done=True)
+                self._decoder.change_drafter("loaded")
+            case "keep":
+                self._decoder.change_drafter("kept")
             case "drain":
                 self._refuse_new()
             case "end":

@@ -5,8 +5,9 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,8 +29,17 @@ from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor.process import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
+POLL = 0.25  # seconds
+WRITE_TIMEOUT = 10.0  # seconds in which it reads some of a line
 EXIT_TIME = 1.0  # seconds from the end of its output to its exit
 STOP_TIMEOUT = 10.0  # seconds
+
+
+@dataclass(frozen=True)
+class _Start:
+    log: Log
+    count: int  # of the log's events before it
+    deadline: float
 
 
 class Application:
@@ -42,9 +52,11 @@ class Application:
         triton: Ports,
         security: Security,
         response_store: int = 64,
+        root_path: str = "",
     ) -> None:
         self._build = build
         self._process: subprocess.Popen[bytes] | None = None
+        self._start: _Start | None = None  # while it does not listen
         self._state = ServeState(keys=security.keys)
         self._lock = threading.Lock()  # of the state and the pipe
         self._listener = listen("http", security.http_host, http_port)
@@ -52,40 +64,72 @@ class Application:
             *(self._listener.fileno(), build.directory, triton, security),
             since=_now(),
             response_store=response_store,
+            root_path=root_path,
         )
 
-    def start(self, log: Log) -> None:
-        """Start it, again if it died, and tell it the state.
+    def start(self, log: Log, give_up: threading.Event | None = None) -> None:
+        """Start it and tell it the state; return before that once `give_up` is set.
 
         Raises ServerError if it does not, and BuildError if the build has changed.
         """
-        start = log.count()
-        self._build.check_unchanged()
-        process = self._launch(log)
-        if self._listens(process):
-            self._build.check_unchanged()  # what it has read
-            self._change()
-            return
-        if not self._ended_within(EXIT_TIME):
-            process.kill()
-        events = log.since(start)
-        reason = events[-1].message if events else "it said nothing"
-        raise ServerError(f"the application did not start: {reason}", f"Read its log: {log.path}")
+        self.launch(log)
+        while not self.has_started(POLL):
+            if give_up is not None and give_up.is_set():
+                return
 
-    def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_trt.serving.http"],
-            env=os.environ | log.environment | {"PYTHONSAFEPATH": "1"},  # no local modules
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.fileno(),
-            bufsize=0,
-            pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # Ctrl-C reaches only us
-            preexec_fn=die_with_parent,
-        )
-        self._write(codec.dump_json(self._settings))  # arguments would reveal keys
-        return self._process
+    def launch(self, log: Log) -> None:
+        """Start it without waiting for it, see `has_started`; BuildError if the build has changed.
+
+        Use it in a thread that lives as long as the application, which ends with it.
+        """
+        start = _Start(log, log.count(), time.monotonic() + START_TIMEOUT)
+        self._build.check_unchanged()
+        with self._lock:  # nobody may tell it a state before its settings
+            self._start = start
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dflash_trt.serving.http"],
+                env=os.environ | log.environment | {"PYTHONSAFEPATH": "1"},  # no local modules
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log.fileno(),
+                bufsize=0,
+                pass_fds=[self._listener.fileno()],
+                start_new_session=True,  # Ctrl-C reaches only us
+                preexec_fn=die_with_parent,
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+            self._write(codec.dump_json(self._settings))  # arguments would reveal keys
+
+    def has_started(self, seconds: float = 0.0) -> bool:
+        """Return whether it listens, within `seconds`; tell it the state once it does.
+
+        Raises ServerError if it has ended or takes too long, and BuildError if the build has
+        changed.
+        """
+        start, process = self._start, self._process
+        if start is None or process is None:
+            return process is not None
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], seconds)[0]:
+            if time.monotonic() < start.deadline:
+                return False
+            raise self._failed(start)
+        if process.stdout.readline().decode().strip() != LISTENING:
+            raise self._failed(start)
+        self._start = None
+        self._build.check_unchanged()  # what it has read
+        self._change()
+        return True
+
+    def _failed(self, start: "_Start") -> ServerError:
+        self._start = None
+        if not self._ended_within(EXIT_TIME):
+            self.kill()
+        events = start.log.since(start.count)
+        reason = events[-1].message if events else "it said nothing"
+        hint = f"Read its log: {start.log.path}"
+        return ServerError(f"the application did not start: {reason}", hint)
 
     def poll(self) -> int | None:
         return None if self._process is None else self._process.poll()
@@ -110,6 +154,10 @@ class Application:
         drafter = ServedDrafter(name, digest, _now())
         self._change(drafters=(*self._state.drafters, drafter))
 
+    def tell_lost_lines(self, count: int) -> None:
+        """Say how many lines of the log could not be written."""
+        self._change(lost_lines=count)
+
     def count_server_restart(self) -> None:
         self._change(server_restarts=self._state.server_restarts + 1)
 
@@ -127,14 +175,14 @@ class Application:
             self._process.wait(seconds)
         return self._process.poll() is not None
 
-    def stop(self) -> None:
-        """End the process and running requests, and free the port; takes bounded time."""
+    def stop(self, seconds: float = STOP_TIMEOUT) -> None:
+        """End the process and running requests, at once after `seconds`, and free the port."""
         if self._process is not None:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-            if not self._ended_within(STOP_TIMEOUT):
+            if not self._ended_within(seconds):
                 self._process.kill()
                 self._ended_within(KILL_TIMEOUT)
             self._process.stdout.close()
@@ -142,14 +190,15 @@ class Application:
 
     def _write(self, line: bytes) -> None:
         assert self._process is not None
-        assert self._process.stdin is not None
+        pipe = self._process.stdin
+        assert pipe is not None
+        left = memoryview(line + b"\n")
         with suppress(OSError):  # `poll` reports it
-            self._process.stdin.write(line + b"\n")
-
-    def _listens(self, process: "subprocess.Popen[bytes]") -> bool:
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
-        return bool(readable) and process.stdout.readline().decode().strip() == LISTENING
+            while left:
+                if not select.select([], [pipe], [], WRITE_TIMEOUT)[1]:
+                    self._process.kill()  # it hangs, and `serve` would with it
+                    return
+                left = left[pipe.write(left) or 0 :]
 
 
 def _now() -> str:

@@ -7,8 +7,9 @@ number, is never taken for it.
 import os
 import select
 import signal
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,51 @@ class Child:
 
     def close(self) -> None:
         os.close(self.handle)
+
+
+class Children:
+    """The processes of models that have been seen, which several threads look at and change."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Child] = {}  # by pid
+        self._lock = threading.Lock()  # a descriptor is closed when nobody looks at it any more
+
+    def hold(self, models: Mapping[int, str], server: int) -> None:
+        """Add the server's processes that are not held yet. OSError without a free descriptor."""
+        with self._lock:
+            for pid in models.keys() - self._held.keys():
+                child = hold(pid, models[pid], server)
+                if child is not None:
+                    self._held[pid] = child
+
+    @property
+    def models(self) -> set[str]:
+        with self._lock:
+            return {child.model for child in self._held.values()}
+
+    def ended(self) -> Child | None:
+        """Return a child that has ended, if there is one."""
+        with self._lock:
+            return next((child for child in self._held.values() if child.has_ended), None)
+
+    def take(self, model: str) -> list[Child]:
+        """Return the processes of a model, to be closed by the caller, and forget them."""
+        with self._lock:
+            taken = [child for child in self._held.values() if child.model == model]
+            self._held = {pid: child for pid, child in self._held.items() if child.model != model}
+        return taken
+
+    def kill(self, seconds: float) -> None:
+        """End all of them, wait for that at most `seconds`, and forget them."""
+        with self._lock:
+            kill_all(self._held.values(), seconds)
+        self.forget()
+
+    def forget(self) -> None:
+        with self._lock:
+            for child in self._held.values():
+                child.close()
+            self._held = {}
 
 
 def models_of(server: int) -> dict[int, str]:
@@ -96,20 +142,20 @@ def parent_of(pid: int) -> int | None:
 
 
 def _children_of(parent: int) -> list[int]:
-    return [pid for pid in _all_pids() if parent_of(pid) == parent]
+    return [pid for pid in all_pids() if parent_of(pid) == parent]
 
 
 def _members_of(session: int) -> list[int]:
     """Return the processes of a session that have not ended."""
     members = []
-    for pid in _all_pids():
+    for pid in all_pids():
         status = _status_of(pid)
         if status and int(status[3]) == session and status[0] not in ENDED:
             members.append(pid)
     return members
 
 
-def _all_pids() -> list[int]:
+def all_pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 

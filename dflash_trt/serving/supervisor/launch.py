@@ -16,11 +16,13 @@ from pathlib import Path
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.keys import CLIENT, CLIENT_KEY
-from dflash_trt.serving.ports import LOOPBACK, Ports
+from dflash_trt.serving.ports import LOOPBACK, Ports, in_url
 from dflash_trt.serving.security import Security, server_version
 from dflash_trt.serving.tracing import CONTEXT, HEADER
 
 TRACES_FROM = (2, 58)  # older ones unlock a mutex twice: triton-inference-server/server#8144
+# Triton sends a client away that pings more often than every 5 minutes while it waits for an answer
+PINGS = "--grpc-http2-max-ping-strikes=0"
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it stops
 
 
@@ -82,12 +84,13 @@ def command(
         "--model-control-mode=explicit",  # `update-drafter` loads another `draft`
         "--load-model=*",
         f"--http-address={LOOPBACK}",
-        f"--grpc-address={security.host}",
+        f"--grpc-address={in_url(security.host)}",
         f"--metrics-address={LOOPBACK}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
+        PINGS,
         f"--grpc-header-forward-pattern={'|'.join((HEADER, *CONTEXT))}",
         f"--http-header-forward-pattern={'|'.join((HEADER, CLIENT, CLIENT_KEY, *CONTEXT))}",
         "--disable-auto-complete-config",  # it would import every Python model twice

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,24 @@ from dflash_trt.serving.log import Event, Log, LogFormat
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security, refuse_exposed_old_server
-from dflash_trt.serving.supervisor.children import Child, hold, kill_all, models_of
+from dflash_trt.serving.supervisor.children import Children, models_of
 from dflash_trt.serving.supervisor.launch import (
     EXIT_TIMEOUT,
     command,
     environment,
     find_binary,
     working_directory,
+)
+from dflash_trt.serving.supervisor.leftovers import (
+    LOG,
+    claim,
+    clear,
+    end_processes,
+    environments,
+    note_environments,
+    remove_environments,
+    remove_leftovers,
+    remove_regions,
 )
 from dflash_trt.serving.supervisor.ranks import Ranks, check_programs, is_launched
 
@@ -53,8 +65,8 @@ LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds to load engines; bytes loaded in on
 EXIT_AFTER = 10.0  # seconds until Triton ends after a model failed to load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
+STOP_TIMEOUT = EXIT_TIMEOUT + 3.0  # seconds
 KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
-SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 OK, UNAVAILABLE = 200, 503
@@ -65,6 +77,14 @@ HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
 Say = Callable[[str], None]
 Probe = Callable[[float], int | None]  # timeout in seconds to an HTTP status, None without answer
+
+
+@dataclass(frozen=True)
+class Load:
+    """What became of a model that Triton was to load."""
+
+    is_done: bool
+    refusal: str = ""  # Triton's words; the model that was there serves on
 
 
 class Health:
@@ -96,11 +116,13 @@ class Health:
             return None
         return {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
 
-    def load(self, model: str, config: object, timeout: float) -> str | None:
-        """Reload a model with another config; return the error, or None."""
+    def load(self, model: str, config: object, timeout: float) -> Load:
+        """Reload a model with another config."""
         body = {"parameters": {"config": json.dumps(config)}}
         status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
-        return None if status == OK else answer or "it did not answer"
+        if status == OK:
+            return Load(is_done=True)
+        return Load(is_done=False, refusal=answer)
 
     def end_readiness(self) -> None:
         """Have Triton say that it is not ready, while it answers everything.
@@ -183,14 +205,16 @@ class Server:
             self._ranks = Ranks(self._runtime, info.gpus, self._variables)
         self._keep_log = keep_log
         try:
-            file = log or self._runtime / "server.log"
+            file = log or self._runtime / LOG
             self.log = Log(file, log_format, build.digest[:SHORT])
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
         self.send_command = partial(send_command, self._runtime)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
-        self._children: dict[int, Child] = {}  # the model processes seen since the start
+        self._lock = claim(self._runtime, self.shm_prefix)
+        self._environments: set[str] = set()  # of others, when Triton was started
+        self._children = Children()  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
         try:
@@ -200,7 +224,9 @@ class Server:
                 check_programs()
         except ServerError:
             shutil.rmtree(self._runtime)
+            os.close(self._lock)
             raise
+        remove_leftovers()
         self._directory = working_directory(self._runtime)
         self.start()
         return self
@@ -211,19 +237,15 @@ class Server:
         if not self._keep_log:
             self.log.close()
         keep_log = self._keep_log or isinstance(error, ServerError)
-        for path in self._runtime.glob("*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path != self.log.path or not keep_log:
-                path.unlink()
-        with suppress(OSError):  # the log may be in there
-            self._runtime.rmdir()
+        clear(self._runtime, keep=self.log.path if keep_log else None)
+        os.close(self._lock)
 
     def start(self) -> None:
         """Start Triton over the build; BuildError if that has changed since it was opened."""
         self.build.check_unchanged()
-        self._forget_children()
+        self._children.forget()
         self._log_start = self.log.count()
+        self._environments = environments()
         surrounding = self._ranks.start(self.log) if self._ranks else os.environ
         self.process = subprocess.Popen(
             command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
@@ -249,12 +271,13 @@ class Server:
         give_up: threading.Event | None = None,
         say: Say = lambda line: None,
         probe: Probe | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> bool:
         """Return True after a first request, which waits for the costs of rounds as no user should.
 
         False if `give_up` is set; ServerError for a server that cannot start, or crashes thrice;
         BuildError if the build changed meanwhile.
-        probe: the way of that request; None: to Triton itself.
+        probe: the way of that request; None: to Triton itself. look: is called meanwhile.
         """
         give_up = give_up or threading.Event()
         probe = probe or self.health.probe
@@ -280,6 +303,7 @@ class Server:
                     raise ServerError(f"the first request got HTTP {status}", self._hint())
             if give_up.wait(0.1):
                 return False
+            look()
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._hint())
 
     def _repository(self) -> Path:
@@ -304,30 +328,21 @@ class Server:
         """Return what has ended since the start, which Triton's own readiness does not tell."""
         if (code := self.process.poll()) is not None:
             return f"tritonserver ended (exit {code})"
-        for child in self._children.values():
-            if child.has_ended:
-                return f"the process of {child.model} ended (pid {child.pid})"
+        if (child := self._children.ended()) is not None:
+            return f"the process of {child.model} ended (pid {child.pid})"
         if self._ranks and self._ranks.has_ended:
             return "a rank of TensorRT-LLM ended, and mpirun the others"
         return None
 
     def _models_without_process(self) -> set[str]:
-        missing = self.models - {child.model for child in self._children.values()}
+        missing = self.models - self._children.models
         if missing:
             self._hold_children()
+            note_environments(self._runtime, environments() - self._environments)
         return missing
 
     def _hold_children(self) -> None:
-        for pid, model in self.stubs().items():
-            if pid not in self._children:
-                child = hold(pid, model, self.process.pid)
-                if child is not None:
-                    self._children[pid] = child
-
-    def _forget_children(self) -> None:
-        for child in self._children.values():
-            child.close()
-        self._children = {}
+        self._children.hold(self.stubs(), self.process.pid)
 
     def _failed_start(self, started: float) -> str | None:
         """Return what crashed since `started`; ServerError if a restart would not help."""
@@ -356,9 +371,7 @@ class Server:
     @contextmanager
     def reloading(self, model: str) -> Iterator[None]:
         """Allow a model's process to be replaced within the block."""
-        old = {pid: child for pid, child in self._children.items() if child.model == model}
-        for pid in old:
-            del self._children[pid]
+        old = self._children.take(model)
         try:
             yield
         finally:
@@ -366,30 +379,31 @@ class Server:
             while [*self.stubs().values()].count(model) > 1 and time.monotonic() < deadline:
                 time.sleep(0.1)
             self._hold_children()
-            for child in old.values():
+            for child in old:
                 child.close()
 
     def load_drafter(self, build: Path) -> None:
         """Replace the running drafter by another build's; ServerError if that fails."""
         config = self.health.config(DRAFTER)
         held = self.send_command("hold")
-        try:
-            reason = "the server does not answer"
-            if config is not None and held is not None:
-                config["parameters"]["engine"]["string_value"] = str(build / "engines" / "drafter")
-                reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
-            if reason:
-                raise ServerError(f"the drafter did not load: {reason}", self._hint())
-        finally:
-            self.send_command("release")
+        if config is None or held is None:
+            self.send_command("keep")
+            raise ServerError("the drafter did not load: the server does not answer", self._hint())
+        config["parameters"]["engine"]["string_value"] = str(build / "engines" / "drafter")
+        load = self.health.load(DRAFTER, config, START_TIMEOUT)
+        # without an answer it may have loaded, or do so later
+        self.send_command("keep" if load.refusal else "release")
+        if not load.is_done:
+            reason = load.refusal or "it did not answer"
+            raise ServerError(f"the drafter did not load: {reason}", self._hint())
 
-    def stop(self) -> None:
-        """Stop the server and its model processes; takes bounded time."""
+    def stop(self, seconds: float = STOP_TIMEOUT) -> None:
+        """Stop the server and its model processes, at once after `seconds`."""
         self.health.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_TIMEOUT + 3)
+            self.process.wait(seconds)
         if self._ranks and self.process.poll() is not None:
             self._ranks.stop()
         self.kill()
@@ -402,12 +416,12 @@ class Server:
         self.process.kill()
         with suppress(subprocess.TimeoutExpired):  # a driver may block it
             self.process.wait(KILL_TIMEOUT)
-        kill_all(self._children.values(), KILL_TIMEOUT)
-        self._forget_children()
+        self._children.kill(KILL_TIMEOUT)
         if self._ranks:
             self._ranks.kill()
-        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
-            region.unlink(missing_ok=True)
+        end_processes(self._runtime)
+        remove_regions(self.shm_prefix)
+        remove_environments(self._runtime)
 
     def _hint(self) -> str:
         return f"Read its log: {self.log.path}"

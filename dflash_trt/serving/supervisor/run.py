@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from dflash_trt import tensorrt_llm
 from dflash_trt.builder import Depth
 from dflash_trt.builder.opened import OpenedBuild
@@ -25,8 +23,11 @@ from dflash_trt.serving.supervisor.process import Say, Server, find_repository
 from dflash_trt.serving.supervisor.ranks import end_job_on_failure, is_launched
 from dflash_trt.serving.supervisor.supervisor import Supervised, supervise
 from dflash_trt.serving.supervisor.update_drafter import Updates
+from dflash_trt.serving.supervisor.upkeep import Upkeep
 
 FILES = 65536  # limit of open files, if the machine allows it
+END_SECONDS = 8.0  # from the end of the drain until what is left is killed
+APPLICATION_END = 4.0  # of these, for the application
 DRAIN_POLL = 0.1  # seconds between two looks at running requests
 
 
@@ -35,6 +36,7 @@ class Options:
     http_port: int = 8000
     grpc_port: int = 8001
     security: Security = field(default_factory=Security)
+    root_path: str = ""  # see `ApplicationSettings`
     response_store: int = 64  # MiB, see `ApplicationSettings`
     drain_delay: float = 0.0  # seconds after a stop in which only readiness is false
     drain_seconds: float = 20.0  # for running requests after that
@@ -49,18 +51,13 @@ def serve(directory: Path, options: Options) -> int:
     """Serve a built directory until SIGINT, SIGTERM or SIGHUP; return the exit code 0.
 
     Raises ServerError if a port is taken or a model does not load at first. A second signal ends it
-    without waiting for running requests.
+    without waiting for running requests. It prints: see `lines.detach_outputs`.
     """
-    console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str) -> None:
         server.log.add(line)
         if not server.log.is_standard_output():
-            show(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
-
-    def show(line: str) -> None:
-        with suppress(OSError):  # the reader may be gone
-            console.print(line)
+            print(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}")
 
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
@@ -72,17 +69,18 @@ def serve(directory: Path, options: Options) -> int:
     with ExitStack() as stack:
         build = stack.enter_context(closing(OpenedBuild(directory, options.check, options.signer)))
         server, application = set_up(stack, build, options, keep_log=True)
-        stack.enter_context(_until_signaled(stop, server))
+        stack.enter_context(_until_signaled(stop, server, application))
         stack.enter_context(server)
-        # unwound first: Triton would wait for its open streams
         stack.callback(application.stop)
-        application.start(server.log)
+        application.start(server.log, stop)
         if options.security.exposed and options.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
         say(f"starting Triton (log: {server.log.path}) ...")
         door = Door(options.http_port, options.security)
         stack.callback(door.close)
-        if server.wait_ready(stop, say, door.probe):
+        keys = KeyFile(options.security.key_file, options.security.keys, say)
+        upkeep = Upkeep(application, keys, server.log, say)
+        if server.wait_ready(stop, say, door.probe, upkeep.look):
             application.tell("ready")
             updates = Updates(
                 *(server, options.http_port, say, options.check, options.signer),
@@ -92,11 +90,13 @@ def serve(directory: Path, options: Options) -> int:
             if server.log.form == "json" and server.log.is_standard_output():
                 say("ready")
             else:
-                show(_how_to_call(options))
-            keys = KeyFile(options.security.key_file, say)
-            supervise(Supervised(server, application, door, keys, say), stop)  # until `stop` is set
+                print(_how_to_call(options))
+            supervise(Supervised(server, application, door, upkeep, say), stop)  # until it is set
             _end_requests(server, application, options, say)
         say("stopping ...")
+        deadline = time.monotonic() + END_SECONDS
+        application.stop(APPLICATION_END)  # first: Triton would wait for its open streams
+        server.stop(deadline - time.monotonic())
     return 0
 
 
@@ -158,7 +158,9 @@ def set_up(
     """Return both, not started; the application holds its port until the stack closes."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(build, options.http_port, triton, security, options.response_store)
+    application = Application(
+        *(build, options.http_port, triton, security), options.response_store, options.root_path
+    )
     stack.callback(application.stop)
     server = Server(
         build, triton, security, options.log_file, options.log_format, keep_log=keep_log
@@ -167,11 +169,14 @@ def set_up(
 
 
 @contextmanager
-def _until_signaled(stop: threading.Event, server: Server) -> Iterator[None]:
+def _until_signaled(
+    stop: threading.Event, server: Server, application: Application
+) -> Iterator[None]:
     def handle(_number: int, _frame: object) -> None:
         if stop.is_set():
             with suppress(AttributeError):  # not started yet
                 server.process.kill()
+            application.kill()
         stop.set()
 
     signals = [signal.SIGINT, signal.SIGTERM]
@@ -189,7 +194,7 @@ def _how_to_call(options: Options) -> str:
     security = options.security
     http = f"{security.http_url}:{options.http_port}"
     address = reachable_address(security.host)
-    grpc = f"{address}:{options.grpc_port}"
+    grpc = f"{security.grpc_host}:{options.grpc_port}"
     key = f" -H '{KEY_HEADER}: KEY'" if security.keys else ""
     tls = " (TLS)" if security.tls else ""
     others = ", and this machine's other addresses" if address != security.host else ""

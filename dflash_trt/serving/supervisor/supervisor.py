@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.door import OK, Door
-from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import Say, Server
 from dflash_trt.serving.supervisor.ranks import is_launched
+from dflash_trt.serving.supervisor.upkeep import Upkeep
 
 POLL = 0.25  # seconds between two looks at the processes
 PROBE_INTERVAL = 10.0  # seconds between checks that requests make progress, and per check
@@ -31,7 +31,7 @@ class Supervised:
     server: Server
     application: Application
     door: Door
-    keys: KeyFile
+    upkeep: Upkeep
     say: Say
 
 
@@ -69,10 +69,10 @@ def _restart(watched: Supervised, problem: str, restarts: int, stop: threading.E
     watched.application.count_server_restart()
     try:
         server.kill()  # at once: nobody answers the running requests
-        if stop.wait(delay):
+        if _is_stopped_within(delay, watched, stop):
             return False
         server.start()
-        if not server.wait_ready(stop, say, watched.door.probe):
+        if not server.wait_ready(stop, say, watched.door.probe, watched.upkeep.look):
             return False
     except (
         BuildError,
@@ -85,8 +85,16 @@ def _restart(watched: Supervised, problem: str, restarts: int, stop: threading.E
     return True
 
 
+def _is_stopped_within(seconds: float, watched: Supervised, stop: threading.Event) -> bool:
+    begun = time.monotonic()
+    while time.monotonic() - begun < seconds:
+        if stop.wait(POLL):
+            return True
+        watched.upkeep.look()
+    return stop.is_set()
+
+
 def _wait_for_problem(watched: Supervised, stop: threading.Event) -> str | None:
-    application, say = watched.application, watched.say
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
     arguments = (watched, over, hangs)
@@ -97,18 +105,7 @@ def _wait_for_problem(watched: Supervised, stop: threading.Event) -> str | None:
                 return problem
             if not hangs.empty():
                 return hangs.get()
-            keys = watched.keys.changed_keys()
-            if keys is not None:
-                application.change_keys(keys)
-            try:
-                if (code := application.poll()) is not None:
-                    say(f"the application ended (exit {code}); starting another")
-                    application.count_own_restart()
-                    application.start(watched.server.log)
-            except (BuildError, ServerError, OSError) as error:
-                application.kill()
-                say(f"{error} It is tried again.")
-                stop.wait(DELAYS[-1])
+            watched.upkeep.look()
     finally:
         over.set()
     return None

@@ -9,6 +9,8 @@ export class Failure extends Error {
   }
 }
 
+/** Where the server is: an ingress may give it a path of its own. */
+const ROOT = new URL("..", import.meta.url);
 const KEY = "dflash-key";
 let key = sessionStorage.getItem(KEY) ?? "";
 /** Asks for the key; set by the page. */
@@ -32,7 +34,7 @@ async function call(path, options = {}) {
     const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
     let response;
     try {
-      response = await fetch(path, { ...options, headers, cache: "no-store" });
+      response = await fetch(new URL(`.${path}`, ROOT), { ...options, headers, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Failure("The server cannot be reached. Is it still running?");
