@@ -166,7 +166,8 @@ class ChatModel:
         _, shown = self._arrange(
             [*messages[:-1], {**ends, name: f"{last[name]}{OPEN_END}"}], tools, values
         )
-        text, is_shown, after = shown.rpartition(OPEN_END)
+        text, mark, after = shown.rpartition(OPEN_END)
+        is_shown = mark != ""
         if calls and is_shown:
             _, text = self._arrange(messages, tools, values)
             is_shown = text.endswith(after)

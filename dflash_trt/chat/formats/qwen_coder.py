@@ -221,17 +221,20 @@ def _begins_parameter(
     """Return the length of a mark of a parameter within a value; 0: it is the next parameter."""
     key, start = ahead.key(after)
     within = after - begin
-    if not key or (place.names and key not in place.names):
+    if not key:
         return within
+    is_known = not place.names or key in place.names
     following = ahead.mark(start)
     if following is None or following[0] != END_VALUE:
-        return 0
+        return 0 if is_known else within
     if not ahead.is_end(following.end()):
         beyond = ahead.directly(following.end())
         if beyond is None:
             return within
         if beyond[0] == END_VALUE:  # one parameter within the other
             return following.end() - begin
+    if not is_known:
+        return within
     text = ahead.text[start : following.start()]
     has_lines = text.startswith("\n")
     if has_lines or not place.by_lines or (after_line and "\n" not in text):

@@ -368,7 +368,6 @@ def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
-    goes_on = fields.continue_final_message
 
     def new_parser(thinking: bool) -> AnswerParser:
         thinking = thinking and not begun  # which opens the thought itself
