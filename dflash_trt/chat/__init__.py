@@ -5,6 +5,7 @@ from dflash_trt.chat.chat_model import (
     ChatModel,
     ChatPrompt,
     about_chats,
+    begun_answer,
     turn_end_ids,
 )
 from dflash_trt.chat.dialect import Dialect

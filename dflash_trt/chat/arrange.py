@@ -4,7 +4,8 @@ A template refuses some chats and silently leaves out parts of others. When it i
 each kind below is tried with more and more rewrites until all of it is shown. A client's chat is
 sent as it is where the template shows all of it; otherwise with the rewrites that its kinds need.
 Only a mixture of kinds that needs still others is tried as those were. Where nothing shows all,
-what shows most goes, and only an instruction or a question that would be lost is refused.
+the rewrites that lose least are used, and only an instruction or a question that would be lost is
+refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,9 +10,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dflash_trt.chat.arrange import PROBES, Arrangement, Needs, arrange, has_calls, learn_needs
-from dflash_trt.chat.dialect import EXTRAS, TOOL, Dialect, convert_for_template, dialect_of
+from dflash_trt.chat.dialect import (
+    EXTRAS,
+    TOOL,
+    Dialect,
+    convert_for_template,
+    dialect_of,
+    with_effort,
+)
 from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools, required_tools
-from dflash_trt.chat.messages import Message, read_messages, with_defaults, without_nulls
+from dflash_trt.chat.messages import THOUGHT, Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import EXPORT_TOKENIZER, Render, as_chat, load_chat_template
 from dflash_trt.chat.rewrites import (
     REWRITES,
@@ -100,16 +107,19 @@ class ChatModel:
         known = parse_tools(tools)
         required = required_tools(known, tool_choice)
         shown = [] if tool_choice == "none" else without_nulls(tools)
-        if continue_final_message:
-            messages = _with_open_end(messages, template_values)
-        _, text = self._arrange(messages, shown, template_values)
-        if continue_final_message:
-            text, _, _ = text.rpartition(OPEN_END)
+        values = with_effort(dialect, template_values)
         tags = dialect.reasoning_tags
         opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
+        if continue_final_message:
+            text = self._continued(messages, shown, values)
+            begun = begun_answer(dialect, messages)
+            thinking = tags is not None and begun.startswith(tags.open) and tags.close not in begun
+        else:
+            _, text = self._arrange(messages, shown, values)
+            thinking = bool(opened) and text.rstrip().endswith(opened)
         prompt = ChatPrompt(
             text,
-            thinking=bool(opened) and text.rstrip().endswith(opened),
+            thinking=thinking,
             grammar="",
             hidden=self.hidden_in_chats(with_tools=bool(shown)),
             tools=tuple(required or known) if shown else (),
@@ -141,6 +151,34 @@ class ChatModel:
             thinking=prompt.thinking,
             answer=answer,
         )
+
+    def _continued(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        values: Mapping[str, Any],
+    ) -> str:
+        """Return a prompt that ends where the last message does."""
+        last = _check_continued(messages, values)
+        ends = dict(last)
+        calls = ends.pop("tool_calls", ())
+        name = "content" if last["content"] or calls else THOUGHT
+        _, shown = self._arrange(
+            [*messages[:-1], {**ends, name: f"{last[name]}{OPEN_END}"}], tools, values
+        )
+        text, mark, after = shown.rpartition(OPEN_END)
+        is_shown = mark != ""
+        if calls and is_shown:
+            _, text = self._arrange(messages, tools, values)
+            is_shown = text.endswith(after)
+            text = text.removesuffix(after)
+        if not is_shown:
+            raise RequestError(
+                "continue_final_message: this model's chat template does not show where the last "
+                "message ends",
+                "Send the beginning of an answer's text as the last message.",
+            )
+        return text
 
     def _learn(self) -> Needs:
         values = {"add_generation_prompt": True}
@@ -218,18 +256,35 @@ class ChatModel:
         return self._render(**{**values, **extra, "messages": shown})
 
 
-def _with_open_end(
-    messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
-) -> list[Mapping[str, Any]]:
+def _check_continued(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Message:
+    """Return the message that is to be continued, in one form."""
     last = read_messages(messages)[-1]
-    goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
+    goes_on = last["role"] == "assistant" and (
+        last["content"] or THOUGHT in last or "tool_calls" in last
+    )
     if values.get("add_generation_prompt") or not goes_on:
         raise RequestError(
-            "continue_final_message needs a last message of role assistant with text in it, and "
-            "add_generation_prompt false",
+            "continue_final_message needs a last message of role assistant with text, a thought or "
+            "a call in it, and add_generation_prompt false",
             "Send the beginning of the answer as the last message.",
         )
-    return [*messages[:-1], {**messages[-1], "content": last["content"] + OPEN_END}]
+    return last
+
+
+def begun_answer(dialect: Dialect, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text that a continued message would have been read from, without calls."""
+    last = read_messages(messages)[-1]
+    thought = last.get(THOUGHT, "")
+    text = last["content"]
+    is_over = bool(text) or "tool_calls" in last
+    if dialect.format is HARMONY:
+        channel = "final" if is_over else "analysis"
+        return f"<|channel|>{channel}<|message|>{text if is_over else thought}"
+    tags = dialect.reasoning_tags
+    if tags is None or not thought:
+        return str(text)
+    begun = f"{tags.open}{tags.label}{thought}"
+    return f"{begun}{tags.close}{text}" if is_over else begun
 
 
 @check("error")

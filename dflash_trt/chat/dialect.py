@@ -60,6 +60,15 @@ EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
         "functions": json.dumps(tools, indent=4), "datetime": f"{datetime.now():%b %d %Y %H:%M:%S}"
     },
 }  # fmt: skip
+# what turns thinking off and on, by name in published templates; on: None if without the name
+THINKING_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),  # Qwen3, Gemma 4
+    "thinking": (False, True),  # DeepSeek, Granite, Kimi
+    "thinking_budget": (0, None),  # Seed-OSS
+}
+EFFORT = "reasoning_effort"
+NO_EFFORT = "none"
+UNKNOWN_EFFORT = "probe_effort"
 # where reasoning is, if not in a field
 PART = "a part of the content"
 IN_TEXT = "in the text"
@@ -77,10 +86,68 @@ class Dialect:
     parts: bool = False  # content is a list of parts
     thoughts: str = ""  # field with reasoning, `PART` or `IN_TEXT`; "": not shown
     extra: str = ""  # further arguments it needs: a key of `EXTRAS`
+    switches: tuple[str, ...] = ()  # the keys of `THINKING_SWITCHES` that it reads
+    reads_no_effort: bool = False  # it has a prompt of its own for the effort none
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may write thoughts."""
+        return self.format is HARMONY or self.reasoning_tags is not None
 
 
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     """Probe a template; added: ids of the tokenizer's added tokens."""
+    form = _dialect_of(render, added)
+    if render is None:
+        return form
+
+    def prompt(**values: Any) -> str | None:
+        with suppress(RequestError):
+            messages = convert_for_template(form, [QUESTION])
+            extra = EXTRAS[form.extra](())
+            return render(messages=messages, add_generation_prompt=True, **extra, **values)
+        return None
+
+    plain = prompt()
+    switches = []
+    tags = form.reasoning_tags
+    for name, (off, on) in THINKING_SWITCHES.items():
+        shown = plain if on is None else prompt(**{name: on})
+        if shown not in (prompt(**{name: off}), None):
+            switches.append(name)
+            if tags is None and form.format is not HARMONY:
+                tags = next((tags for tags in REASONING_TAGS if tags.open in (shown or "")), None)
+    none = prompt(**{EFFORT: NO_EFFORT})
+    unknown = prompt(**{EFFORT: UNKNOWN_EFFORT})
+    reads_none = none is not None and none not in (plain, unknown)
+    if unknown is not None and none == unknown.replace(UNKNOWN_EFFORT, NO_EFFORT):
+        reads_none = False  # it writes any word there
+    return replace(form, reasoning_tags=tags, switches=tuple(switches), reads_no_effort=reads_none)
+
+
+def with_effort(form: Dialect, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template's values with those that turn thinking off or on as the effort says.
+
+    A switch that is among the values stays. RequestError if thinking cannot be turned off.
+    """
+    effort = values.get(EFFORT)
+    if not effort or values.keys() & THINKING_SWITCHES.keys():
+        return dict(values)
+    turned: dict[str, Any] = {}
+    for name in form.switches:
+        off, on = THINKING_SWITCHES[name]
+        value = off if effort == NO_EFFORT else on
+        if value is not None:
+            turned[name] = value
+    if effort == NO_EFFORT and form.thinks and not (turned or form.reads_no_effort):
+        raise RequestError(
+            f"{EFFORT} is {NO_EFFORT!r}, and this model's chat template cannot turn thinking off",
+            "Send another effort.",
+        )
+    return {**values, **turned}
+
+
+def _dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     tags = next((tags for tags in REASONING_TAGS if tags.close in added), None)
     channels = all(marker in added for marker in HARMONY.markers)
     if render is None:

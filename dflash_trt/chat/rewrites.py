@@ -120,6 +120,16 @@ def _one_by_one(
     return arranged
 
 
+def results_answered(messages: list[Message]) -> list[Message]:
+    """Put an empty answer between a result and a user's message."""
+    result = list[Message]()
+    for message in messages:
+        if result and result[-1]["role"] == "tool" and message["role"] == "user":
+            result.append({"role": "assistant", "content": ""})
+        result.append(message)
+    return result
+
+
 def neighbors_joined(messages: list[Message]) -> list[Message]:
     """Join messages of one role in a row, but not results, nor anything after calls."""
     groups = list[list[Message]]()
@@ -160,5 +170,6 @@ REWRITES: tuple[Rewrite, ...] = (
     developer_as_system,
     instructions_in_one,
     system_in_user,
+    results_answered,
     neighbors_joined,
 )

@@ -284,8 +284,86 @@ def test_a_final_message_goes_on() -> None:
     assert trimmed.prompt([USER, ANSWER], **going_on).text == "[user-1][answer-1"
     for messages, values, problem in (
         ([USER], {}, "needs a last message"),
-        ([USER, {**CALL, "content": "x"}], {}, "needs a last message"),
+        ([USER, says("assistant", "", reasoning_content="Hm")], {}, "does not show where"),
         ([USER, ANSWER], {"add_generation_prompt": True}, "needs a last message"),
     ):
         with pytest.raises(RequestError, match=problem):
             model.prompt(messages, continue_final_message=True, template_values=values)
+
+
+def test_a_final_message_goes_on_where_it_ends() -> None:
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>\n"
+        "{{ m.reasoning_content }}\n</think>\n{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
+        "{% endfor %}</s>{% endfor %}"
+    )
+    model = chat_model(source)
+    going_on: dict[str, Any] = {"continue_final_message": True, "template_values": {}}
+    part = {"type": "thinking", "thinking": "Hm"}
+    text = {"type": "text", "text": "The"}
+    for message, end, thinking in (
+        ({"content": "The", "reasoning_content": "Hm"}, "<think>\nHm\n</think>\nThe", False),
+        ({"content": [part, text]}, "<think>\nHm\n</think>\nThe", False),
+        ({"content": [part]}, "<think>\nHm", True),
+        ({"content": "", "reasoning": "Hm"}, "<think>\nHm", True),
+        ({"content": "<think>\nHm"}, "<think>\nHm", True),
+    ):
+        prompt = model.prompt([USER, {"role": "assistant", **message}], **going_on)
+        assert prompt.text == f"[user]user-1</s>[assistant]{end}"
+        assert prompt.thinking is thinking
+    prompt = model.prompt([USER, {**CALL, "content": "Well"}], **going_on)
+    assert prompt.text.endswith("</tool_call>")
+
+
+def test_a_user_after_a_result_where_users_and_answers_alternate() -> None:
+    model = chat_model(
+        "{% set turn = namespace(user=true) %}{% for m in messages %}{% if m.tool_calls %}"
+        "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% elif m.role == 'tool' %}"
+        "[RESULT]{{ m.content }}{% else %}{% if (m.role == 'user') != turn.user %}"
+        "{{ raise_exception('must alternate') }}{% endif %}{% set turn.user = not turn.user %}"
+        "[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}"
+        "{% endif %}"
+    )
+    for rounds in (1, 2):
+        messages = [USER, *([CALL, result(1)] * rounds), AGAIN]
+        text = model.prompt(messages, [TOOL], template_values={}).text
+        assert text.count("[RESULT]result-1") == rounds
+        assert "[assistant][user]user-2" in text
+
+
+EFFORTS = {
+    "thinks by default": "{% if enable_thinking is false %}<think></think>{% else %}<think>"
+    "{% endif %}",
+    "thinks when asked": "{% if enable_thinking %}<think>{% endif %}",
+    "by another name": "{% if thinking %}<think>{% else %}</think>{% endif %}",
+    "with a budget": "{% if thinking_budget == 0 %}<think></think>{% else %}<think>{% endif %}",
+    "by effort": "{% if reasoning_effort == 'none' %}</think>{% else %}<think>{% endif %}",
+}
+
+
+@pytest.mark.parametrize("kind", EFFORTS)
+def test_an_effort_turns_thinking_on_and_off(kind: str) -> None:
+    model = chat_model("{% for m in messages %}{{ m.content }}{% endfor %}" + EFFORTS[kind])
+
+    def thinks(**values: Any) -> bool:
+        return model.prompt(
+            [USER], template_values={"add_generation_prompt": True, **values}
+        ).thinking
+
+    assert not thinks(reasoning_effort="none")
+    assert thinks(reasoning_effort="high")
+    assert thinks(reasoning_effort="minimal")
+    if "enable_thinking" in EFFORTS[kind]:
+        assert thinks(reasoning_effort="none", enable_thinking=True)
+        assert not thinks(reasoning_effort="high", enable_thinking=False)
+
+
+def test_no_effort_is_refused_where_thinking_cannot_be_turned_off() -> None:
+    always = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    for source in (always, f"{always}{{{{ reasoning_effort }}}}"):
+        with pytest.raises(RequestError, match="cannot turn thinking off"):
+            chat_model(source).prompt([USER], template_values={"reasoning_effort": "none"})
+    plain = chat_model("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert plain.prompt([USER], template_values={"reasoning_effort": "none"}).text == "user-1"

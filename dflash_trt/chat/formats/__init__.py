@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dflash_trt.chat.formats import gemma, harmony, hermes, llama, mistral, qwen_coder
@@ -16,8 +17,11 @@ class Format:
     name: str  # of vLLM's parser
     sign: str  # occurs in every call of this format
     markers: tuple[str, ...]  # required in the text, special tokens or not
-    read: Callable[[Reader, Sequence[Tool]], Steps[None]]
+    opens: tuple[str, ...]  # marks that begin a call; none: `read` reads all of an answer
+    read: Callable[[Reader, Sequence[Tool]], Steps[None]]  # a call from its mark to its end
     calls: Callable[..., str]  # (lark, tools, parallel=..): grammar of calls
+    is_special: bool = True  # its marks are special tokens, which no thought only names
+    is_bare: bool = False  # a call may begin an answer without a mark
 
 
 @dataclass(frozen=True)
@@ -25,31 +29,61 @@ class ReasoningTags:
     open: str
     close: str
     label: str = ""  # after `open`
+    is_special: bool = True  # they are special tokens, which no text only names
 
 
-HERMES = Format("hermes", hermes.OPEN, hermes.MARKERS, hermes.read, hermes.calls)
-HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, harmony.read, harmony.calls)
+HERMES = Format(
+    "hermes",
+    hermes.OPEN,
+    hermes.MARKERS,
+    (hermes.OPEN,),
+    hermes.read,
+    hermes.calls,
+    is_special=False,
+)
+HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, (), harmony.read, harmony.calls)
+_MISTRAL = partial(Format, "mistral")
+_MISTRAL_CALLS = (mistral.MARKERS, (mistral.OPEN,), mistral.read)
 FORMATS = (
-    Format("qwen3_coder", qwen_coder.SIGN, qwen_coder.MARKERS, qwen_coder.read, qwen_coder.calls),
+    Format(
+        "qwen3_coder",
+        qwen_coder.SIGN,
+        qwen_coder.MARKERS,
+        (qwen_coder.OPEN, qwen_coder.FUNCTION),
+        qwen_coder.read,
+        qwen_coder.calls,
+        is_special=False,
+    ),
     HERMES,
-    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, gemma.calls),
-    Format("mistral", mistral.ID, mistral.MARKERS, mistral.read, mistral.calls_with_id),
-    Format("mistral", mistral.ARGUMENTS, mistral.MARKERS, mistral.read, mistral.calls),
-    Format("mistral", mistral.OPEN, mistral.MARKERS, mistral.read, mistral.list_calls),
+    Format("gemma4", gemma.OPEN, gemma.MARKERS, (gemma.OPEN,), gemma.read, gemma.calls),
+    _MISTRAL(mistral.ID, *_MISTRAL_CALLS, mistral.calls_with_id),
+    _MISTRAL(mistral.ARGUMENTS, *_MISTRAL_CALLS, mistral.calls),
+    _MISTRAL(mistral.OPEN, *_MISTRAL_CALLS, mistral.list_calls),
     HARMONY,
-    Format("llama3_json", '"parameters": {', llama.MARKERS, llama.read, llama.calls),
+    Format(
+        "llama3_json",
+        '"parameters": {',
+        llama.MARKERS,
+        (llama.TAG,),
+        llama.read,
+        llama.calls,
+        is_bare=True,
+    ),
 )
 REASONING_TAGS = (
-    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("<think>", "</think>", is_special=False),
     ReasoningTags("[THINK]", "[/THINK]"),
     ReasoningTags("<|channel>", "<channel|>", "thought\n"),
 )
+DONE = object()
 
 
 class AnswerParser:
     """Parses one answer into reasoning, calls and content, incrementally.
 
-    format: None: no calls; thinking: it begins within reasoning, which the prompt opened.
+    format: None: no calls; thinking: it begins within reasoning, which the prompt opened; begun:
+    the text before the answer, which the answer goes on with. Of it only a call that has not
+    ended is told again.
     """
 
     def __init__(
@@ -59,13 +93,18 @@ class AnswerParser:
         tags: ReasoningTags | None,
         *,
         thinking: bool = False,
+        begun: str = "",
     ) -> None:
         self._reader = Reader()
         self._steps = _parse(self._reader, format, tools, tags, thinking)
+        if begun:
+            self._reader.begin_with(begun, self.push(begun, last=False))
 
-    def push(self, text: str, *, last: bool) -> AnswerDelta:
+    def push(self, text: str, *, last: bool, cut: bool = False) -> AnswerDelta:
+        """Return what a piece adds; cut: the text ended because no more tokens were allowed."""
         self._reader.text += text
         self._reader.ended = last
+        self._reader.is_cut = cut
         next(self._steps, None)
         delta = self._reader.delta
         self._reader.delta = AnswerDelta()
@@ -79,13 +118,78 @@ def _parse(
     tags: ReasoningTags | None,
     thinking: bool,
 ) -> Steps[None]:
-    if tags and (thinking or (yield from reader.skip(tags.open + tags.label))):
-        if (yield from reader.until((tags.close,), reader.add_reasoning)) is not None:
-            reader.take(len(tags.close))
-        reader.add_reasoning("")
-    if format:
+    if format and not format.opens:
         yield from format.read(reader, tools)
+        yield from reader.add_rest()
+        return
+    marks = format.opens if format else ()
+    if tags and tags.is_special:
+        marks += (tags.open, tags.close)
+    if tags and (thinking or (yield from reader.skip_spaced(tags.open))):
+        called = yield from _read_thought(reader, format, tools, tags)
+        if called and not tags.is_special:
+            marks += (tags.close,)
+    if format and format.is_bare:
+        yield from format.read(reader, tools)
+    while marks and (mark := (yield from reader.until(marks, reader.add_content))):
+        if format and mark in format.opens:
+            yield from format.read(reader, tools)
+        elif tags and mark == tags.open:
+            yield from _read_thought(reader, format, tools, tags)
+        else:  # of no thought that is open
+            reader.take(len(mark))
     yield from reader.add_rest()
+
+
+def _read_thought(
+    reader: Reader, format: Format | None, tools: Sequence[Tool], tags: ReasoningTags
+) -> Steps[bool]:
+    """Read an open thought; return whether a call ended it, which is still to be read."""
+    yield from reader.skip_all(tags.open)
+    if tags.label:
+        yield from reader.skip_label(tags.label.rstrip())
+    opens = format.opens if format else ()
+    called = False
+    while mark := (yield from reader.until((tags.close, *opens), reader.add_reasoning)):
+        if mark == tags.close:
+            yield from reader.skip_all(tags.close)
+            break
+        assert format is not None
+        thought_of = yield from _read_ahead(reader, format, tools, mark, tags.close)
+        called = thought_of == 0
+        if called:
+            break
+        reader.add_reasoning(reader.take(thought_of))
+    reader.add_reasoning("")
+    return called
+
+
+def _read_ahead(
+    reader: Reader, format: Format, tools: Sequence[Tool], mark: str, close: str
+) -> Steps[int]:
+    """Return how many characters from a call's mark on belong to the thought; 0: it is a call.
+
+    A call ends the thought that it stands in. Where its marks are no special tokens, a thought may
+    also tell of one: then the thought's end follows it.
+    """
+    trial = Reader()
+    trial.is_cut = True
+    steps = format.read(trial, tools)
+    while True:
+        trial.text += reader.text[trial.taken + len(trial.text) :]
+        trial.ended = reader.ended
+        is_read = next(steps, DONE) is DONE
+        if trial.calls and format.is_special:
+            return 0
+        if is_read and not trial.calls:
+            return len(mark)
+        if is_read:
+            after = trial.taken if trial.call_is_whole else len(mark)
+            end = reader.text.find(close, after)
+            if end >= 0:
+                return max(after, len(mark)) if trial.call_is_whole else end
+        if not (yield from reader.wait_for_more()):
+            return 0
 
 
 def grammar(

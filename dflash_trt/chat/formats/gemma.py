@@ -10,6 +10,7 @@ from typing import Any
 from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark, not_enforceable, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.chat.formats.schemas import Schema, item_schema, property_schema, types_of
 
 OPEN = "<|tool_call>"
 CLOSE = "<tool_call|>"
@@ -17,6 +18,10 @@ QUOTE = '<|"|>'
 DEEPEST = 64
 MARKERS = (OPEN, CLOSE, QUOTE)
 WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}  # Python's too
+BEHIND = re.compile(r"[}\]\s]*(?:,\s*[\w.-]*\s*:?\s*)?$")
+NEXT_KEY = re.compile(r"[}\]\s]*,\s*[\w.-]+\s*:\s*")
+BRACKETS = re.compile(r"[}\]\s]*$")
+ENDS_VALUE = ",:}]<"  # the last: of a mark
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 # of a grammar
 PLAIN = {
@@ -30,44 +35,100 @@ KEY_PATTERN = "/[A-Za-z_][A-Za-z0-9_-]*/"
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.add_content)):
-        if (yield from reader.attempt(_call(reader))):
-            yield from reader.close(CLOSE)
+    schemas = {tool.name: tool.schema for tool in tools}
+    if (yield from reader.attempt(_call(reader, schemas))):
+        yield from reader.close(CLOSE)
 
 
-def _call(reader: Reader) -> Steps[None]:
-    yield from reader.expect(OPEN)
+def _call(reader: Reader, schemas: Mapping[str, Schema]) -> Steps[None]:
+    yield from reader.skip_all(OPEN)
+    yield from reader.skip_space()
     yield from reader.expect("call:")
-    name = yield from reader.collect_until("{")
+    name = (yield from reader.collect_until("{", OPEN, CLOSE)).strip()
     if not NAME.fullmatch(name):
         raise BrokenError
+    yield from reader.starts_with("{")
     reader.begin_call(name)
-    yield from _value(reader)
+    schema = schemas.get(name, {})
+    yield from _value(reader, schema, schema)
 
 
-def _value(reader: Reader, depth: int = 0) -> Steps[None]:
+def _value(reader: Reader, schema: Any, root: Schema, depth: int = 0) -> Steps[None]:
     if depth > DEEPEST:
         raise BrokenError
     while not reader.text:
         yield from reader.require_more()
     if (yield from reader.skip("{")):
-        yield from _items(reader, "{}", depth)
+        yield from _items(reader, "{}", schema, root, depth)
     elif (yield from reader.skip("[")):
-        yield from _items(reader, "[]", depth)
+        yield from _items(reader, "[]", schema, root, depth)
     elif (yield from reader.skip(QUOTE)):
         reader.add_arguments('"')
-        yield from reader.until((QUOTE,), lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
-        yield from reader.expect(QUOTE)
+        yield from _text(reader)
         reader.add_arguments('"')
     else:
-        word = (yield from reader.collect_until(",", "}", "]")).strip()
+        word = (yield from reader.collect_until(",", "}", "]", QUOTE, CLOSE)).strip()
+        is_text = yield from reader.skip_all(QUOTE)
         if not word:
             raise BrokenError
-        number = NUMBER.fullmatch(word)
-        reader.add_arguments(word if number else WORDS.get(word) or as_json(word))
+        is_text = is_text or types_of(schema, root) == {"string"}
+        is_number = NUMBER.fullmatch(word)
+        known = word if is_number else WORDS.get(word, "")
+        reader.add_arguments(as_json(word) if is_text or not known else known)
 
 
-def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
+def _text(reader: Reader) -> Steps[None]:
+    """Read a text behind its first quote, and the last one.
+
+    Where that is missing, the call's end or the next value's first quote tells where it ended.
+    """
+    held = ""  # may stand behind the text
+    is_empty = True
+
+    def give(piece: str) -> None:
+        nonlocal held, is_empty
+        held += piece
+        is_empty = is_empty and not held.strip()
+        behind = BEHIND.search(held)
+        end = behind.start() if behind else len(held)
+        reader.add_arguments(as_json(held[:end])[1:-1])
+        held = held[end:]
+
+    while (yield from reader.until((QUOTE, CLOSE), give, keep_begun=True)) == QUOTE:
+        is_last = yield from _is_last_quote(reader)
+        if not is_last and NEXT_KEY.fullmatch(held):
+            reader.put_back(held)
+            return
+        if is_last or not is_empty:
+            reader.add_arguments(as_json(held)[1:-1])
+        held = ""
+        yield from reader.skip_all(QUOTE)
+        if is_last:
+            return
+    if not reader.text.startswith(CLOSE):
+        reader.take(len(reader.text))  # of a mark
+    if reader.is_cut and not reader.text:
+        reader.add_arguments(as_json(held)[1:-1])
+        raise BrokenError
+    brackets = BRACKETS.search(held)
+    end = brackets.start() if brackets else len(held)
+    reader.add_arguments(as_json(held[:end])[1:-1])
+    reader.put_back(held[end:])
+
+
+def _is_last_quote(reader: Reader) -> Steps[bool]:
+    """Return whether a value ends with the quotes that come next."""
+    while True:
+        rest = reader.text
+        while rest.startswith(QUOTE):
+            rest = rest.removeprefix(QUOTE).lstrip()
+        if not QUOTE.startswith(rest):
+            return rest[0] in ENDS_VALUE
+        if not (yield from reader.wait_for_more()):
+            return True
+
+
+def _items(reader: Reader, brackets: str, schema: Any, root: Schema, depth: int) -> Steps[None]:
     reader.add_arguments(brackets[0])
     first = True
     while True:
@@ -79,15 +140,18 @@ def _items(reader: Reader, brackets: str, depth: int) -> Steps[None]:
             yield from reader.skip_space()
             reader.add_arguments(", ")
         first = False
+        inner: Any = True
         if brackets == "{}":
-            quoted = yield from reader.skip(QUOTE)
-            key = yield from reader.collect_until(QUOTE if quoted else ":")
-            if quoted:
-                yield from reader.expect(QUOTE)
+            yield from reader.skip_all(QUOTE)
+            key = (yield from reader.collect_until(":", QUOTE, CLOSE)).strip()
+            yield from reader.skip_all(QUOTE)
             yield from reader.expect(":")
-            reader.add_arguments(as_json(key.strip()) + ": ")
+            reader.add_arguments(as_json(key) + ": ")
             yield from reader.skip_space()
-        yield from _value(reader, depth + 1)
+            inner = property_schema(schema, key, root)
+        else:
+            inner = item_schema(schema, root)
+        yield from _value(reader, inner, root, depth + 1)
     reader.add_arguments(brackets[1])
 
 

@@ -22,7 +22,9 @@ CALL = "<|call|>"
 KIND = "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END)
 REASONING = "analysis"
-RECIPIENT = re.compile(r" to=([^\s<]+)")
+RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
+CHANNEL_NAME = re.compile(r"\s*[^\s<]*")
+ROLE = "assistant"
 OURS = "functions."  # precedes the name of a request's tool
 
 
@@ -33,26 +35,68 @@ def has_channels(tokenizer: Tokenizer) -> bool:
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     """Parse channels; without tools a call is content, header included."""
     pieces: list[str] = []
-    marker = yield from reader.until((MESSAGE,), pieces.append)
-    if marker is None:  # no channels after all
+    mark = yield from reader.until((MESSAGE, START, CHANNEL, END, CALL), pieces.append)
+    if mark is None:  # no channels after all
         reader.add_content("".join(pieces))
         return
-    while marker == MESSAGE:
+    while mark is not None:
+        mark = yield from _header(reader, pieces)
         header = "".join(pieces)
-        reader.take(len(MESSAGE))
-        to = RECIPIENT.search(header)
-        if to and tools and to[1].startswith(OURS):
-            yield from reader.attempt(_call(reader, header, to[1][len(OURS) :]))
-        elif to:
-            reader.add_content(header + MESSAGE)
-        thinks = not to and header.endswith(CHANNEL + REASONING)
-        give = reader.add_reasoning if thinks else reader.add_content
-        ended = yield from reader.until((START, CHANNEL, END, CALL), give)
-        if ended in (END, CALL):
-            reader.take(len(ended))
-            yield from reader.until((START, CHANNEL), reader.add_content)
-        pieces = []
-        marker = yield from reader.until((MESSAGE,), pieces.append)
+        pieces.clear()
+        if mark == MESSAGE:
+            while (yield from reader.skip_spaced(MESSAGE)):
+                pass
+            mark = yield from _message(reader, tools, header)
+        else:
+            _end_header(reader, header)
+        while mark in (END, CALL):
+            reader.take(len(mark))
+            mark = yield from reader.until((START, CHANNEL, MESSAGE, END, CALL), pieces.append)
+            if mark in (CHANNEL, MESSAGE):
+                break
+            text = "".join(pieces)
+            pieces.clear()
+            if text.strip() != ROLE:
+                reader.add_content(text)
+
+
+def _header(reader: Reader, pieces: list[str]) -> Steps[str | None]:
+    """Collect a message's header; return the mark after it."""
+    mark = yield from reader.until((MESSAGE, START, CHANNEL, END, CALL), pieces.append)
+    while mark in (START, CHANNEL):
+        name = ""
+        if CHANNEL in "".join(pieces):
+            name = CHANNEL_NAME.sub("", "".join(pieces).rpartition(CHANNEL)[2])
+        if name.strip():
+            break  # a text whose mark is missing
+        pieces.append(reader.take(len(mark)))
+        mark = yield from reader.until((MESSAGE, START, CHANNEL, END, CALL), pieces.append)
+    return mark
+
+
+def _end_header(reader: Reader, header: str) -> None:
+    """Pass on the text behind a channel's name, where the mark before it is missing."""
+    _, channel, rest = header.rpartition(CHANNEL)
+    if not channel:
+        reader.add_content("" if START in header else header)
+        return
+    name = CHANNEL_NAME.match(rest)
+    text = rest[name.end() :] if name else rest
+    is_thought = name is not None and name[0].strip() == REASONING
+    (reader.add_reasoning if is_thought else reader.add_content)(text)
+
+
+def _message(reader: Reader, tools: Sequence[Tool], header: str) -> Steps[str | None]:
+    """Read a message behind its header; return the mark that ends it."""
+    to = RECIPIENT.search(header)
+    if to and tools and to[1].startswith(OURS):
+        yield from reader.attempt(_call(reader, header, to[1][len(OURS) :]))
+    elif to:
+        reader.add_content(header + MESSAGE)
+    name = CHANNEL_NAME.match(header.rpartition(CHANNEL)[2])
+    thinks = not to and CHANNEL in header and name and name[0].strip() == REASONING
+    give = reader.add_reasoning if thinks else reader.add_content
+    return (yield from reader.until((START, CHANNEL, END, CALL), give))
 
 
 def _call(reader: Reader, header: str, name: str) -> Steps[None]:

@@ -15,13 +15,12 @@ MARKERS = (OPEN, CLOSE)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.add_content)):
-        if (yield from reader.attempt(_call(reader))):
-            yield from reader.close(CLOSE)
+    if (yield from reader.attempt(_call(reader))):
+        yield from reader.close(CLOSE)
 
 
 def _call(reader: Reader) -> Steps[None]:
-    yield from reader.expect(OPEN)
+    yield from reader.skip_all(OPEN)
     yield from reader.skip_space()
     yield from json_call(reader)
 

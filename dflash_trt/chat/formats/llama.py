@@ -15,15 +15,15 @@ MARKERS = (TAG,)
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     called = yield from reader.attempt(_call(reader))
-    while called or (yield from reader.until((TAG,), reader.add_content)):
-        called = yield from reader.attempt(_call(reader, after=";" if called else ""))
+    while called:
+        called = yield from reader.attempt(_call(reader, after=";"))
 
 
 def _call(reader: Reader, after: str = "") -> Steps[None]:
     yield from reader.skip_space()
     if (yield from reader.skip(after)):
         yield from reader.skip_space()
-    yield from reader.skip(TAG)
+    yield from reader.skip_all(TAG)
     yield from reader.skip_space()
     yield from json_call(reader)
 

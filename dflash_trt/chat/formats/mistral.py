@@ -17,30 +17,28 @@ MARKERS = (OPEN, ID, ARGUMENTS)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    while (yield from reader.until((OPEN,), reader.add_content)):
-        if (yield from reader.attempt(_first_call(reader))):
-            while (yield from reader.attempt(_next_call(reader))):
-                pass
-            yield from reader.close("]")
+    if (yield from reader.attempt(_first_call(reader))):
+        while (yield from reader.attempt(_next_call(reader))):
+            pass
+        yield from reader.close("]")
 
 
 def _first_call(reader: Reader) -> Steps[None]:
-    yield from reader.expect(OPEN)
+    yield from reader.skip_all(OPEN)
+    yield from reader.skip_all("[")
     yield from reader.skip_space()
-    if (yield from reader.skip("[")):
-        yield from reader.skip_space()
     if (yield from reader.starts_with("{")):
         yield from json_call(reader)
         return
-    name = (yield from reader.collect_until(ID, ARGUMENTS, "{")).strip()
+    name = (yield from reader.collect_until(ID, ARGUMENTS, OPEN, "{")).strip()
     if not NAME.fullmatch(name):
         raise BrokenError
     call_id = ""
-    if (yield from reader.skip(ID)):
-        call_id = (yield from reader.collect_until(ARGUMENTS, "{")).strip()
+    if (yield from reader.skip_all(ID)):
+        call_id = (yield from reader.collect_until(ARGUMENTS, OPEN, "{")).strip()
     if len(call_id) != ID_LENGTH:
         call_id = ""
-    yield from reader.skip(ARGUMENTS)
+    yield from reader.skip_all(ARGUMENTS)
     yield from reader.skip_space()
     yield from reader.json_arguments(name, call_id)
 

@@ -3,13 +3,22 @@
 A value of type string is written literally, others as JSON.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
-from dflash_trt.chat.formats.lark import Lark, refuse_others
+from dflash_trt.chat.formats.lark import Lark, not_enforceable, refuse_others
 from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.chat.formats.schemas import (
+    Schema,
+    branches,
+    properties_of,
+    property_schema,
+    required_of,
+    types_of,
+)
 from dflash_trt.files import parse_json
 
 OPEN = "<tool_call>"
@@ -20,73 +29,254 @@ SIGN = f"{OPEN}\n{FUNCTION}"
 PARAMETER = "<parameter="
 END_VALUE = "</parameter>"
 MARKERS = (OPEN, CLOSE)
+MARKS = (OPEN, CLOSE, FUNCTION, END, PARAMETER, END_VALUE)
+MARK = re.compile("|".join(MARKS))
+KEY = re.compile(r"[^<>\n]*")
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's too
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    schemas = {tool.name: tool.schema.get("properties") for tool in tools}
-    while (yield from reader.until((OPEN, FUNCTION), reader.add_content)):
-        if (yield from reader.attempt(_call(reader, schemas))):
-            yield from reader.close(CLOSE)
+    schemas = {tool.name: tool.schema for tool in tools}
+    if (yield from reader.attempt(_call(reader, schemas))):
+        yield from reader.close(CLOSE)
 
 
-def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
-    yield from reader.skip(OPEN)
+def _call(reader: Reader, schemas: Mapping[str, Schema]) -> Steps[None]:
+    yield from reader.skip_all(OPEN)
     yield from reader.skip_space()
     yield from reader.expect(FUNCTION)
-    name = yield from reader.collect_until(">")
+    name = (yield from reader.collect_until(">")).strip()
     if not NAME.fullmatch(name):
         raise BrokenError
     yield from reader.expect(">")
     reader.begin_call(name)
     reader.add_arguments("{")
-    properties = schemas.get(name)
-    if not isinstance(properties, dict):
-        properties = {}
-    separator = ""
-    while True:
-        yield from reader.skip_space()
-        if not (yield from reader.skip(PARAMETER)):
-            break
-        key = yield from reader.collect_until(">")
+    schema = schemas.get(name, {})
+    names = properties_of(schema).keys()
+    given: set[str] = set()
+    while (yield from _skip_to_parameter(reader)):
+        key = (yield from reader.collect_until(">", "\n", "<")).strip()
         yield from reader.expect(">")
+        separator = ", " if given else ""
         reader.add_arguments(f"{separator}{as_json(key)}: ")
-        separator = ", "
-        yield from reader.skip("\n")
-        yield from _value(reader, properties.get(key))
-    if reader.ended and any(word.startswith(reader.text) for word in (PARAMETER, END)):  # truncated
-        reader.take(len(reader.text))
+        given.add(key)
+        is_line = yield from reader.skip("\n")
+        place = _Place(names - given, by_lines=is_line)
+        yield from _value(reader, property_schema(schema, key, schema), schema, place)
+    if reader.ended and any(word.startswith(reader.text) for word in (PARAMETER, END)):
+        reader.take(len(reader.text))  # cut, in a mark at most
         return
     reader.add_arguments("}")
-    yield from reader.expect(END)
+    yield from reader.skip_all(END)
 
 
-def _value(reader: Reader, schema: Any) -> Steps[None]:
-    kinds = _kinds(schema)
+def _skip_to_parameter(reader: Reader) -> Steps[bool]:
+    """Skip what ends a value, and text that belongs to none; return whether a parameter follows."""
+    yield from reader.skip_all(END_VALUE)
+    yield from reader.skip_space()
+    mark = MARK.search(reader.text)
+    while mark is None and (yield from reader.wait_for_more()):
+        mark = MARK.search(reader.text)
+    if mark is None or mark[0] not in (PARAMETER, END, CLOSE):
+        return False
+    reader.take(mark.start())
+    return (yield from reader.skip(PARAMETER))
+
+
+def _value(reader: Reader, schema: Any, root: Schema, place: "_Place") -> Steps[None]:
+    kinds = _kinds(schema, root)
     if kinds == {"string"}:
         reader.add_arguments('"')
-        yield from _literal(reader, lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
-        yield from reader.expect(END_VALUE)
+        yield from _literal(reader, place, lambda piece: reader.add_arguments(as_json(piece)[1:-1]))
         reader.add_arguments('"')
         return
     pieces: list[str] = []
-    yield from _literal(reader, pieces.append)
-    yield from reader.expect(END_VALUE)
+    yield from _literal(reader, place, pieces.append)
     reader.add_arguments(_value_as_json("".join(pieces), kinds))
 
 
-def _literal(reader: Reader, give: Callable[[str], object]) -> Steps[None]:
-    """Pass on a value without the newline before its end."""
+def _literal(reader: Reader, place: "_Place", give: Callable[[str], object]) -> Steps[None]:
+    """Pass on a value without the newline before its end, which is not consumed."""
     newline = False
+    passed = 0  # characters of the value
 
     def hold(piece: str) -> None:
-        nonlocal newline
+        nonlocal newline, passed
+        passed += len(piece)
         piece = "\n" * newline + piece
         newline = piece.endswith("\n")
         give(piece[: len(piece) - newline])
 
-    if (yield from reader.until((END_VALUE,), hold)) is None:
+    while (yield from reader.until(MARKS, hold, keep_begun=True)):
+        after_line = newline or not passed
+        while True:
+            try:
+                read = _read_mark(reader.text, reader.ended, after_line, place)
+                break
+            except _NeedsMoreError:
+                yield from reader.require_more()
+        if read == 0:
+            return
+        hold(reader.take(read))
+    reader.take(len(reader.text))  # of a mark
+    if reader.is_cut:
         raise BrokenError
+
+
+class _NeedsMoreError(Exception):
+    """What a mark is depends on text that has not come yet."""
+
+
+class _Place(NamedTuple):
+    """Where a value is."""
+
+    names: Collection[str]  # of parameters that have no value yet; none: of any
+    by_lines: bool  # values have lines of their own
+
+
+class _Ahead:
+    """The text from a mark within a value on."""
+
+    def __init__(self, text: str, ended: bool) -> None:
+        self.text = text
+        self._ended = ended
+
+    def mark(self, start: int) -> re.Match[str] | None:
+        """Return the next mark."""
+        match = MARK.search(self.text, start)
+        if match is None and not self._ended:
+            raise _NeedsMoreError
+        return match
+
+    def directly(self, start: int) -> re.Match[str] | None:
+        """Return the mark that follows with nothing but white space before it."""
+        rest = self.text[start:].lstrip()
+        begin = len(self.text) - len(rest)
+        match = MARK.match(self.text, begin)
+        begun = any(word.startswith(rest) for word in MARKS)
+        if match is None and begun and not self._ended:
+            raise _NeedsMoreError
+        return match
+
+    def is_end(self, start: int) -> bool:
+        """Return whether nothing but white space follows."""
+        if self.text[start:].strip():
+            return False
+        if not self._ended:
+            raise _NeedsMoreError
+        return True
+
+    def key(self, start: int) -> tuple[str, int]:
+        """Return the name up to a `>` in the same line, and where it ends."""
+        match = KEY.match(self.text, start)
+        if match is None:
+            raise _NeedsMoreError
+        if match.end() == len(self.text) and not self._ended:
+            raise _NeedsMoreError
+        if self.text[match.end() : match.end() + 1] != ">":
+            return "", start
+        return match[0].strip(), match.end() + 1
+
+
+def _read_mark(text: str, ended: bool, after_line: bool, place: _Place) -> int:
+    """Return how many characters from a mark on belong to the value; 0: the mark ends it.
+
+    A model leaves marks out and writes them in values. What follows tells: the value's end is
+    followed by another mark or nothing, and a mark within a value by more text and the end.
+    """
+    ahead = _Ahead(text, ended)
+    mark = MARK.match(text)
+    assert mark is not None
+    if mark[0] == END_VALUE:
+        return 0 if _ends_value(ahead, mark.end(), place) else mark.end()
+    if mark[0] == PARAMETER:
+        return _begins_parameter(ahead, mark.end(), after_line, place)
+    if mark[0] in (END, CLOSE):
+        return 0 if _ends_call(ahead, mark) else mark.end()
+    return _begins_call(ahead, mark)
+
+
+def _ends_value(ahead: _Ahead, after: int, place: _Place) -> bool:
+    if ahead.is_end(after) or ahead.directly(after):
+        return True
+    start = after
+    while following := ahead.mark(start):  # of a text that stands between
+        if following[0] == END_VALUE:
+            return False
+        if following[0] == PARAMETER:
+            lines = ahead.text[start : following.start()]
+            after_line = lines.endswith("\n")
+            within = _begins_parameter(ahead, following.end(), after_line, place, following.start())
+            if within == 0:
+                return True
+            start = following.start() + within
+        else:
+            return True
+    return True
+
+
+def _begins_parameter(
+    ahead: _Ahead, after: int, after_line: bool, place: _Place, begin: int = 0
+) -> int:
+    """Return the length of a mark of a parameter within a value; 0: it is the next parameter."""
+    key, start = ahead.key(after)
+    within = after - begin
+    if not key:
+        return within
+    is_known = not place.names or key in place.names
+    following = ahead.mark(start)
+    if following is None or following[0] != END_VALUE:
+        return 0 if is_known else within
+    if not ahead.is_end(following.end()):
+        beyond = ahead.directly(following.end())
+        if beyond is None:
+            return within
+        if beyond[0] == END_VALUE:  # one parameter within the other
+            return following.end() - begin
+    if not is_known:
+        return within
+    text = ahead.text[start : following.start()]
+    has_lines = text.startswith("\n")
+    if has_lines or not place.by_lines or (after_line and "\n" not in text):
+        return 0
+    return within
+
+
+def _ends_call(ahead: _Ahead, mark: re.Match[str]) -> bool:
+    after = mark.end()
+    is_closed = mark[0] == CLOSE
+    while (directly := ahead.directly(after)) and directly[0] in (END, CLOSE):
+        is_closed = True
+        after = directly.end()
+    if directly is not None:
+        return directly[0] != END_VALUE
+    if ahead.is_end(after):
+        return True
+    following = ahead.mark(after)
+    if following is None or following[0] in (OPEN, FUNCTION):
+        return True
+    return is_closed and following[0] in (END, CLOSE)
+
+
+def _begins_call(ahead: _Ahead, mark: re.Match[str]) -> int:
+    """Return the length of a call within a value, or of its mark; 0: it is the next call."""
+    after = mark.end()
+    if mark[0] == OPEN:
+        function = ahead.directly(after)
+        if function is None or function[0] != FUNCTION:
+            return after
+        after = function.end()
+    following = ahead.mark(after)
+    if following is not None and following[0] == END_VALUE:
+        return after  # only named
+    while following is not None and following[0] not in (END, OPEN, FUNCTION):
+        following = ahead.mark(following.end())
+    if following is None or following[0] != END:
+        return 0
+    after = following.end()
+    while (directly := ahead.directly(after)) and directly[0] in (END, CLOSE):
+        after = directly.end()
+    return after if directly is not None and directly[0] == END_VALUE else 0
 
 
 def _value_as_json(text: str, kinds: set[str]) -> str:
@@ -107,31 +297,21 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _kinds(schema: Any) -> set[str]:
-    """Return the types that a schema names; "string" by default, as in vLLM."""
-    if not isinstance(schema, dict):
-        return {"string"}
-    kinds: set[str] = set()
-    has_reference = False
-    branches: Any = schema.get("anyOf", schema.get("oneOf", [schema]))
-    for branch in branches:
-        if not isinstance(branch, dict):
-            continue
-        named = branch.get("type")
-        names = named if isinstance(named, list) else [named]
-        kinds.update(name for name in names if isinstance(name, str))
-        has_reference |= "$ref" in branch
-    if kinds:
-        return kinds
-    values = schema.get("enum")
-    has_other = isinstance(values, list) and not all(isinstance(value, str) for value in values)
-    return {"object"} if has_reference or has_other else {"string"}
+def _kinds(schema: Any, root: Schema) -> set[str]:
+    """Return the types of a value; "string" if its schema says none, as in vLLM."""
+    return types_of(schema, root) or {"string"}
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
     functions = []
     for tool in tools:
-        values = "".join(_parameter(lark, tool, key) for key in tool.schema.get("properties", {}))
+        if not isinstance(tool.schema.get("properties", {}), Mapping):
+            raise TypeError
+        required = required_of(tool.schema)
+        values = ""
+        for key, schema in properties_of(tool.schema).items():
+            rule = _parameter(lark, tool, key, schema)
+            values += f" {rule}" if key in required else f" {rule}?"
         start = f"{FUNCTION}{tool.name}>\n"
         functions.append(f"{lark.text(start)}{values} {lark.text(END)}")
     body = f'{lark.marker(OPEN)} "\\n" ({" | ".join(functions)}) "\\n" {lark.marker(CLOSE)}'
@@ -139,23 +319,29 @@ def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
     return f'{call} ("\\n" {call})*' if parallel else call
 
 
-def _parameter(lark: Lark, tool: Tool, key: str) -> str:
+def _parameter(lark: Lark, tool: Tool, key: str, schema: Any) -> str:
     start = f"{PARAMETER}{key}>\n"
-    rule = lark.rule("parameter", f'{lark.text(start)} {_value_grammar(lark, tool, key)} "\\n"')
-    return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"
+    value = _value_grammar(lark, tool, key, schema)
+    return lark.rule("parameter", f'{lark.text(start)} {value} "\\n"')
 
 
-def _value_grammar(lark: Lark, tool: Tool, key: str) -> str:
-    schema = tool.schema["properties"][key]
+def _value_grammar(lark: Lark, tool: Tool, key: str, schema: Any) -> str:
     end = f"\n{END_VALUE}"
-    if _kinds(schema) != {"string"}:
+    if "string" not in _kinds(schema, tool.schema):
         shared = {
             name: tool.schema[name] for name in ("$defs", "definitions") if name in tool.schema
         }
         return f"{lark.json({**schema, **shared})} {lark.text(end)}"
-    constants = [schema["const"]] if "const" in schema else []
-    values = schema.get("enum", constants)
-    if values:
-        return f"({' | '.join(lark.text(value + end) for value in values)})"
-    refuse_others(schema, {"type"}, f"{key} of {tool.name}")
-    return lark.up_to(END_VALUE)
+    if not isinstance(schema, Mapping):
+        raise not_enforceable("a schema that is no object", f"{key} of {tool.name}")
+    texts: list[str] = []
+    for branch in branches(schema, tool.schema):
+        constants = [branch["const"]] if "const" in branch else []
+        values = branch.get("enum", constants)
+        if not values and branch.get("type") == "null":
+            values = [None]
+        if not values:
+            refuse_others(branch, {"type"}, f"{key} of {tool.name}")
+            return lark.up_to(END_VALUE)
+        texts += ["null" if value is None else value for value in values]
+    return f"({' | '.join(lark.text(text + end) for text in texts)})"

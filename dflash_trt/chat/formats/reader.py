@@ -10,8 +10,10 @@ import secrets
 import string
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
+
+from dflash_trt.chat.formats.json_text import JsonText
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -21,8 +23,6 @@ ID_CHARACTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 LITERAL = re.compile(r"[\w.+-]*")
-QUOTED = re.compile(r'\\.|"', re.DOTALL)
-SYNTAX = re.compile(r'["{}\[\]]|[^\s:,\d+\-.eEtrufalsn]')  # allowed only in JSON strings
 
 
 @dataclass
@@ -62,13 +62,32 @@ class Reader:
         self.text = ""
         self.taken = 0  # characters of the text before `text`
         self.ended = False  # no more text follows
+        self.is_cut = False  # it ended where no more tokens were allowed
         self._tried: str | None = None  # text read of a possible call
-        self._calls = 0
+        self.calls = 0
+        self._calls_before = 0  # which were told before
+        self._arguments = JsonText()
         self._space = ""  # trailing space, content only if more follows
         self._space_span = Span(0, 0)
         self._has_thought = False
         self._thought_space = ""
         self._drop_space = False  # after a call or reasoning
+
+    def begin_with(self, text: str, news: AnswerDelta) -> None:
+        """Count from the end of a text before the answer on; news: what was parsed of it."""
+        self.taken -= len(text)
+        self._space = ""
+        self._thought_space = ""
+        self._calls_before = self.calls
+        if self.calls and not self.call_is_whole:
+            self._calls_before -= 1
+            begun = [call for call in news.calls if call.index == self._calls_before]
+            self.delta.calls = [replace(call, index=0) for call in begun]
+
+    @property
+    def call_is_whole(self) -> bool:
+        """Whether the last call's arguments have ended."""
+        return self._arguments.is_whole
 
     # --- what it makes ----------------------------------------------------------------------------
 
@@ -113,14 +132,26 @@ class Reader:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call; its text so far is no longer possible content."""
         new_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
-        self.delta.calls.append(CallDelta(self._calls, call_id or new_id, name))
-        self._calls += 1
+        self.delta.calls.append(CallDelta(self.calls - self._calls_before, call_id or new_id, name))
+        self.calls += 1
+        self._arguments = JsonText()
         self._tried = None
         self._drop_space = True
 
     def add_arguments(self, piece: str) -> None:
+        passed, _ = self._arguments.push(piece)
+        self._add_arguments(passed)
+
+    def end_arguments(self) -> None:
+        """End what is open in the arguments, unless their text was cut."""
+        if not (self.ended and self.is_cut and not self.text):
+            self._add_arguments(self._arguments.end())
+
+    def _add_arguments(self, piece: str) -> None:
+        if not piece:
+            return
         calls = self.delta.calls
-        index = self._calls - 1
+        index = self.calls - self._calls_before - 1
         if not calls or calls[-1].index != index:
             calls.append(CallDelta(index))
         calls[-1].arguments += piece
@@ -145,6 +176,11 @@ class Reader:
             self._tried += taken
         return taken
 
+    def put_back(self, text: str) -> None:
+        """Undo the taking of what was taken last, within a call that has begun."""
+        self.text = text + self.text
+        self.taken -= len(text)
+
     def starts_with(self, word: str) -> Steps[bool]:
         while len(self.text) < len(word) and word.startswith(self.text):
             if not (yield from self.wait_for_more()):
@@ -167,21 +203,62 @@ class Reader:
             if self.text or not (yield from self.wait_for_more()):
                 return
 
+    def skip_spaced(self, word: str) -> Steps[bool]:
+        """Skip a word and the white space before it, both or neither."""
+        while True:
+            rest = self.text.lstrip()
+            if rest.startswith(word):
+                self.take(len(self.text) - len(rest) + len(word))
+                return True
+            if not word.startswith(rest) or not (yield from self.wait_for_more()):
+                return False
+
+    def skip_all(self, word: str) -> Steps[bool]:
+        """Skip a word as often as it comes, spaced; return whether it came."""
+        came = yield from self.skip_spaced(word)
+        while came and (yield from self.skip_spaced(word)):
+            pass
+        return came
+
+    def skip_label(self, label: str) -> Steps[None]:
+        """Skip a word that nothing but white space or a mark may follow."""
+        while True:
+            rest = self.text.lstrip()
+            end = rest[len(label) :]
+            if rest.startswith(label) and end:
+                if not end[0].isalnum():
+                    self.take(len(self.text) - len(end))
+                return
+            if not rest.startswith(label[: len(rest)]):
+                return
+            if not (yield from self.wait_for_more()):
+                if rest == label:
+                    self.take(len(self.text))
+                return
+
     def close(self, word: str) -> Steps[None]:
-        """Consume the end of a call, or its beginning if the text was truncated."""
+        """Consume the end of a call as often as it comes, or its beginning if it was cut."""
+        closed = yield from self.skip_all(word)
         yield from self.skip_space()
-        if not (yield from self.skip(word)) and self.ended and word.startswith(self.text):
+        if not closed and self.ended and word.startswith(self.text):
             self.take(len(self.text))
 
-    def until(self, words: tuple[str, ...], give: Callable[[str], object]) -> Steps[str | None]:
-        """Pass on text up to the first of some words, not consumed; return it or None."""
+    def until(
+        self, words: tuple[str, ...], give: Callable[[str], object], *, keep_begun: bool = False
+    ) -> Steps[str | None]:
+        """Pass on text up to the first of some words, not consumed; return it or None.
+
+        keep_begun: a word that the end of the text cuts is not passed on.
+        """
         while True:
             places = [(self.text.find(word), word) for word in words if word in self.text]
             if places:
                 place, word = min(places)
                 give(self.take(place))
                 return word
-            held = 0 if self.ended else max(overlap(self.text, word) for word in words)
+            held = 0
+            if keep_begun or not self.ended:
+                held = max(overlap(self.text, word) for word in words)
             give(self.take(len(self.text) - held))
             if not (yield from self.wait_for_more()):
                 return None
@@ -206,7 +283,7 @@ class Reader:
 
     def attempt(self, call: Steps[None]) -> Steps[bool]:
         """Parse a call, falling back to content; return whether one was begun."""
-        calls_before = self._calls
+        calls_before = self.calls
         self._tried = ""
         with suppress(BrokenError):
             yield from call
@@ -214,7 +291,10 @@ class Reader:
         tried = self._tried
         self._tried = None
         self.add_content(tried or "")
-        return self._calls > calls_before
+        begun = self.calls > calls_before
+        if begun:
+            self.end_arguments()
+        return begun
 
     # --- JSON -------------------------------------------------------------------------------------
 
@@ -231,44 +311,35 @@ class Reader:
         return value
 
     def json_arguments(self, name: str, call_id: str = "") -> Steps[None]:
-        """Begin a call whose arguments, an object, follow; pass on their text unchanged."""
+        """Begin a call whose arguments, an object, follow."""
         if not (yield from self.starts_with("{")):
             raise BrokenError
         self.begin_call(name, call_id)
-        yield from self._brackets(self.add_arguments)
+        yield from self._json(self._arguments, self._add_arguments)
 
-    def json_value(self) -> Steps[None]:
+    def json_value(self) -> Steps[str]:
+        """Return the text of a value."""
         while not self.text:
             yield from self.require_more()
+        pieces: list[str] = []
+        if self.text[0] in "{[":
+            yield from self._json(JsonText(), pieces.append)
+            return "".join(pieces)
         if self.text[0] == '"':
-            yield from self.json_string()
-        elif self.text[0] in "{[":
-            yield from self._brackets(len)
-        else:
-            while (match := LITERAL.match(self.text)) and match.end() == len(self.text):
-                yield from self.require_more()
-            self.take(match.end() if match else 0)
+            return as_json((yield from self.json_string()))
+        while (match := LITERAL.match(self.text)) and match.end() == len(self.text):
+            yield from self.require_more()
+        return self.take(match.end() if match else 0)
 
-    def _brackets(self, give: Callable[[str], object]) -> Steps[None]:
-        depth = 0
-        quoted = False
+    def _json(self, json_text: JsonText, give: Callable[[str], object]) -> Steps[None]:
         while True:
-            read = 0
-            while match := (QUOTED if quoted else SYNTAX).search(self.text, read):
-                sign = match[0]
-                read = match.end()
-                if sign == '"':
-                    quoted = not quoted
-                elif not quoted and sign in "{}[]":
-                    depth += 1 if sign in "{[" else -1
-                    if not depth:
-                        give(self.take(read))
-                        return
-                elif not quoted:
-                    give(self.take(match.start()))
-                    raise BrokenError
-            half = self.text.endswith("\\", read)  # of an escape
-            give(self.take(len(self.text) - half))
+            passed, read = json_text.push(self.text)
+            self.take(read)
+            give(passed)
+            if json_text.is_broken:
+                raise BrokenError
+            if json_text.is_whole:
+                return
             yield from self.require_more()
 
 
@@ -276,6 +347,7 @@ def json_call(reader: Reader) -> Steps[None]:
     """Parse `{"name": .., "arguments": {..}}`; `parameters` also works."""
     yield from reader.expect("{")
     name = ""
+    arguments = ""  # before the name
     begun = False
     while True:
         yield from reader.skip_space()
@@ -288,11 +360,17 @@ def json_call(reader: Reader) -> Steps[None]:
         elif key in ("arguments", "parameters") and name and not begun:
             begun = True
             yield from reader.json_arguments(name)
+        elif key in ("arguments", "parameters") and not name:
+            arguments = yield from reader.json_value()
         else:
             yield from reader.json_value()
         yield from reader.skip_space()
         if not (yield from reader.skip(",")):
             break
+    if not begun and name and arguments.startswith("{"):
+        begun = True
+        reader.begin_call(name)
+        reader.add_arguments(arguments)
     yield from reader.expect("}")
     if not begun:
         raise BrokenError

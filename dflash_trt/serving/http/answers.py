@@ -82,7 +82,8 @@ class ChatReader:
     def read(self, chunk: Chunk) -> AnswerDelta:
         if self._parser is None:
             self._parser = self._new_parser(chunk.thinking)
-        news = self._parser.push(chunk.text, last=chunk.finish_reason != "")
+        reason = chunk.finish_reason
+        news = self._parser.push(chunk.text, last=reason != "", cut=reason == "length")
         if self.only_calls:
             news.content = ""
         if self._one_call:

@@ -20,6 +20,7 @@ from dflash_trt.chat import (
     AnswerParser,
     ChatModel,
     Dialect,
+    begun_answer,
     load_chat_template,
     parse_tools,
     required_tools,
@@ -375,6 +376,10 @@ def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
     try:
         tools = parse_tools(fields.tools)
         only_calls = bool(required_tools(tools, fields.tool_choice))
+        begun = ""
+        if fields.continue_final_message:
+            messages = [message.model_dump(exclude_unset=True) for message in fields.messages]
+            begun = begun_answer(dialect, messages)
     except RequestError as error:
         raise fields.translate_refusal(error) from None
     tools = [] if fields.tool_choice == "none" else tools
@@ -383,7 +388,9 @@ def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
     format = dialect.format if tools or dialect.format is HARMONY else None
 
     def new_parser(thinking: bool) -> AnswerParser:
-        return AnswerParser(format, tools, dialect.reasoning_tags, thinking=thinking)
+        thinking = thinking and not begun  # which opens the thought itself
+        tags = dialect.reasoning_tags
+        return AnswerParser(format, tools, tags, thinking=thinking, begun=begun)
 
     one_call = not fields.parallel_tool_calls
     return partial(ChatReader, new_parser, one_call=one_call, only_calls=only_calls)

@@ -97,6 +97,7 @@ class ResponseRequest(Schema):
     temperature: float | None = None
     top_p: float | None = None
     parallel_tool_calls: bool = True
+    truncation: Literal["auto", "disabled"] | None = None  # an input that does not fit is refused
 
     @property
     def wants_logprobs(self) -> bool:

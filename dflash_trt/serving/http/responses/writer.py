@@ -198,7 +198,7 @@ def begun_response(read: ReadRequest, sampling: Mapping[str, float], *, stored: 
         "usage": None,
         "error": None,
         "incomplete_details": None,
-        "truncation": "disabled",
+        "truncation": read.request.truncation or "disabled",
         **used,
         "parallel_tool_calls": request.parallel_tool_calls,
         "background": False,

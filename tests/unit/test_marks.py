@@ -1,0 +1,398 @@
+"""What may happen to the marks of an answer: a row for each format, all told alike.
+
+What is right is what the models' own parsers make of it: Qwen's `qwen3coder_tool_parser` and vLLM's
+`qwen3_coder` (a value ends at its end, the next parameter or the function's end), `hermes` and
+`gemma4`; openai/harmony's encoding (a channel's name ends at white space or `<`);
+mistral-common and vLLM's Mistral parsers (an end of a thought that was not begun is left out); and
+vLLM's reasoning parsers (a call's mark ends an open thought). `MARK_EXAMPLES=15000` tries more
+answers than the 300 of `make test`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.chat.formats import (
+    FORMATS,
+    HARMONY,
+    REASONING_TAGS,
+    AnswerParser,
+    Format,
+    ReasoningTags,
+    Tool,
+    parse_tools,
+)
+
+EXAMPLES = os.environ.get("MARK_EXAMPLES", "")
+THINK, BRACKETS, CHANNEL = REASONING_TAGS
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}
+TOOLS = parse_tools([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}])
+
+
+class Row(NamedTuple):
+    """Two calls of f as a format writes them: the pieces of text between its marks, and marks.
+
+    optional: marks that a model may leave out; doubled: marks that it may write twice; spaced:
+    marks that may stand after a space or line break.
+    """
+
+    format: Format
+    pieces: tuple[str, ...]
+    optional: tuple[int, ...]
+    doubled: tuple[int, ...]
+    spaced: tuple[int, ...]
+
+    def call(self) -> str:
+        return "".join(self.pieces)
+
+
+def format_of(sign: str) -> Format:
+    [format] = [known for known in FORMATS if known.sign == sign]
+    return format
+
+
+QWEN = ("<tool_call>", "\n", "<function=f>", "\n", "<parameter=a>", "\n1\n", "</parameter>", "\n",
+        "<parameter=b>", "\n2\n", "</parameter>", "\n", "</function>", "\n",
+        "</tool_call>")  # fmt: skip
+ROWS = (
+    Row(format_of("<tool_call>\n<function="), QWEN, (0, 6, 10, 12, 14), (0, 6, 10, 12, 14),
+        (0, 2, 4, 6, 8, 10, 12, 14)),
+    Row(format_of("<tool_call>"),
+        ("<tool_call>", '\n{"name": "f", "arguments": {"a": "1", "b": "2"}}\n', "</tool_call>"),
+        (2,), (0, 2), (0, 2)),
+    Row(format_of("<|tool_call>"),
+        ("<|tool_call>", "call:f{a:", '<|"|>', "1", '<|"|>', ",b:", '<|"|>', "2", '<|"|>', "}",
+         "<tool_call|>"), (2, 4, 6, 8, 10), (0, 2, 4, 6, 8, 10), (0, 2, 6, 10)),
+    Row(format_of("[CALL_ID]"),
+        ("[TOOL_CALLS]", "f", "[CALL_ID]", "a1B2c3D4e", "[ARGS]", '{"a": "1", "b": "2"}'),
+        (4,), (0, 2, 4), (0, 2, 4)),
+    Row(format_of("[ARGS]"), ("[TOOL_CALLS]", "f", "[ARGS]", '{"a": "1", "b": "2"}'),
+        (2,), (0, 2), (0, 2)),
+    Row(format_of("[TOOL_CALLS]"),
+        ("[TOOL_CALLS]", " ", "[", '{"name": "f", "arguments": {"a": "1", "b": "2"}}', "]"),
+        (2, 4), (0, 2, 4), (0, 2, 4)),
+    Row(HARMONY,
+        ("<|start|>", "assistant", "<|channel|>", "commentary to=functions.f ", "<|constrain|>",
+         "json", "<|message|>", '{"a": "1", "b": "2"}', "<|call|>"),
+        (0, 4, 8), (0, 2, 6, 8), (0, 2, 4, 6, 8)),
+    Row(format_of('"parameters": {'),
+        ("<|python_tag|>", '{"name": "f", "parameters": {"a": "1", "b": "2"}}'),
+        (), (0,), (0,)),
+)  # fmt: skip
+CALLED = ("f", {"a": "1", "b": "2"})
+by_format = pytest.mark.parametrize("row", ROWS, ids=[row.format.sign.strip() for row in ROWS])
+
+
+class Answer(NamedTuple):
+    thought: str
+    content: str
+    calls: list[tuple[str, str]]
+
+
+def read(
+    pieces: Sequence[str],
+    format: Format | None,
+    tags: ReasoningTags | None = None,
+    thinking: bool = False,
+    tools: Sequence[Tool] = TOOLS,
+    begun: str = "",
+    cut: bool = False,
+) -> Answer:
+    parser = AnswerParser(format, tools, tags, thinking=thinking, begun=begun)
+    thought = ""
+    content = ""
+    calls: list[tuple[str, str]] = []
+    for number, piece in enumerate(pieces, 1):
+        last = number == len(pieces)
+        news = parser.push(piece, last=last, cut=cut and last)
+        thought += news.reasoning
+        content += news.content
+        for call in news.calls:
+            if call.name:
+                calls.append((call.name, ""))
+            name, arguments = calls[call.index]
+            calls[call.index] = (name, arguments + call.arguments)
+    return Answer(thought, content, calls)
+
+
+def read_alike(text: str, format: Format | None, **options: Any) -> Answer:
+    """Read an answer whole and in each split of one size; all must be the same."""
+    whole = read([text], format, **options)
+    for size in (1, 2, 3, 5, 8):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)] or [""]
+        assert read(pieces, format, **options) == whole, (size, text)
+    return whole
+
+
+def called(answer: Answer) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for name, arguments in answer.calls]
+
+
+def called_without_space(answer: Answer) -> list[tuple[str, Any]]:
+    return [
+        (name, {key: value.strip() for key, value in arguments.items()})
+        for name, arguments in called(answer)
+    ]
+
+
+@by_format
+def test_a_mark_is_missing(row: Row) -> None:
+    for number in row.optional:
+        text = "".join(row.pieces[:number] + row.pieces[number + 1 :])
+        answer = read_alike(text, row.format)
+        assert (called_without_space(answer), answer.content.strip()) == ([CALLED], ""), text
+
+
+@by_format
+def test_a_mark_is_written_twice(row: Row) -> None:
+    for number in row.doubled:
+        for between in ("", " ", "\n"):
+            mark = row.pieces[number]
+            pieces = (*row.pieces[:number], f"{mark}{between}{mark}", *row.pieces[number + 1 :])
+            answer = read_alike("".join(pieces), row.format)
+            assert called(answer) == [CALLED], pieces
+            assert answer.content.strip() == "", pieces
+
+
+@by_format
+def test_a_mark_stands_after_space(row: Row) -> None:
+    for number in row.spaced:
+        for space in (" ", "\n", " \n "):
+            pieces = (*row.pieces[:number], space, *row.pieces[number:])
+            answer = read_alike("".join(pieces), row.format)
+            assert called_without_space(answer) == [CALLED], pieces
+            assert answer.content.strip() == "", pieces
+
+
+@by_format
+def test_the_text_ends_anywhere(row: Row) -> None:
+    text = row.call()
+    for end in range(len(text)):
+        ended = read_alike(text[:end], row.format)
+        assert all(isinstance(arguments, dict) for _, arguments in called(ended))
+        cut = read_alike(text[:end], row.format, cut=True)
+        assert [name for name, _ in cut.calls] == [name for name, _ in ended.calls]
+    assert called(read_alike(text, row.format, cut=True)) == [CALLED]
+
+
+@pytest.mark.parametrize("tags", REASONING_TAGS, ids=lambda tags: tags.open)
+@pytest.mark.parametrize("thinking", [True, False], ids=["by the prompt", "by the model"])
+@by_format
+def test_a_call_in_an_open_thought(row: Row, tags: ReasoningTags, thinking: bool) -> None:
+    if row.format is HARMONY:
+        text = f"<|channel|>analysis<|message|>I need a look.{row.call()}"
+        assert called(read_alike(text, HARMONY)) == [CALLED]
+        return
+    opened = "" if thinking else f"{tags.open}{tags.label}"
+    for text in ("", "I need a look.\n"):
+        for calls in (1, 2):
+            several = row.call() if calls == 1 else f"{row.call()}\n{row.call()}"
+            answer = read_alike(
+                f"{opened}{text}{several}", row.format, tags=tags, thinking=thinking
+            )
+            assert answer.thought == text.strip()
+            wanted = 1 if row.format.is_bare and calls == 2 else calls
+            assert len(called(answer)) >= wanted
+            assert answer.content == ""
+    closed = f"{opened}Hm {row.call()[:14]}{tags.close}\n\nHi"
+    if not row.format.is_special:
+        assert read_alike(closed, row.format, tags=tags, thinking=thinking)[1:] == ("Hi", [])
+        rehearsed = f"{opened}Hm {row.call()} or so{tags.close}\n\nHi {row.call()}"
+        answer = read_alike(rehearsed, row.format, tags=tags, thinking=thinking)
+        assert (answer.thought, answer.content) == (f"Hm {row.call()} or so", "Hi")
+        assert called(answer) == [CALLED]
+
+
+@pytest.mark.parametrize("tags", REASONING_TAGS, ids=lambda tags: tags.open)
+def test_the_marks_of_a_thought(tags: ReasoningTags) -> None:
+    opened, close = f"{tags.open}{tags.label}", tags.close
+    for text in (
+        f"{opened}Hm{close}Hi",
+        f"\n {opened}\nHm\n{close}\n\nHi",
+        f"{tags.open}{opened}Hm{close}{close}Hi",
+        f"{tags.open} {tags.open} {tags.label}Hm {close} {close}Hi",
+    ):
+        assert read_alike(text, None, tags=tags) == ("Hm", "Hi", []), text
+    for text in (f"Hm{close}Hi", f"{opened}Hm{close}\n{close}Hi", f"\n{tags.open}\nHm{close}Hi"):
+        assert read_alike(text, None, tags=tags, thinking=True) == ("Hm", "Hi", []), text
+    assert read_alike(f"{opened}Hm", None, tags=tags) == ("Hm", "", [])
+    assert read_alike(f"{opened}{close}", None, tags=tags) == ("", "", [])
+    if tags.is_special:
+        assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", "HmHi", [])
+        assert read_alike(f"Hi {opened}Hm{close} you", None, tags=tags)[0] == "Hm"
+    else:
+        assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", f"Hm{close}Hi", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>analysis code<|message|>hm<|end|>{final}", ("hm", "Hi")),
+        ("<|channel|>analysis\n<|message|>hm<|end|>{final}", ("hm", "Hi")),
+        ("<|channel|> analysis<|message|>hm<|end|>{final}", ("hm", "Hi")),
+        ("<|channel|>analysis hm<|end|>{final}", ("hm", "Hi")),
+        ("<|channel|>analysis<|message|>hm{final}", ("hm", "Hi")),
+        ("<|channel|>analysis<|message|><|message|>hm<|end|><|end|>{final}", ("hm", "Hi")),
+        ("<|channel|>analysis<|message|>hm<|end|>assistant<|channel|>final<|message|>Hi",
+         ("hm", "Hi")),
+        ("<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi<|end|>", ("hm", "Hi")),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>{final}", ("hm", "Hi")),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|chan", ("hm", "")),
+        ("<|channel|>analysisx<|message|>hm", ("", "hm")),
+        ("Hi<|end|>", ("", "Hi")),
+    ],
+)  # fmt: skip
+def test_the_headers_of_channels(text: str, expected: tuple[str, str]) -> None:
+    final = "<|start|>assistant<|channel|>final<|message|>Hi"
+    assert read_alike(text.replace("{final}", final), HARMONY)[:2] == expected
+
+
+def test_an_answer_goes_on_where_it_was() -> None:
+    hermes = format_of("<tool_call>")
+    begun = '<tool_call>\n{"name": "f", "arguments": {"a": "1'
+    going_on = read_alike('", "b": "2"}}\n</tool_call>', hermes, begun=begun)
+    assert (called(going_on), going_on.content) == ([CALLED], "")
+    for text, start, expected in (
+        (" more</think>Hi", "<think>Hm", (" more", "Hi", [])),
+        (" you <think>", "<think>Hm</think>Hi", ("", " you <think>", [])),
+        ("you", "Hi ", ("", "you", [])),
+    ):
+        assert read_alike(text, hermes, tags=THINK, begun=start) == expected
+    thought = "<|channel|>analysis<|message|>Hm"
+    final = " so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    assert read_alike(final, HARMONY, begun=thought) == (" so", "Hi", [])
+
+
+VALUES = (
+    "</parameter> ends one",
+    "a </function> b",
+    "see <parameter=b> in code",
+    "x\n</function>\n</tool_call>\nand text",
+    "<parameter=c>\n1\n</parameter>",
+    "<parameter=b>\n1\n</parameter>",
+    "".join(QWEN),
+)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_that_holds_markup_is_whole(value: str) -> None:
+    text = (
+        f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n"
+        "<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>"
+    )
+    answer = read_alike(text, format_of("<tool_call>\n<function="))
+    assert called(answer) == [("f", {"a": value, "b": "2"})]
+
+
+DEFS = {
+    "Zip": {"type": "string"},
+    "Number": {"type": "integer"},
+    "Same": {"$ref": "#/$defs/Zip"},
+    "Circle": {"$ref": "#/$defs/Circle"},
+    "Outer": {"$defs": {"Inner": {"type": "integer"}}},
+}
+WHOLE = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "wanted"),
+    [
+        ({"$ref": "#/$defs/Zip"}, "012", "012"),
+        ({"$ref": "#/$defs/Same"}, "12", "12"),
+        ({"$ref": "#/$defs/Circle"}, "12", "12"),
+        ({"$ref": "#/definitions/Old"}, "12", 12),
+        ({"$ref": "#/$defs/Outer/$defs/Inner"}, "12", 12),
+        ({"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"$ref": "#/$defs/Number"}, {"type": "null"}]}, "12", 12),
+        ({"anyOf": [{"$ref": "#/$defs/Number"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Number"}], "description": "d"}, "12", 12),
+        ({"const": True}, "true", True),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"properties": {"a": WHOLE}}, '{"a": 1}', {"a": 1}),
+        ({"items": WHOLE}, "[1]", [1]),
+        ({"minimum": 1}, "12", 12),
+        ({}, "12", "12"),
+        (True, "12", "12"),
+    ],
+)
+def test_values_have_the_types_of_their_schemas(schema: Any, value: str, wanted: Any) -> None:
+    of_all = {"$defs": DEFS, "definitions": {"Old": WHOLE}}
+    named = {"type": "object", "properties": {"x": schema}}
+    for parameters in (
+        {**named, **of_all},
+        {"type": "object", "additionalProperties": schema, **of_all},
+        {"$ref": "#/$defs/All", **of_all, "$defs": {**DEFS, "All": named}},
+        {"type": "object", "allOf": [named], **of_all},
+    ):
+        tools = [Tool("f", parameters)]
+        text = (
+            "<tool_call>\n<function=f>\n<parameter=x>\n"
+            f"{value}\n</parameter>\n</function>\n</tool_call>"
+        )
+        answer = read_alike(text, format_of("<tool_call>\n<function="), tools=tools)
+        assert called(answer) == [("f", {"x": wanted})]
+
+
+MARKUP = st.sampled_from(
+    sorted({mark for row in ROWS for mark in (*row.pieces, *row.format.markers)})
+    + [mark for tags in REASONING_TAGS for mark in (tags.open, tags.close)]
+)
+WORDS = st.sampled_from(
+    ["Hi", " ", "\n", "1 < 2", '"', "{", "}", "\\", "\\d", "ü 🙂", "<", "tru", ","]
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Row, str, dict[str, Any]]:
+    """Draw a call with broken marks, in a text or a thought."""
+    row = draw(st.sampled_from(ROWS))
+    tags = draw(st.sampled_from([None, *REASONING_TAGS]))
+    pieces = [draw(st.sampled_from(["", "Hi ", "Hm\n"])), *row.pieces]
+    pieces += draw(st.sampled_from([(), ("\n", *row.pieces), (" So?",)]))
+    if tags and draw(st.booleans()):
+        pieces = [tags.open, tags.label, "Hm", draw(st.sampled_from(["", tags.close])), *pieces]
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, len(pieces) - 1))
+        change = draw(st.sampled_from(["leave out", "twice", "add", "mark", "cut"]))
+        if change == "leave out":
+            pieces[place] = ""
+        elif change == "twice":
+            pieces[place] *= 2
+        elif change == "cut":
+            pieces[place] = pieces[place][: draw(st.integers(0, len(pieces[place])))]
+        else:
+            pieces.insert(place, draw(WORDS if change == "add" else MARKUP))
+    text = "".join(pieces)
+    if draw(st.booleans()):
+        text = text[: draw(st.integers(0, len(text)))]
+    return row, text, {"tags": tags, "thinking": bool(tags) and draw(st.booleans())}
+
+
+@settings(
+    max_examples=int(EXAMPLES or 300),
+    deadline=None,
+    derandomize=not EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(answers(), st.lists(st.integers(1, 12), min_size=1), st.booleans())
+def test_whole_equals_stream(
+    answer: tuple[Row, str, dict[str, Any]], sizes: list[int], cut: bool
+) -> None:
+    row, text, options = answer
+    pieces = []
+    start = 0
+    while start < len(text):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(text[start : start + size])
+        start += size
+    whole = read([text], row.format, cut=cut, **options)
+    assert read([*pieces, ""], row.format, cut=cut, **options) == whole
+    assert read(pieces or [""], row.format, cut=cut, **options) == whole
+    if not cut:
+        assert all(isinstance(value, dict) for _, value in called(whole))
