@@ -19,7 +19,7 @@ import yaml
 
 from dflash_trt.builder.deployment import render_template, resource_name
 from dflash_trt.builder.tensorrt_llm import open_pair
-from dflash_trt.checkpoints import NotKnown, Report, drafter_format, locate_config
+from dflash_trt.checkpoints import FROM_ANCHOR, NotKnown, Report, drafter_format, locate_config
 from dflash_trt.checkpoints.drafter import DFLASH2
 from dflash_trt.checks import drafter_layout, engine_kinds, pair_findings, warnings_of
 from dflash_trt.config import BuildConfig, Source
@@ -74,10 +74,10 @@ def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> 
         )
     form = drafter_format(pair.drafter.values)
     layout = drafter_layout(pair)
-    if engine != "vllm" and layout.fix:
+    if engine != "vllm" and form != "z-lab":
         raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)
-    if engine == "vllm" and (form == "DeepSpec" or pair.drafter.values.get("sample_from_anchor")):
-        problem = "vllm runs no DFlash drafter whose anchor's row drafts"
+    if form == "DeepSpec" or any(pair.drafter.values.get(name) for name in FROM_ANCHOR):
+        problem = f"{engine} runs no DFlash drafter whose anchor's place drafts"
         raise PairError(problem, "Use a drafter of which only the masks draft")
     lines = ENGINES[engine](context, args)
     method = config.speculation.method

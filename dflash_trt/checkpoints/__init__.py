@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.directory import (
     tokenizer_files,
 )
 from dflash_trt.checkpoints.drafter import (
+    FROM_ANCHOR,
     draft_token_ids,
     drafter_format,
     drafter_shapes,

@@ -33,13 +33,31 @@ OTHERS = ("LiLiCorr", "DSpark", "Domino", "XPress", "PEagle", "EAGLE", "MTP")
 TABLES = ("embed_tokens", "lm_head")
 TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 MASK_EMBEDDING = "mask_embedding.pt"  # MiMo's
-# fields that change a drafter's computation, with their neutral values
+# Fields that change what is drafted and that nothing here reads, with their neutral values. They
+# are of z-lab's code, speculators, vLLM (qwen3_dflash.py), SGLang (dflash_utils.py), llama.cpp.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_swa_attention_sink_bias": (False,),
     "attention_value_scale": (1.0,),
+    "conv_kernel_conditioning": ("input",),
+    "eagle_aux_hidden_state_layer_ids": (),
+    "is_neox_style": (True,),
     "logit_scale": (1.0,),
     "shift_label": (False,),
+    "use_aux_hidden_state": (True,),
 }
+# and those that are read in the other layout alone
+NEUTRAL_ZLAB: dict[str, tuple[Any, ...]] = {"sliding_window_non_causal": (False,)}
+NEUTRAL_SPECULATORS: dict[str, tuple[Any, ...]] = {
+    "attention_sink_bias": (False,),
+    "causal": (),
+    "final_logit_softcapping": (),
+    "input_embedding_scale": (1.0,),
+    "is_causal": (),
+    "output_multiplier": (1.0,),
+    "swa_window_size": (),
+    "use_swa": (False,),
+}
+FROM_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next")  # two names for one thing
 EXPORT_DRAFTER = "Export the drafter again"
 OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
 
@@ -57,14 +75,27 @@ def read_dflash2(values: Config, fields: dict[str, Any], draft_vocab_size: int) 
     return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
 
+def refuse_unread(values: Config, unread: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that change what is drafted, if nothing here reads them."""
+    for name, neutral in {**NEUTRAL, **unread}.items():
+        if values.get(name) is not None and values[name] not in neutral:
+            raise values.refuse(f"{name} is {values[name]!r}")
+
+
+def samples_from_anchor(values: Config) -> bool:
+    """Return whether the anchor's place predicts the first draft, by either name of the flag."""
+    flags = {name: values.flag(name) for name in FROM_ANCHOR if values.get(name) is not None}
+    if len({*flags.values()}) > 1:
+        raise values.wrong(f"{' and '.join(flags)} contradict each other", EXPORT_DRAFTER)
+    return any(flags.values())
+
+
 def zlab(config: Config) -> DrafterSpec:
     """Read each value from `dflash_config`, then from the top level, as z-lab's code does."""
     values = config.overridden_by(config.section("dflash_config"))
     second = DFLASH2 in config["architectures"]
     dflash2_only = {} if second else {"selector_rank": (), "conv_kernel_size": ()}
-    for name, neutral in {**NEUTRAL, **dflash2_only}.items():
-        if values.get(name) is not None and values[name] not in neutral:
-            raise config.refuse(f"{name} is {values[name]!r}")
+    refuse_unread(values, {**NEUTRAL_ZLAB, **dflash2_only})
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(other) not in (None, config.get(name)):
             raise config.refuse(f"the drafter's {name} and the target's differ ({other})")
@@ -72,10 +103,13 @@ def zlab(config: Config) -> DrafterSpec:
     fields["layers"] = _with_attention_kinds(values, fields["layers"])
     selector = read_dflash2(values, fields, fields["vocab_size"]) if second else None
     cap = values.get("final_logit_softcapping")
+    from_anchor = samples_from_anchor(values)
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=values.number("block_size", minimum=2),
+        # a block of n rows, all of which draft, is the anchor and as many drafts
+        block_size=values.number("block_size", minimum=2 - from_anchor) + from_anchor,
+        sample_from_anchor=from_anchor,
         mask_token_id=mask_token(values, "Add it to dflash_config"),
         target_layer_ids=layer_numbers(values, "target_layer_ids"),
         num_target_layers=config.number("num_target_layers"),
@@ -89,9 +123,11 @@ def zlab(config: Config) -> DrafterSpec:
 
 def deepspec(config: Config) -> DrafterSpec:
     """Return the spec of DeepSpec's plain DFlash: a block of n rows, all of which draft."""
-    spec = zlab(config)
-    block_size = spec.block_size + 1  # the anchor and as many drafts
-    return replace(spec, block_size=block_size, sample_from_anchor=True, own_tables=TABLES)
+    values = config.overridden_by(config.section("dflash_config"))
+    if any(values.flag(name, True) is False for name in FROM_ANCHOR):
+        raise values.wrong(f"{DEEPSPEC} drafts from the anchor's place", EXPORT_DRAFTER)
+    spec = zlab(config.overridden_by(dict.fromkeys(FROM_ANCHOR, True)))
+    return replace(spec, own_tables=TABLES)
 
 
 def mask_token(values: Config, add: str) -> int:
@@ -144,6 +180,7 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     ropes = inner.get("rope_parameters")
     if isinstance(ropes, dict) and SLIDING in ropes:  # it then applies to every layer
         inner = inner.overridden_by({"rope_parameters": ropes[SLIDING]})
+    refuse_unread(inner.overridden_by(config), NEUTRAL_SPECULATORS)
     fields = decoder_fields(inner)
     check_windows(inner, fields["layers"])
     hidden = fields["hidden_size"]
@@ -159,7 +196,7 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
             layers[i] = replace(layer, window=window, window_from_anchor=True, causal=causal)
     fields["layers"] = tuple(layers)
     selector = read_dflash2(inner.overridden_by(config), fields, draft_vocab) if second else None
-    from_anchor = bool(config.flag("sample_from_anchor"))
+    from_anchor = samples_from_anchor(config)
     return DrafterSpec(
         **fields,
         qk_norm=True,

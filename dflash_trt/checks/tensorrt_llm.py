@@ -1,6 +1,7 @@
 """Checks of what TensorRT-LLM's workers require in any configuration (1.4.0rc1)."""
 
 from dflash_trt.checkpoints.drafter import (
+    FROM_ANCHOR,
     drafter_format,
     is_eagle3,
     other_method,
@@ -51,6 +52,9 @@ def drafter_layout(pair: Pair) -> Found:
     """Check the drafter's layout: others have other names, or tables of their own."""
     form = drafter_format(pair.drafter.values)
     layout = "its own layout" if form == "z-lab" else f"the {form} format"
+    if form == "z-lab" and any(pair.drafter.values.get(name) for name in FROM_ANCHOR):
+        what = "the drafter drafts from the anchor's place; TensorRT-LLM reads masks alone"
+        return Found(False, what, "Use a drafter of which only the masks draft")
     required = "z-lab's"
     fix = "Use the drafter in z-lab's layout"
     if pair.method == "eagle3":

@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 OWN = Path(__file__).parent / "drafter"
+DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 OF_FEWER_TOKENS = ("d2t", "t2d", "lm_head.weight")
 
 
@@ -20,10 +21,10 @@ def main(directory: Path) -> None:
     stored = json.loads((OWN / "config.json").read_text())
     config = stored.pop("transformer_layer_config")
     taps = [layer - 1 for layer in stored["aux_hidden_state_layer_ids"]]  # 0: the first layer's
-    config["dflash_config"] = {"target_layer_ids": taps, "mask_token_id": stored["mask_token_id"]}
-    names = ("block_size", "dtype", "selector_rank", "selector_top_k")
-    for name in (*names, "conv_kernel_size", "conv_group_size"):
-        config[name] = stored[name]
+    config |= {name: stored[name] for name in ("block_size", "dtype")}
+    # where z-lab's MLX code and llama.cpp look for them
+    inner = {name: stored[name] for name in ("mask_token_id", *DFLASH2)}
+    config["dflash_config"] = {"target_layer_ids": taps, **inner}
     tensors = load_file(OWN / "model.safetensors")
     for name in OF_FEWER_TOKENS:
         del tensors[name]

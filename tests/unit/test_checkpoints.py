@@ -27,7 +27,8 @@ from dflash_trt.checks import check_pair
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.weights import Weights
 from tests.support.builds import edit, edit_weights
-from tests.support.pairs import make_pair
+from tests.support.families import to_speculators
+from tests.support.pairs import Pair, make_pair
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -279,3 +280,76 @@ def test_the_examples_drafters_are_read(name: str) -> None:
     drafter = load_drafter(Path(__file__).parents[2] / "examples" / name / "drafter")
     assert drafter.spec.block_size == 8
     assert (drafter.spec.selector is None) == (name == "pycode")
+
+
+# what changes a draft, by the code that reads it: a value, and what it makes of the spec
+# (None: it is refused by its name)
+FIELDS: dict[str, tuple[Any, tuple[str, Any] | None]] = {
+    # z-lab's model.py and model_mlx.py
+    "block_size": (5, ("block_size", 5)),
+    "final_logit_softcapping": (30.0, ("final_logit_softcapping", 30.0)),
+    "input_embedding_scale": (8.0, ("embedding_scale", 8.0)),
+    "mask_token_id": (3, ("mask_token_id", 3)),
+    "num_target_layers": (9, ("num_target_layers", 9)),
+    "output_multiplier": (0.5, ("output_multiplier", 0.5)),
+    "rms_norm_eps": (1e-3, ("rms_norm_eps", 1e-3)),
+    "target_layer_ids": ([0, 2], ("target_layer_ids", (0, 2))),
+    "conv_kernel_size": (4, None),  # of DFlash 2 alone
+    "selector_rank": (8, None),
+    # vLLM's qwen3_dflash.py, and its forks
+    "add_swa_attention_sink_bias": (True, None),
+    "conv_kernel_conditioning": ("token", None),
+    "eagle_aux_hidden_state_layer_ids": ([1, 2], None),
+    "is_neox_style": (False, None),
+    "use_aux_hidden_state": (False, None),
+    # SGLang's dflash_utils.py and speculators' DFlashSpeculatorConfig
+    "query_zero_predicts_next": (True, ("sample_from_anchor", True)),
+    "sample_from_anchor": (True, ("sample_from_anchor", True)),
+    "sliding_window_non_causal": (True, None),
+    # others' fine-tunes
+    "attention_value_scale": (2.0, None),
+    "logit_scale": (2.0, None),
+    "shift_label": (True, None),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["beside", "in dflash_config"])
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_that_changes_drafts_is_honored_or_refused(
+    pair: Path, name: str, nested: bool
+) -> None:
+    value, honored = FIELDS[name]
+    file = pair / "drafter" / "config.json"
+    config = json.loads(file.read_text())
+    inner = config["dflash_config"]
+    # what is nested has precedence, and decoder's fields stand beside
+    place = inner if name in inner or (nested and name not in config) else config
+    place[name] = value
+    file.write_text(json.dumps(config))
+    if honored is None:
+        with pytest.raises(CheckpointError, match=name):
+            load_drafter(pair / "drafter")
+        return
+    field, expected = honored
+    assert getattr(load_drafter(pair / "drafter").spec, field) == expected
+
+
+@pytest.mark.parametrize("name", ["causal", "is_causal", "use_swa", "output_multiplier"])
+def test_what_only_the_other_layout_reads_is_refused_in_speculators(
+    tmp_path: Path, pair: Path, name: str
+) -> None:
+    written = Pair(pair / "target", pair / "drafter")
+    to_speculators(written, tmp_path / "speculators", ids=range(320), from_anchor=False)
+    file = tmp_path / "speculators" / "config.json"
+    config = json.loads(file.read_text())
+    config["transformer_layer_config"][name] = 0.5 if name == "output_multiplier" else True
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=name):
+        load_drafter(tmp_path / "speculators")
+
+
+def test_a_block_that_drafts_from_its_anchor_has_a_draft_more(pair: Path) -> None:
+    before = load_drafter(pair / "drafter").spec
+    edit(pair / "drafter", sample_from_anchor=True)
+    after = load_drafter(pair / "drafter").spec
+    assert after.block_size == before.block_size + 1

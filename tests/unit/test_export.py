@@ -254,7 +254,7 @@ def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
     full = samples / "speculators-full"
     assert str(full) in written(made(pair, full), "vllm")
     for name in ("deepspec-dflash", "speculators-reduced"):
-        with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's row"):
+        with pytest.raises(PairError, match="vllm runs no DFlash drafter whose anchor's place"):
             written(made(pair, samples / name), "vllm")
 
 
