@@ -31,7 +31,7 @@ def show_plan(plan: Mapping[str, Any]) -> None:
 def _accuracy(plan: Mapping[str, Any]) -> str:
     errors = plan["errors"]
     if errors is None:
-        return "Of this engine only single steps of one model were measured, on one H200"
+        return "Of a prototype of this engine single steps of one model were measured, on one H200"
     median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
     return (
         f"Of {errors['checked']} published figures that the model was not fitted to, half are off "

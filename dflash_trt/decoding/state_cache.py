@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dflash_trt.decoding.prefix_cache import BLOCK, Block, PrefixCache, block_bytes
 from dflash_trt.engines import FIRST_STATE, EngineInfo
 
-# tokens at a prompt's end that a chat's next turn may not begin with: chat templates open the
-# answer there, with a thought or without one
+# these last tokens of a prompt often differ in the next turn, where templates open the answer, with
+# a thought or without one; so no state is kept after them
 OPENING = 16
 
 

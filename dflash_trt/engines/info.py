@@ -16,7 +16,7 @@ MAX_BUFFERED = 256
 step, with those of the next round. See `most_buffered`."""
 MOST_ON_GPU = 512  # tokens of a prompt in one step: what attention keeps of them is large
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
-PROMPT_STEP = 64  # tokens: prompts are padded to a multiple where each size takes time to prepare
+PROMPT_STEP = 64  # tokens: prompts are padded to a multiple, for engines that compile per size
 Shape = tuple[int | str, ...]  # a string is a size chosen by each step
 
 
@@ -107,7 +107,7 @@ class EngineInfo:
 
     @property
     def records_steps(self) -> bool:
-        """Whether a step runs fast from the third time on: once compiled, once recorded."""
+        """Whether a first run compiles, a second records a CUDA graph, and later ones replay it."""
         return self.kind != "onnxruntime"
 
     def padded_round(self, tokens: int) -> int:

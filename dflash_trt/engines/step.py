@@ -85,7 +85,7 @@ class Engine(Protocol):
         was there, or loaded from it.
 
         A hybrid's states go along with slots, whatever the tokens, and with numbers from
-        FIRST_STATE on: these hold the state before the last drafts, and none of these.
+        FIRST_STATE on: such numbers hold the state without the last drafts.
         """
 
     def drop(self, block: int) -> None:

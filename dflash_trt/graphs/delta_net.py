@@ -214,7 +214,7 @@ def _recur(
         decays=g.op("Mul", folded.decays, rollback.counts),
         betas=g.op("Mul", folded.betas, rollback.counts),
     )
-    # nobody reads what comes of the last drafts: their keys are as good as queries
+    # outputs of replayed drafts are unused, so any queries will do: their keys
     asking = g.op("Slice", folded.keys, g.ints(0), rollback.replayed, g.ints(1))
     known = g.op("Slice", queries, g.ints(0), rollback.known, g.ints(1))
     known = g.op("Concat", asking, known, axis=1)

@@ -134,7 +134,7 @@ def _multiply_each(
             outs.append(g.op("MatMul", x, matrix))
         return outs
     if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
-        # exact: results must not depend on how many tokens share an expert, see `Engine._bind`
+        # exact: results must not depend on how many tokens share an expert
         return [
             linear(g, x, *layers, bias=False, exact=True)
             for x, layers in zip(pieces, names, strict=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 NEAR = 256  # width of the context buckets, tokens
 REFRESH = 8  # rounds between recalculations
 TIMED = 3  # samples needed before a measured ratio is used
-PROFILED = 3  # samples that the profile counts for against cheaper ones
+PROFILED = 3  # weight of the profile, in samples, when measurements look cheaper
 RECENT = 24  # samples kept
 BESIDE = 16  # largest distance in rounds of two steps that are compared
 WINDOW = 512  # rounds after which a sample expires

@@ -11,7 +11,8 @@ from dflash_trt.speculation.proposal import Proposal
 MEMORY = 0.98  # decay per outcome
 PRIOR = 4.0  # weight of the prior, in outcomes
 MATCHES = (1, 2, 3, 5, 8)  # buckets of match length: the shortest of each
-FIRST_GUESS = 0.7  # probability that a draft is accepted after accepted ones, of a new drafter
+# chance that a new drafter's draft is accepted, given that those before it were
+FIRST_GUESS = 0.7
 # prior probability that a copied token is right, for greedy texts and sampled ones
 CHANCES = (0.48, 0.69, 0.74, 0.87, 0.95)
 SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)

@@ -16,8 +16,9 @@ from dflash_trt.speculation.proposal import Proposal, RoundPlan, SequenceProposa
 CLEARLY = 1.04  # factor by which drafts must beat plain decoding: the best choice looks too good
 REPEATS = 0.6  # fraction of copied tokens accepted in a repetitive text
 PROBING = 0.005  # fraction of time the drafter may take while its gate is closed
-ALONE = 4  # rounds that a text has to go on alone before drafts, if the last one was joined sooner
-WAKING = 8.0  # limit of a probe's cost over the usual one; more is noise
+# wait so many rounds before drafting when the last lone text soon got company
+ALONE = 4
+WAKING = 8.0  # cap on a probe's cost, as a multiple of the expected; more is noise
 RESTING = 4  # plain rounds in a row, after which only every second round is chosen
 
 
@@ -96,8 +97,8 @@ class Policy:
     ) -> RoundPlan:
         """Choose a round; context: mean tokens per row; feed: whether the drafter must run.
 
-        waiting: whether other sequences wait; coming: how many of them get a slot though none of
-        these ends.
+        waiting: whether other sequences wait; coming: new sequences that will join even if no
+        current one finishes.
         """
         raise NotImplementedError
 

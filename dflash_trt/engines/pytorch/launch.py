@@ -51,7 +51,7 @@ def tile_of(rows: int, columns: int, depth: int, itemsize: int, memory: int) -> 
 
     itemsize: bytes of a number; memory: of a multiprocessor, as of `shared_memory`. For 4,096 and
     more columns, up to 32 rows, 128 and 512 in bf16, these were fastest for the layers of Qwen3-8B
-    on an H200 (2026-11-27); the others were not tried.
+    on an H200 (2026-11-27, a prototype of these kernels); the others were not tried.
     """
     if itemsize > 2:
         return Tile(16 if rows <= 16 else 64, 64, 32, 4, 3)
@@ -92,8 +92,8 @@ def linear(
 ) -> Tensor:
     """Multiply `[rows, depth]` by a weight `[columns, depth]`: float32 `[parts, rows, columns]`.
 
-    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`, or for each `block` of
-    the depth, a divisor of STEP that is a multiple of every tile's depth: `[columns, blocks]`.
+    dtype: of the products. A weight in e4m3 has float32 scales `[columns]`, or `[columns, blocks]`:
+    one for each `block` of the depth, which must divide 256 and be a multiple of 128.
     """
     (rows, depth), columns = x.shape, len(weight)
     x = x.to(dtype).contiguous()
