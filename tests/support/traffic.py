@@ -238,8 +238,12 @@ def _of_triton(case: Case, sent: Json) -> Json:
 
 
 def _of_openai(sent: Json) -> Json:
-    renamed = {"stop_words": "stop"}
-    return {"model": "dflash", **{renamed.get(name, name): sent[name] for name in sent}}
+    body = {"model": "dflash", **sent}
+    if "stop_words" in body:
+        body["stop"] = body.pop("stop_words")
+    if "exclude_input_in_output" in body:
+        body["echo"] = not body.pop("exclude_input_in_output")
+    return body
 
 
 def _chat(case: Case, sent: Json) -> Json:
@@ -332,11 +336,10 @@ def _response(response: Json) -> Choice:
         if item["type"] == "function_call":
             calls.append((item["name"], item["arguments"]))
             continue
-        text = "".join(part["text"] for part in item["content"])
         if item["type"] == "message":
-            content += text
+            content += "".join(part["text"] for part in item["content"])
         else:
-            thoughts += text
+            thoughts += "".join(part["text"] for part in item["summary"])
     reason = "stop" if response["status"] == "completed" else "length"
     return Choice(content, reason, thoughts, tuple(calls))
 
@@ -434,6 +437,8 @@ def make_case(dialect: Dialect, tokenizer: Tokenizer, dice: Random) -> Case:
     if dice.random() < 0.35:
         text = "".join(dice.choices(LETTERS + "xyz\n", k=dice.randint(1, 60)))
         as_ids = dice.random() < 0.3
+        if dice.random() < 0.3:
+            options["exclude_input_in_output"] = False
         return Case(prompt=tokenizer.encode(text).ids if as_ids else text, options=options)
     question = says("user", "".join(dice.choices(LETTERS, k=dice.randint(1, 30))))
     chat = dice.choice([[], [], [SYSTEM], [USER, ANSWER], [USER, CALL, result(1), ANSWER]])
