@@ -29,8 +29,9 @@ test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; 
 soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, clients of others, the pages
 	$(BIN)/python -m pytest -m soak
 
-prove: .venv/.dev  ## 20,000 texts of random pairs against their target, about an hour; PROVE=2000 make prove: fewer
+prove: .venv/.dev  ## 20,000 texts of random pairs against their target, about an hour, and 2,000 requests to real servers; PROVE=2000 make prove: fewer texts
 	$(BIN)/python -m tests.support.losslessness $${PROVE:-20000}
+	$(BIN)/python -m tests.support.traffic 2000
 
 lint: .venv/.dev  ## style, types and which room imports which
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,22 +156,30 @@ def read_card(directory: Path) -> Card:
 
 
 def speller(tokenizer: Tokenizer) -> Spell:
-    """Return a speller for byte-level, byte-fallback or plain vocabularies."""
+    """Return a speller: the bytes that each token adds to a text that other tokens began."""
     added = tokenizer.get_added_tokens_decoder()
     decoder = tokenizer.decoder  # JSON state; the tokenizer's is larger
     byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
     byte_of = _byte_level_alphabet()
+    with panics_as_errors():
+        before = tokenizer.encode("a", add_special_tokens=False).ids
+        text_before = str(tokenizer.decode(before, skip_special_tokens=False))
 
+    @cache
     def spell(token: int) -> bytes:
-        if token in added:
-            return str(added[token].content).encode()
-        piece: str = tokenizer.id_to_token(token) or ""  # an embedding row without a token
+        piece: str | None = tokenizer.id_to_token(token)
+        if piece is None:  # an embedding row without a token
+            return b""
+        if byte_level and token in added:
+            return piece.encode()
         if byte_level and all(character in byte_of for character in piece):
             return bytes(byte_of[character] for character in piece)
         byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
         if byte:
             return bytes.fromhex(byte[1])
-        return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+        with panics_as_errors():
+            text = str(tokenizer.decode([*before, token], skip_special_tokens=False))
+        return text.removeprefix(text_before).encode()
 
     return spell
 

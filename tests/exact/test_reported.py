@@ -35,7 +35,7 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.serving.model.output_processor import OutputProcessor
+from dflash_trt.serving.model.output_processor import OutputProcessor, Prefix
 from dflash_trt.speculation import Fixed, Proposal, SequenceProposals
 from dflash_trt.speculation.costs import StepCosts
 from tests.support import equality as exact
@@ -170,7 +170,7 @@ def test_nothing_runs_on_behind_a_stop_word(name: str, case: Case, words: Tokeni
     requests = [Request(case.prompt, NEW_TOKENS, sampling) for _ in found]
     scheduler = case.scheduler(name, requests, [whole.tokens] * len(found))
     ended = [
-        (*each, OutputProcessor(0, scheduler.submit(request), 0.0, words, [each[1]], ""))
+        (*each, OutputProcessor(0, scheduler.submit(request), 0.0, words, [each[1]], Prefix()))
         for each, request in zip(found, requests, strict=True)
     ]
     while scheduler.has_work:

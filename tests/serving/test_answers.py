@@ -158,6 +158,28 @@ def test_offsets_and_the_sampled_token_of_completions(pieces: list[int]) -> None
     assert offsets == [0, 1, 1, 1, 1, 2, 6, 6]
 
 
+@pytest.mark.parametrize("pieces", [[6], [2, 4], [4, 2], [1] * 6])
+@pytest.mark.parametrize(
+    ("prompt", "offsets"),
+    [
+        ("a<s> word", [0, 0, 1, 4, 9, 9]),  # the first `<s>` is added, and the second one sent
+        ("<s> a<s> word", [0, 3, 5, 8, 13, 13]),
+    ],
+)
+def test_offsets_of_an_echoed_prompt(prompt: str, offsets: list[int], pieces: list[int]) -> None:
+    """A special token counts where the prompt shows it; a dropped space does not."""
+    spelled, tokens = [b"<s>", b" a", b" word", b" end"], [0, 1, 0, 2, 0, 3]
+    writer = ChoiceWriter(spelled.__getitem__, True, True, hidden={0})
+    given = list[int]()
+    for count in pieces:
+        ids = tokens[len(given) : len(given) + count]
+        text = prompt if not given else ""
+        new = Chunk(text, token_ids=ids, logprobs=[-1.0] * count, prompt_tokens=4)
+        [piece] = writer.write(new)
+        given += piece["logprobs"]["text_offset"]
+    assert given == offsets
+
+
 # --- log-probabilities of the content alone, as `/v1/responses` has them --------------------------
 
 PIECES = [" I", " am", "\u00e9", "<think>", " Hm", ".", "</think>", "\n\n", "<|end|>", "!", " "]

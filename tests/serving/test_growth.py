@@ -11,14 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dflash_trt.chat import ChatModel, parse_tools
 from dflash_trt.config.build import Speculation
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import MAX_TOOLS, encode
+from dflash_trt.request_schema import MAX_TOOLS
 from dflash_trt.serving.http.failures import Failure
 from dflash_trt.serving.http.fields import ChatFields, TextFields, fields_of
 from dflash_trt.serving.http.guard import BODY_LIMIT
@@ -27,6 +26,7 @@ from dflash_trt.serving.http.triton_body import generate_body, infer_body
 from dflash_trt.serving.model.requests import parse_request
 from dflash_trt.serving.strict_json import parse_object
 from dflash_trt.wire import Settings
+from tests.support.request_tools import as_tensors
 from tests.support.tool_templates import NO_SYSTEM, WRITING
 from tests.unit.test_tool_messages import chat_model
 
@@ -156,20 +156,6 @@ def tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
-
-
-def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
-    tensors = {}
-    for name, value in values.items():
-        datatype, shape, content = encode(name, value)
-        if datatype == "BYTES":
-            texts = value if isinstance(value, list) and shape[0] == len(value) else [value]
-            if not all(isinstance(text, str) for text in texts):
-                texts = [json.dumps(value)]
-            tensors[name] = np.array([text.encode() for text in texts], object)
-        else:
-            tensors[name] = np.frombuffer(content, np.int32).reshape(shape)
-    return tensors
 
 
 @pytest.mark.parametrize("kind", SENT)

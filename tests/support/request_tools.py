@@ -1,5 +1,6 @@
 """Tensors of a request by name, metrics of a server by name, and waiting for what must come."""
 
+import json
 import re
 import time
 import urllib.request
@@ -8,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from tritonclient.grpc import InferInput
+
+from dflash_trt.request_schema import ACCEPTED, encode
 
 HOST = "127.0.0.1"
 WAIT = 60.0  # seconds in which every request has an answer
@@ -25,6 +28,21 @@ def tensors(values: dict[str, Any]) -> list[InferInput]:
         tensor.set_data_from_numpy(np.array([value], DTYPES[datatype]))
         result.append(tensor)
     return result
+
+
+def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays that the model gets for fields of a request."""
+    tensors = {}
+    for name, value in values.items():
+        datatype, shape, content = encode(name, value)
+        if datatype == "BYTES":
+            texts = value if isinstance(value, list) and shape[0] == len(value) else [value]
+            if not all(isinstance(text, str) for text in texts):
+                texts = [json.dumps(value)]
+            tensors[name] = np.array([text.encode() for text in texts], object)
+        else:
+            tensors[name] = np.frombuffer(content, ACCEPTED[datatype].dtype).reshape(shape)
+    return tensors
 
 
 def wait_until(done: Callable[[], object]) -> None:

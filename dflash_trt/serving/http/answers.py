@@ -102,10 +102,11 @@ class ChoiceWriter:
     reader: ChatReader | None = None
     drafting: bool = False  # report rounds
     stop_ids: Collection[int] = ()  # tokens that the request stops at
+    hidden: Collection[int] = ()  # tokens that are not in a text completion
     _first: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        self._text_logprobs = TextLogprobs(self.spell, echo=self.echo)
+        self._text_logprobs = TextLogprobs(self.spell, self.hidden, echo=self.echo)
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or a stream's pieces, each with one kind of news, as clients need."""

@@ -41,17 +41,29 @@ def chat_logprobs(spell: Spell, chunk: Chunk) -> list[Json]:
     return entries
 
 
+def _drops_space(spelled: bytes, text: str) -> bool:
+    """Return whether the decoder dropped the space that a text's first token begins with."""
+    return spelled.startswith(b" ") and bool(text) and not text.startswith(" ")
+
+
 class TextLogprobs:
     """Those of one text of `/v1/completions`, with each token's offset in it."""
 
-    def __init__(self, spell: Spell, *, echo: bool) -> None:
-        """echo: the prompt comes first, and nothing predicts its first token."""
+    def __init__(self, spell: Spell, hidden: Collection[int], *, echo: bool) -> None:
+        """hidden: see `ContentLogprobs`; echo: the prompt, which may show them, comes first."""
         self._spell = spell
-        self._first_is_unknown = echo
-        self._length = 0  # characters of earlier tokens
+        self._hidden = hidden
+        self._echo = echo
+        self._first_is_unknown = echo  # nothing predicts a prompt's first token
+        self._tokens = 0  # earlier ones
+        self._start = ""  # of the text: what is known of it while the prompt's tokens come
+        self._length: int | None = None  # characters of earlier tokens; None: there was no text
         self._utf8 = UTF8("replace")
 
     def of(self, chunk: Chunk) -> Json:
+        prompt = chunk.prompt_tokens if self._echo else 0
+        if self._tokens <= prompt:
+            self._start += chunk.text
         texts = [token_text(self._spell, token) for token in chunk.token_ids]
         values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
         best: list[Json | None] = []
@@ -69,14 +81,23 @@ class TextLogprobs:
             "tokens": texts,
             "token_logprobs": values,
             "top_logprobs": best,
-            "text_offset": [self._next_offset(token) for token in chunk.token_ids],
+            "text_offset": [self._next_offset(token, prompt) for token in chunk.token_ids],
         }
 
-    def _next_offset(self, token: int) -> int:
+    def _next_offset(self, token: int, prompt: int) -> int:
         """Return the text offset where a token, or the character it is part of, begins."""
-        offset = self._length
-        self._length += len(self._utf8.decode(self._spell(token)))
-        return offset
+        offset = self._length or 0
+        is_prompt = self._tokens < prompt
+        self._tokens += 1
+        spelled = self._spell(token)
+        if token in self._hidden:
+            text = spelled.decode(errors="replace")
+            if not (is_prompt and self._start.startswith(text, offset)):
+                return offset
+        if self._length is None:
+            offset = -1 if _drops_space(spelled, self._start) else 0
+        self._length = offset + len(self._utf8.decode(spelled))
+        return max(0, offset)
 
 
 class ContentLogprobs:
@@ -114,9 +135,7 @@ class ContentLogprobs:
         """Return the characters of a token; of a part of one, the character that it is part of."""
         spelled = self._spell(token)
         if self._length is None:
-            # some decoders drop the space before a text's first word
-            dropped = spelled.startswith(b" ") and bool(text) and not text.startswith(" ")
-            self._length = -1 if dropped else 0
+            self._length = -1 if _drops_space(spelled, text) else 0
         start = self._length
         self._length += len(self._utf8.decode(spelled))
         return Span(start, max(self._length, start + 1))

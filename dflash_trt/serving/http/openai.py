@@ -366,6 +366,7 @@ def _writers(served: Served, fields: ChatFields | TextFields) -> Callable[[], Ch
             new_reader and new_reader(),
             drafting=drafting,
             stop_ids=fields.stop_token_ids,
+            hidden=served.chat_model.hidden,
         )
 
     return new_writer

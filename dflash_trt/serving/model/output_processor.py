@@ -1,8 +1,10 @@
 """Output of a sequence: text up to a stop word, and statistics."""
 
+import codecs
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,40 +18,64 @@ from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.speculation import SOURCES
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
+LONGEST_CHARACTER = 4  # bytes, so tokens at most
+UTF8 = codecs.getincrementaldecoder("utf-8")
 _speller = lru_cache(maxsize=1)(speller)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before a choice's text."""
+
+    text: str = ""  # returned with it
+    tokens: Sequence[int] = ()  # that the text continues; none: it is a text of its own
 
 
 class Detokenizer:
     """Turns tokens into text piece by piece; the pieces add up to the whole text.
 
-    Only a window of the last tokens is decoded. It begins one piece back, because some decoders
-    drop the leading space of a text's first token.
+    Every token is spelled as in the midst of a text, except a text's first one, whose space some
+    decoders drop. How tokens are split into pushes changes nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, hidden: frozenset[int], prefix: Prefix | None = None
+    ) -> None:
+        """Begin behind a prefix, whose tokens' text is not returned; hidden: tokens without text.
+
+        An unfinished character at the prefix's end is completed here.
+        """
+        prefix = prefix or Prefix()
         self._tokenizer = tokenizer
+        self._spell: Spell = _speller(tokenizer)
         self._hidden = hidden
-        self._window: list[int] = []
-        self._context = 0  # tokens at the window's start whose text was returned
-        self._given = 0  # characters of the window's text already returned
+        # without a decoder spaces come between tokens, and so none before the first one
+        joins = tokenizer.decoder is None
+        self._begins = joins or all(token in hidden for token in prefix.tokens)
+        self._utf8 = UTF8("replace")
+        for token in prefix.tokens[-LONGEST_CHARACTER:]:
+            self._utf8.decode(self._spell(token))
+        unfinished, _ = self._utf8.getstate()
+        # of bytes that the text does not complete, the prompt's text has the replacement
+        self._drops_hole = bool(unfinished) and not prefix.text
 
-    def push(self, tokens: list[int], *, last: bool = False) -> str:
+    def push(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """Return the new text; an unfinished character is withheld until `last`."""
-        self._window += tokens
-        text = self._decode(self._window)
-        complete = text if last else text.rstrip(HOLE)
-        piece = complete[self._given :]
-        self._given = max(self._given, len(complete))
-        if len(complete) == len(text) and len(self._window) > self._context:
-            self._window = self._window[self._context :]
-            self._context = len(self._window)
-            self._given = len(self._decode(self._window))
-        return piece
+        shown = [token for token in tokens if token not in self._hidden]
+        text = self._utf8.decode(b"".join(map(self._next_bytes, shown)), final=last)
+        if self._drops_hole and text:
+            self._drops_hole = False
+            return text.removeprefix(HOLE)
+        return text
 
-    def _decode(self, tokens: list[int]) -> str:
-        tokens = [token for token in tokens if token not in self._hidden]
+    def _next_bytes(self, token: int) -> bytes:
+        spelled = self._spell(token)
+        if not (self._begins and spelled):
+            return spelled
+        self._begins = False
         with panics_as_errors():
-            return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+            text = str(self._tokenizer.decode([token], skip_special_tokens=False))
+        return spelled if HOLE in text else text.encode()
 
 
 class StopWords:
@@ -146,7 +172,7 @@ class OutputProcessor:
         received: float,
         tokenizer: Tokenizer,
         stop_words: Sequence[str],
-        prefix: str,
+        prefix: Prefix,
         hidden: frozenset[int] = frozenset(),
         *,
         thinking: bool = False,
@@ -160,13 +186,13 @@ class OutputProcessor:
         self._counted = 0  # tokens already counted in the metrics
         self._thinking = thinking
         request = sequence.request
-        self._detokenizer = Detokenizer(tokenizer, request.stop_ids | hidden)
+        self._detokenizer = Detokenizer(tokenizer, request.stop_ids | hidden, prefix)
         self._report = None
         if request.sampling.include_drafting:
             self._report = DraftingReport(sequence, tokenizer)
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._stop_word = ""  # the one that ended the text
-        self._text = prefix  # not yet returned
+        self._text = prefix.text  # not yet returned
         self._detokenized = 0  # tokens
         # with its log-probabilities the prompt is returned too
         self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []

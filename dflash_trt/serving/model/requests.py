@@ -17,6 +17,7 @@ from dflash_trt.errors import RequestError, panics_as_errors
 from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
 from dflash_trt.serving.keys import MEASURING_CLIENT
+from dflash_trt.serving.model.output_processor import Detokenizer, Prefix
 from dflash_trt.wire import Settings
 
 FORMAT_FIELDS = {"name", "description", "schema", "strict"}
@@ -112,7 +113,7 @@ READERS: dict[str, Any] = {
 class ParsedRequest:
     choices: list[Request]  # n
     streaming: bool
-    prefix: str  # begins the text: the prompt, or nothing
+    prefix: Prefix
     stop_words: tuple[str, ...]
     hidden: frozenset[int]  # special tokens to leave out of the text
     thinking: bool  # see `Chunk`
@@ -166,10 +167,6 @@ def parse_request(
         grammar=grammar,
     )
     check_request(request, settings.max_seq_len)
-    echo = not body.exclude_input_in_output
-    if ids and echo:
-        with panics_as_errors():
-            text = tokenizer.decode(ids, skip_special_tokens=False)
     if sampling.min_tokens > request.max_tokens:
         raise RequestError(
             f"min_tokens is {sampling.min_tokens}, max_tokens {request.max_tokens}",
@@ -182,7 +179,7 @@ def parse_request(
     return ParsedRequest(
         choices,
         body.stream,
-        text if echo else "",
+        _prefix(body, text, request, tokenizer, is_chat=chat is not None),
         tuple(body.stop_words),
         chat_model.hidden if chat is None else chat.hidden,
         thinking=chat is not None and bool(chat.thinking),
@@ -196,6 +193,22 @@ def _prompt_tokens(text: str, ids: list[int], tokenizer: Tokenizer, *, is_chat: 
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     return prompt
+
+
+def _prefix(
+    body: GenerateRequest, text: str, request: Request, tokenizer: Tokenizer, *, is_chat: bool
+) -> Prefix:
+    """Return what the answer is decoded behind; in a chat it is a text of its own.
+
+    It is none where it continues a message, or where a grammar counts each character.
+    """
+    continues = not is_chat or body.continue_final_message or request.grammar is not None
+    tokens = request.prompt if continues else ()
+    if body.exclude_input_in_output:
+        return Prefix("", tokens)
+    if body.input_ids:  # the answer completes a character that they do not
+        text = Detokenizer(tokenizer, frozenset()).push(body.input_ids)
+    return Prefix(text, tokens)
 
 
 def _with_defaults(body: GenerateRequest, settings: Settings) -> GenerateRequest:
