@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_trt.decoding.arrays import Bools, Float32, Int32
-from dflash_trt.decoding.logits_processor import LogitsProcessor, tempered
+from dflash_trt.decoding.arrays import Float32, Int32
+from dflash_trt.decoding.logits_processor import LogitsProcessor, unpack
 from dflash_trt.decoding.messages import Row
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 
@@ -105,21 +105,12 @@ def _accept_sampled(
 
 
 def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
-    _, width, vocab = logits.shape
-    lines = [row.index * width + row.accepted for row in rows]
-    weights = logits.reshape(-1, vocab).take(lines, 0)
-    params = [row.processor.sampling for row in rows]
     positions = [row.next_position + row.accepted for row in rows]
-    for row_weights, row in zip(weights, rows, strict=True):
-        if row.mask is not None:
-            row_weights[~_unpack(row.mask, vocab)] = -np.inf
-    if all(row.processor.only_temperature for row in rows):
-        weights = tempered(weights, [sampling.temperature for sampling in params])
-    else:
-        for index, row in enumerate(rows):
-            position = positions[index]
-            weights[index] = row.processor.weights(weights[index], position, row.history)
-    return sample(weights, [sampling.seed for sampling in params], positions)
+    weights = [
+        row.processor.weights(logits[row.index, row.accepted], position, row.history, row.mask)
+        for row, position in zip(rows, positions, strict=True)
+    ]
+    return sample(weights, [row.processor.sampling.seed for row in rows], positions)
 
 
 def _likeliest_allowed(
@@ -137,7 +128,7 @@ def _likeliest_allowed(
         if mask is None or token == NO_TOKEN or _is_allowed(mask, token):
             continue
         logits = read_logits()[index, place]
-        allowed = _unpack(mask, len(logits))
+        allowed = unpack(mask, len(logits))
         if allowed.any():
             choices[place] = int(np.where(allowed, logits, -np.inf).argmax())
         else:
@@ -148,9 +139,3 @@ def _likeliest_allowed(
 def _is_allowed(mask: Int32, token: int) -> bool:
     word, bit = divmod(token, 32)
     return bool(int(mask[word]) >> bit & 1)
-
-
-def _unpack(mask: Int32, vocab: int) -> Bools:
-    """Unpack a grammar's bit mask into booleans `[vocab]`."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab)
-    return bits.view(np.bool_)

@@ -1,15 +1,24 @@
 """Logits processing: from the target's logits to sampling weights, by a request's parameters."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from dflash_trt.decoding.arrays import Float32, Int64
-from dflash_trt.decoding.sampling import SamplingParams
+from dflash_trt.decoding.arrays import Bools, Float32, Int32, Int64
+from dflash_trt.decoding.sampling import NO_VALUES, SamplingParams, TokenValues
+
+FEW = 8  # a grammar allows few tokens, if fewer than this part of the vocabulary
+BLOCK = 64  # tokens of which one maximum is taken
+ROUNDING = 1e-6  # relative, of a logit's rounding on its way to a weight
+ONE = np.int32(0x3F800000)  # the bits of 1.0
+BIN_SHIFT = 17  # 64 bins for each factor of 2
+SORTED = 2048  # so many tokens are sorted at most, beside those of a bin
 
 
 @dataclass(frozen=True)
@@ -34,31 +43,30 @@ class LogitsProcessor:
             return False
         return not self.needs_history
 
-    @cached_property
-    def only_temperature(self) -> bool:
-        """Whether nothing but a temperature changes the logits."""
-        sampling = self.sampling
-        if not sampling.temperature or sampling.logit_bias or self.needs_history:
-            return False
-        return not (sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.min_tokens)
-
     def scores_prompt(self, position: int) -> bool:
         """Return whether a prompt chunk with log-probabilities for all tokens starts here."""
         return self.sampling.prompt_logprobs and position < self.prompt_tokens
 
-    def weights(self, logits: Float32, position: int, history: Sequence[int]) -> Float32:
-        """Return sampling weights `[vocab]` of the token at `position`, not normalized.
+    def weights(
+        self,
+        logits: Float32,
+        position: int,
+        history: Sequence[int],
+        mask: Int32 | None = None,
+    ) -> TokenValues:
+        """Return sampling weights of the token at `position`, probabilities up to a factor.
 
-        history: all tokens before it; may be empty unless `needs_history`.
+        logits `[vocab]`; history: all tokens before it, may be empty unless `needs_history`; mask:
+        a grammar's bits `[vocab / 32]`. There are no values if no token is allowed.
         """
-        sampling = self.sampling
-        if sampling.logit_bias:
-            logits = logits.copy()
-            for token, bias in sampling.logit_bias:
-                logits[token] += np.float32(bias)
-        if self.needs_history:
-            logits = self._with_penalties(logits, np.array(history, np.int64))
-        return weights(_mask_banned(logits, self._banned(position, history)), sampling)
+        tokens = _allowed(logits, mask)
+        banned = self._banned(position, history)
+        if banned or self.needs_history or self.sampling.logit_bias:
+            tokens = TokenValues(tokens.values.copy(), tokens.ids)
+            self._add_bias(tokens)
+            self._add_penalties(tokens, history)
+            _ban(tokens, banned)
+        return weights(tokens, self.sampling)
 
     def _banned(self, position: int, history: Sequence[int]) -> list[int]:
         """Return the tokens that may not come next: early stop tokens, and ends of bad words."""
@@ -70,17 +78,29 @@ class LogitsProcessor:
                 banned.append(last)
         return banned
 
-    def _with_penalties(self, logits: Float32, history: Int64) -> Float32:
+    def _add_bias(self, logits: TokenValues) -> None:
+        if not self.sampling.logit_bias:
+            return
+        tokens, biases = zip(*self.sampling.logit_bias, strict=True)
+        places, known = _places(logits, np.array(tokens))
+        np.add.at(logits.values, places, np.array(biases, np.float32)[known])
+
+    def _add_penalties(self, logits: TokenValues, history: Sequence[int]) -> None:
         sampling = self.sampling
-        penalty = np.float32(sampling.repetition_penalty)
-        logits = logits.copy()
-        seen = np.unique(history)
-        values = logits[seen]
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-        output, counts = np.unique(history[self.prompt_tokens :], return_counts=True)
-        logits[output] -= np.float32(sampling.presence_penalty)
-        logits[output] -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
-        return logits
+        values = logits.values
+        if sampling.repetition_penalty != 1:
+            penalty = np.float32(sampling.repetition_penalty)
+            places, _ = _places(logits, np.unique(np.array(history, np.int64)))
+            before = values[places]
+            values[places] = np.where(before > 0, before / penalty, before * penalty)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            output = np.array(history[self.prompt_tokens :], np.int64)
+            tokens, counts = np.unique(output, return_counts=True)
+            places, known = _places(logits, tokens)
+            values[places] -= np.float32(sampling.presence_penalty)
+            values[places] -= np.float32(sampling.frequency_penalty) * counts[known].astype(
+                np.float32
+            )
 
     @cached_property
     def encoded(self) -> bytes:
@@ -103,32 +123,132 @@ def decode_processor(encoded: bytes) -> LogitsProcessor:
     return _ADAPTER.validate_json(encoded, strict=True)
 
 
-def _mask_banned(logits: Float32, banned: Sequence[int]) -> Float32:
-    """Mask the banned tokens, unless the grammar allows no others."""
+def _allowed(logits: Float32, mask: Int32 | None) -> TokenValues:
+    """Return the logits of the tokens that a grammar allows."""
+    if mask is None:
+        return TokenValues(logits)
+    allowed = unpack(mask, len(logits))
+    if np.count_nonzero(allowed) > len(logits) // FEW:
+        return TokenValues(np.where(allowed, logits, np.float32(-np.inf)))
+    return TokenValues(logits).take(np.flatnonzero(allowed))
+
+
+def unpack(mask: Int32, vocab: int) -> Bools:
+    """Unpack a grammar's bit mask into booleans `[vocab]`."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab)
+    return bits.view(np.bool_)
+
+
+def _places(tokens: TokenValues, ids: Int64) -> tuple[Int64, Bools]:
+    """Return the places of those ids that have a value, and which of the ids these are."""
+    if tokens.ids is None:
+        return ids, np.ones(len(ids), bool)
+    places = tokens.ids.searchsorted(ids)
+    places[places == len(tokens.ids)] = 0
+    known: Bools = tokens.ids[places] == ids if len(tokens.ids) else np.zeros(len(ids), bool)
+    return places[known], known
+
+
+def _ban(logits: TokenValues, banned: Sequence[int]) -> None:
+    """Ban tokens, unless the grammar allows no others."""
     if not banned:
-        return logits
-    remaining = logits.copy()
-    remaining[banned] = -np.inf
-    if not np.isfinite(remaining).any():
-        return logits
-    return remaining
+        return
+    places, _ = _places(logits, np.array(banned))
+    before = logits.values[places]
+    logits.values[places] = -np.inf
+    if not np.isfinite(logits.values).any():
+        logits.values[places] = before
 
 
-def weights(logits: Float32, sampling: SamplingParams) -> Float32:
-    """Return weights `[vocab]`, probabilities up to a factor, from logits `[vocab]`."""
+def weights(logits: TokenValues, sampling: SamplingParams) -> TokenValues:
+    """Return weights, whose largest is 1, of the tokens that temperature and truncation leave."""
+    values = logits.values
+    highest = values.max(initial=-np.inf)
+    if not np.isfinite(highest):
+        return NO_VALUES
     if sampling.temperature == 0:
-        only_best = np.zeros_like(logits)
-        only_best[logits.argmax()] = 1.0
-        return only_best
-    return truncate(tempered(logits[None], [sampling.temperature])[0], sampling)
+        best = logits.take(values.argmax(keepdims=True))
+        return TokenValues(np.ones(1, np.float32), best.ids)
+    least = _least_logit(values, highest, sampling)
+    if least > -np.inf:
+        logits = logits.take(np.flatnonzero(values >= least))
+    exponents = logits.values - highest
+    if sampling.temperature != 1:
+        exponents /= np.float32(sampling.temperature)
+    return _truncated(TokenValues(np.exp(exponents, out=exponents), logits.ids), sampling)
 
 
-def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
-    """Apply temperatures to rows `[m, vocab]`; return weights whose maximum is 1."""
-    weights: Float32 = logits - np.maximum.reduce(logits, -1, keepdims=True)
-    weights /= np.array(temperatures, np.float32)[:, None]
-    np.exp(weights, out=weights)
+def _least_logit(values: Float32, highest: np.float32, sampling: SamplingParams) -> float:
+    """Return a logit that no token is below that top-k or min-p leave; -inf: any may be left.
+
+    It is a little low, as logits that differ in their last bits may have equal weights.
+    """
+    least = -np.inf
+    if sampling.top_k:
+        least = reached_by(values, sampling.top_k)
+    elif sampling.min_p and sampling.top_p == 1 and not sampling.top_k:
+        least = float(highest) + sampling.temperature * math.log(sampling.min_p)
+    size = abs(float(highest)) + abs(least) + sampling.temperature
+    return least - ROUNDING * size if least > -np.inf else least
+
+
+def reached_by(values: Float32, count: int) -> float:
+    """Return a bound that at least `count` values reach, and few more; -inf if that is not easy."""
+    blocks = len(values) // BLOCK
+    if count >= blocks:
+        return -np.inf
+    # so many blocks have a value as large as the last of these maxima
+    maxima = values[: blocks * BLOCK].reshape(BLOCK, blocks).max(0)
+    return float(np.partition(maxima, -count)[-count])
+
+
+def _truncated(weights: TokenValues, sampling: SamplingParams) -> TokenValues:
+    """Leave what top-k, top-p and min-p keep, in this order; see `truncate`."""
+    values = weights.values
+    if 0 < sampling.top_k < len(values):
+        last = np.partition(values, -sampling.top_k)[-sampling.top_k]
+        weights = weights.take(np.flatnonzero(values >= last))
+    if sampling.top_p < 1.0:
+        weights = weights.take(_nucleus(weights.values, sampling.top_p))
+    if sampling.min_p > 0.0:
+        values = weights.values
+        weights = weights.take(np.flatnonzero(values >= sampling.min_p * values.max()))
     return weights
+
+
+def _nucleus(values: Float32, top_p: float) -> Int64:
+    """Return the places of the likeliest tokens whose mass reaches top_p of all, ascending.
+
+    values `[k]`, at most 1. Bins by the leading bits of a weight are in the order of weights: where
+    many tokens are surely inside, only those of the bin in which the mass is reached are sorted.
+    """
+    total = float(values.sum(dtype=np.float64))
+    # all tokens below this have less than the mass that is left out
+    floor = np.float32((1 - top_p) * total / len(values) * (1 - 1e-6))
+    places = np.flatnonzero(values >= floor)
+    weights = values[places]
+    bins = (ONE - weights.view(np.int32)) >> BIN_SHIFT
+    mass_of_bins = np.bincount(bins, weights)
+    reached = np.cumsum(mass_of_bins)
+    last = min(int(reached.searchsorted(top_p * total)), len(reached) - 1)
+    inside = bins < last
+    before: np.floating[Any]
+    border: np.floating[Any]
+    if np.count_nonzero(inside) <= SORTED:
+        # one bin more, as rounding may move the border
+        sorted_ones = np.flatnonzero(bins <= last + 1)
+        inside[:] = False
+        before = np.float32(0)
+        border = np.float32(top_p) * np.float32(total)
+    else:
+        sorted_ones = np.flatnonzero(bins == last)
+        before = reached[last] - mass_of_bins[last]
+        border = np.float64(top_p * total)
+    sorted_ones = sorted_ones[np.argsort(-weights[sorted_ones], kind="stable")]
+    ranked = weights[sorted_ones].astype(border.dtype)
+    inside[sorted_ones[before + ranked.cumsum() - ranked < border]] = True
+    kept: Int64 = places[inside]
+    return kept
 
 
 def truncate(weights: Float32, sampling: SamplingParams) -> Float32:

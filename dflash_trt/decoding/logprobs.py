@@ -3,7 +3,8 @@
 import numpy as np
 
 from dflash_trt.decoding.acceptance import Accepted
-from dflash_trt.decoding.arrays import Float32
+from dflash_trt.decoding.arrays import Float32, Int64
+from dflash_trt.decoding.logits_processor import reached_by
 from dflash_trt.decoding.messages import Logprobs, Row
 
 
@@ -23,11 +24,19 @@ def token_logprobs(row: Row, accepted: Accepted, logits: Float32) -> Logprobs:
     for index, token in enumerate(tokens):
         scores = logits[index] - logits[index].max()
         scores -= np.log(np.exp(scores).sum())
-        best = np.sort(np.argpartition(-scores, max(count - 1, 0))[:count])
-        best = best[np.argsort(-scores[best], kind="stable")]
-        ids[index] = [token, *best.tolist()]
+        ids[index] = [token, *_likeliest(scores, count).tolist()]
         values[index] = scores[ids[index]]
     return Logprobs(values, ids)
+
+
+def _likeliest(scores: Float32, count: int) -> Int64:
+    """Return the ids of the `count` largest scores, the largest first, of equal ones the lowest."""
+    if not count:
+        return np.empty(0, np.int64)
+    candidates = np.flatnonzero(scores >= reached_by(scores, count))
+    order = np.argsort(-scores[candidates], kind="stable")[:count]
+    likeliest: Int64 = candidates[order]
+    return likeliest
 
 
 def draft_logprobs(row: Row, accepted: Accepted, logits: Float32) -> list[float]:

@@ -6,7 +6,6 @@ they often equal the target's choice (Daliri et al. 2024, arXiv:2408.07978). The
 with any proposals, or none.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,38 +51,68 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Sample a token for each row of `weights` `[m, vocab]`, independent of the other rows.
+@dataclass(slots=True, frozen=True)
+class TokenValues:
+    """A number for each of some tokens `[k]`, by ascending id; ids None: for all tokens."""
 
-    A row's largest weight is 1. Returns NO_TOKEN for a row of NaN.
+    values: Float32
+    ids: Int64 | None = None
+
+    def take(self, places: Int64) -> "TokenValues":
+        """Return those at some places, which ascend."""
+        ids = places if self.ids is None else self.ids[places]
+        return TokenValues(self.values[places], ids)
+
+    def token(self, place: int) -> int:
+        return place if self.ids is None else int(self.ids[place])
+
+
+NO_VALUES = TokenValues(np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+def sample(
+    weights: Sequence[TokenValues], seeds: Sequence[int], positions: Sequence[int]
+) -> list[int]:
+    """Sample a token by each of m rows of weights, independent of the other rows.
+
+    A row's largest weight is 1; tokens without a value have weight 0. Returns NO_TOKEN for a row
+    without values.
     """
-    m, vocab = weights.shape
-    in_head = weights > HEAD
-    flat = np.flatnonzero(in_head)  # nonzero of a matrix takes eight times as long
-    rows = flat // vocab
-    head = flat - rows * vocab
-    head_weights = weights.ravel()[flat]
-    rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, head_weights, m)
+    m = len(weights)
+    heads = [np.flatnonzero(row.values > HEAD) for row in weights]
+    head_weights = [row.values[head] for row, head in zip(weights, heads, strict=True)]
+    ids = [
+        head if row.ids is None else row.ids[head] for row, head in zip(weights, heads, strict=True)
+    ]
+    rest = [
+        float(row.values.sum(dtype=np.float64) - head.sum(dtype=np.float64))
+        for row, head in zip(weights, head_weights, strict=True)
+    ]
+    lengths = [len(head) for head in heads]
     every, shared = _rows_and_noise_ids(m)
-    bases = _hash_bases(seeds, positions)[np.concatenate((rows, every, every))]
-    uniforms = _uniforms(np.concatenate((head, shared)), bases)
+    rows = np.concatenate((np.repeat(every, lengths), every, every))
+    bases = _hash_bases(seeds, positions)[rows]
+    uniforms = _uniforms(np.concatenate((*ids, shared)), bases)
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)), the largest log(weight) + noise has the smallest score
-    scores = head_weights / logs[: len(head)]
-    rest_scores = (rest / logs[-2 * m : -m]).tolist()
-    ends = rows.searchsorted(every, "right").tolist()
+    scores = np.concatenate(head_weights) / logs[: len(rows) - 2 * m]
+    rest_logs = logs[-2 * m : -m].tolist()
     tokens: list[int] = []
-    for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if start == end or math.isnan(rest_scores[i]):
+    end = 0
+    for i, row in enumerate(weights):
+        start = end
+        end += lengths[i]
+        if start == end:
             tokens.append(NO_TOKEN)
             continue
-        best = start + int(scores[start:end].argmin())
+        best = int(scores[start:end].argmin())
+        place = None
         # the maximum of many noisy scores is distributed like one noisy score of their total weight
-        token = None
-        if rest_scores[i] < scores[best]:
-            others = np.where(in_head[i], np.float32(0), weights[i])
-            token = _draw(others, float(uniforms[i - m]))
-        tokens.append(int(head[best]) if token is None else token)
+        if rest[i] / rest_logs[i] < scores[start + best]:
+            others = row.values.copy()
+            others[heads[i]] = 0
+            place = _draw(others, float(uniforms[i - m]))
+        tokens.append(row.token(int(heads[i][best]) if place is None else place))
     return tokens
 
 

@@ -27,7 +27,9 @@ STOP = (5, 6)
 
 
 def ours(sampling: SamplingParams, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    kept = LogitsProcessor(sampling, len(PROMPT), STOP).weights(logits, 8, PROMPT + OUTPUT)
+    weights = LogitsProcessor(sampling, len(PROMPT), STOP).weights(logits, 8, PROMPT + OUTPUT)
+    kept = np.zeros(VOCAB, np.float32)
+    kept[slice(None) if weights.ids is None else weights.ids] = weights.values
     return kept / kept.sum()
 
 

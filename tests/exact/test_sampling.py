@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from dflash_trt.decoding import SamplingParams
-from dflash_trt.decoding.logits_processor import tempered, truncate, weights
-from dflash_trt.decoding.sampling import NO_TOKEN, noise, sample
+from dflash_trt.decoding.logits_processor import truncate, weights
+from dflash_trt.decoding.sampling import NO_TOKEN, TokenValues, noise, sample
+from tests.support.whole_sampling import tempered
 
 VOCAB = 20
 CRITICAL_Z = 3.719  # chi-square values are compared with the quantile at 1 - 1e-4
@@ -25,8 +26,17 @@ def table(seed: int, *shape: int) -> Array:
 
 
 def distribution(logits: Array, sampling: SamplingParams) -> Array:
-    kept = weights(logits, sampling).astype(np.float64)
+    kept = spread(weights(TokenValues(logits), sampling), len(logits)).astype(np.float64)
     return kept / kept.sum()
+
+
+def spread(weights: TokenValues, vocab: int = VOCAB) -> Array:
+    """Return the weights of all tokens."""
+    if weights.ids is None:
+        return weights.values
+    whole = np.zeros(vocab, np.float32)
+    whole[weights.ids] = weights.values
+    return whole
 
 
 def chi_square(counts: Array, probs: Array) -> float:
@@ -105,11 +115,14 @@ def test_rows_are_sampled_as_if_alone() -> None:
         logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
         temperatures = rng.uniform(0.2, 3, 40).tolist()
         w = tempered(logits, temperatures)
-        w[7] = np.nan
-        sampled = sample(w, range(40), range(100, 140))
+        logits[7] = np.nan
+        rows = [
+            weights(TokenValues(row), SamplingParams(temperature))
+            for row, temperature in zip(logits, temperatures, strict=True)
+        ]
+        sampled = sample(rows, range(40), range(100, 140))
         for i, token in enumerate(sampled):
-            alone = tempered(logits[i][None], [temperatures[i]])
-            assert (sample(alone, [i], [100 + i]) == [token]) == (i != 7)
+            assert (sample([TokenValues(w[i])], [i], [100 + i]) == [token]) == (i != 7)
         assert sampled[7] == NO_TOKEN
 
 
@@ -129,11 +142,22 @@ def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
     assert chi_square(cells[None], np.full((1, 64), 1 / 64)) < CRITICAL_Z
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(1.0), CUT])
+RULES = [
+    SamplingParams(1.0),
+    CUT,
+    SamplingParams(1.0, top_k=4),
+    SamplingParams(0.7, top_p=0.8),
+    SamplingParams(1.3, min_p=0.1),
+    SamplingParams(0.6, top_k=20, top_p=0.95),
+]
+
+
+@pytest.mark.parametrize("sampling", RULES)
 def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
-    lines = np.stack([weights(line, sampling) for line in table(3, 5)])
-    drawn = np.array([sample(lines, [seed] * 5, range(5)) for seed in range(4000)])
+    rows = [weights(TokenValues(line), sampling) for line in table(3, 5)]
+    drawn = np.array([sample(rows, [seed] * 5, range(5)) for seed in range(4000)])
     counts = np.stack([np.bincount(column, minlength=VOCAB) for column in drawn.T])
+    lines = np.stack([spread(row) for row in rows])
     assert chi_square(counts, lines / lines.sum(-1, keepdims=True)) < CRITICAL_Z
 
 
@@ -144,7 +168,8 @@ def test_tokens_of_little_weight_have_theirs() -> None:
     w[4::2] *= 2
     w[5::8] = 0  # never sampled
     seeds = np.repeat(np.arange(2000), 10).tolist()
-    sampled = np.array([sample(w[None], [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
+    row = [TokenValues(w)]
+    sampled = np.array([sample(row, [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
     ids = np.arange(len(w))
     for among in (ids % 16, ids // 500):  # tokens of all numbers, and neighbors
         groups = np.where(ids < 4, ids, 4 + among)
