@@ -18,7 +18,15 @@ from dflash_trt.chat.dialect import (
     dialect_of,
     with_effort,
 )
-from dflash_trt.chat.formats import HARMONY, HERMES, Tool, grammar, parse_tools, required_tools
+from dflash_trt.chat.formats import (
+    HARMONY,
+    HERMES,
+    AnswerParser,
+    Tool,
+    grammar,
+    parse_tools,
+    required_tools,
+)
 from dflash_trt.chat.messages import THOUGHT, Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import EXPORT_TOKENIZER, Render, as_chat, load_chat_template
 from dflash_trt.chat.rewrites import (
@@ -36,6 +44,8 @@ from dflash_trt.checks import Found, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
 MAX_CACHED = 2**14  # characters of a specimen
+BEGUN_MESSAGE = "<|channel|>{}<|message|>"  # of harmony
+BEGUN_ANALYSIS = BEGUN_MESSAGE.format("analysis")
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # follows a text to be continued; the prompt is cut there
 QUESTION = as_chat("probe asked")
 ANSWER = {"role": "assistant", "content": "probe said"}
@@ -49,6 +59,7 @@ class ChatPrompt:
     hidden: frozenset[int]  # special tokens to leave out of the answer
     tools: tuple[Tool, ...] = ()  # available tools
     parallel: bool = False  # several calls at once
+    begun: str = ""  # the answer's text before, which the answer continues
 
 
 class ChatModel:
@@ -110,10 +121,18 @@ class ChatModel:
         values = with_effort(dialect, template_values)
         tags = dialect.reasoning_tags
         opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
+        begun = ""
         if continue_final_message:
             text = self._continued(messages, shown, values)
             begun = begun_answer(dialect, messages)
             thinking = tags is not None and begun.startswith(tags.open) and tags.close not in begun
+            thinking = thinking or begun.startswith(BEGUN_ANALYSIS)
+            if required and dialect.format is HARMONY and messages[-1].get("tool_calls"):
+                raise RequestError(
+                    "tool_choice asks for a call behind those of the last message, with which "
+                    "this model's turn ends",
+                    "Send the calls' results, or tool_choice auto.",
+                )
         else:
             _, text = self._arrange(messages, shown, values)
             thinking = bool(opened) and text.rstrip().endswith(opened)
@@ -124,6 +143,7 @@ class ChatModel:
             hidden=self.hidden_in_chats(with_tools=bool(shown)),
             tools=tuple(required or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
+            begun=begun,
         )
         if not required:
             return prompt
@@ -142,13 +162,23 @@ class ChatModel:
                 "that is not known here",
                 "Leave it out.",
             )
+        tags = dialect.reasoning_tags
+        begun = AnswerParser(dialect.format, prompt.tools, tags, begun=prompt.begun)
+        if prompt.tools and begun.is_within_call:
+            what = "tool_choice" if answer is None else "the form of an answer beside tools"
+            raise RequestError(
+                f"{what} cannot be enforced where continue_final_message begins: the last message "
+                "ends within a call",
+                "Send tool_choice auto without a response_format, or the message without the call.",
+            )
         return grammar(
             dialect.format,
             prompt.tools,
-            dialect.reasoning_tags,
+            tags,
             self._added,
             parallel=prompt.parallel,
             thinking=prompt.thinking,
+            is_begun=bool(prompt.begun),
             answer=answer,
         )
 
@@ -268,6 +298,13 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], values: Mapping[str,
             "a call in it, and add_generation_prompt false",
             "Send the beginning of the answer as the last message.",
         )
+    for index, call in enumerate(last.get("tool_calls", ())):
+        if not isinstance(call["function"]["arguments"], dict):
+            raise RequestError(
+                f"continue_final_message: the arguments of tool_calls[{index}] of the last message "
+                "are no JSON object, and an answer does not begin within them",
+                "Send the call's beginning as the message's text, as the model writes it.",
+            )
     return last
 
 
@@ -279,7 +316,7 @@ def begun_answer(dialect: Dialect, messages: Sequence[Mapping[str, Any]]) -> str
     is_over = bool(text) or "tool_calls" in last
     if dialect.format is HARMONY:
         channel = "final" if is_over else "analysis"
-        return f"<|channel|>{channel}<|message|>{text if is_over else thought}"
+        return f"{BEGUN_MESSAGE.format(channel)}{text if is_over else thought}"
     tags = dialect.reasoning_tags
     if tags is None or not thought:
         return str(text)

@@ -4,8 +4,9 @@ What is right is what the models' own parsers make of it: Qwen's `qwen3coder_too
 `qwen3_coder` (a value ends at its end, the next parameter or the function's end), `hermes` and
 `gemma4`; openai/harmony's encoding (a channel's name ends at white space or `<`);
 mistral-common and vLLM's Mistral parsers (an end of a thought that was not begun is left out); and
-vLLM's reasoning parsers (a call's mark ends an open thought). `MARK_EXAMPLES=15000` tries more
-answers than the 300 of `make test`.
+vLLM's reasoning parsers (a call's mark ends an open thought) and `vllm/parser/qwen3.py`
+(`<function=` alone begins a call; a `</think>` of no thought is left out). `MARK_EXAMPLES=15000`
+tries more answers than the 300 of `make test`.
 """
 
 import json
@@ -37,8 +38,9 @@ TOOLS = parse_tools([{"type": "function", "function": {"name": "f", "parameters"
 class Row(NamedTuple):
     """Two calls of f as a format writes them: the pieces of text between its marks, and marks.
 
-    optional: marks that a model may leave out; doubled: marks that it may write twice; spaced:
-    marks that may stand after a space or line break.
+    optional: marks that a model may leave out (not `[TOOL_CALLS]` before a list, which then is an
+    answer in JSON, nor `<function=f>`, which holds the name); doubled: marks that it may write
+    twice; spaced: marks that may stand after a space or line break.
     """
 
     format: Format
@@ -64,25 +66,25 @@ ROWS = (
         (0, 2, 4, 6, 8, 10, 12, 14)),
     Row(format_of("<tool_call>"),
         ("<tool_call>", '\n{"name": "f", "arguments": {"a": "1", "b": "2"}}\n', "</tool_call>"),
-        (2,), (0, 2), (0, 2)),
+        (0, 2), (0, 2), (0, 2)),
     Row(format_of("<|tool_call>"),
         ("<|tool_call>", "call:f{a:", '<|"|>', "1", '<|"|>', ",b:", '<|"|>', "2", '<|"|>', "}",
-         "<tool_call|>"), (2, 4, 6, 8, 10), (0, 2, 4, 6, 8, 10), (0, 2, 6, 10)),
+         "<tool_call|>"), (0, 2, 4, 6, 8, 10), (0, 2, 4, 6, 8, 10), (0, 2, 6, 10)),
     Row(format_of("[CALL_ID]"),
         ("[TOOL_CALLS]", "f", "[CALL_ID]", "a1B2c3D4e", "[ARGS]", '{"a": "1", "b": "2"}'),
-        (4,), (0, 2, 4), (0, 2, 4)),
+        (0, 4), (0, 2, 4), (0, 2, 4)),
     Row(format_of("[ARGS]"), ("[TOOL_CALLS]", "f", "[ARGS]", '{"a": "1", "b": "2"}'),
-        (2,), (0, 2), (0, 2)),
+        (0, 2), (0, 2), (0, 2)),
     Row(format_of("[TOOL_CALLS]"),
         ("[TOOL_CALLS]", " ", "[", '{"name": "f", "arguments": {"a": "1", "b": "2"}}', "]"),
         (2, 4), (0, 2, 4), (0, 2, 4)),
     Row(HARMONY,
         ("<|start|>", "assistant", "<|channel|>", "commentary to=functions.f ", "<|constrain|>",
          "json", "<|message|>", '{"a": "1", "b": "2"}', "<|call|>"),
-        (0, 4, 8), (0, 2, 6, 8), (0, 2, 4, 6, 8)),
+        (0, 2, 4, 6, 8), (0, 2, 6, 8), (0, 2, 4, 6, 8)),
     Row(format_of('"parameters": {'),
         ("<|python_tag|>", '{"name": "f", "parameters": {"a": "1", "b": "2"}}'),
-        (), (0,), (0,)),
+        (0,), (0,), (0,)),
 )  # fmt: skip
 CALLED = ("f", {"a": "1", "b": "2"})
 by_format = pytest.mark.parametrize("row", ROWS, ids=[row.format.sign.strip() for row in ROWS])
@@ -222,16 +224,87 @@ def test_the_marks_of_a_thought(tags: ReasoningTags) -> None:
         assert read_alike(text, None, tags=tags, thinking=True) == ("Hm", "Hi", []), text
     assert read_alike(f"{opened}Hm", None, tags=tags) == ("Hm", "", [])
     assert read_alike(f"{opened}{close}", None, tags=tags) == ("", "", [])
+    assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", "HmHi", [])
+    assert read_alike(f"Hi\n{close}\nyou", None, tags=tags) == ("", "Hi\n\nyou", [])
+    assert read_alike(f"\n{close}\n\nHi", None, tags=tags) == ("", "Hi", [])
+    two = read_alike(f"{opened}Hm{close}\n{opened}so{close}Hi", None, tags=tags)
+    assert (two.thought.split(), two.content) == (["Hm", "so"], "Hi")
     if tags.is_special:
-        assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", "HmHi", [])
         assert read_alike(f"Hi {opened}Hm{close} you", None, tags=tags)[0] == "Hm"
-    else:
-        assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", f"Hm{close}Hi", [])
+        return
+    for text in (f'split("{close}")', f"the {close} tag", f"Hi <think>Hm{close} you"):
+        assert read_alike(text, None, tags=tags) == ("", text, [])
+
+
+JSON_CALL = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
+TWICE = [CALLED, CALLED]
+
+
+@pytest.mark.parametrize(
+    ("sign", "text", "wanted"),
+    [
+        ("<tool_call>", f"<tool_call>{JSON_CALL}{JSON_CALL}</tool_call>", TWICE),
+        ("<tool_call>", f"<tool_call>\n[{JSON_CALL}, {JSON_CALL}]\n</tool_call>", TWICE),
+        ("<tool_call>", f"<tool_call>{JSON_CALL}}}</tool_call>", [CALLED]),
+        ("<tool_call>", f"<tool_call>\r\n{JSON_CALL}\r\n</tool_call>\r\n", [CALLED]),
+        ("<tool_call>", f"{JSON_CALL}\n</tool_call>\n{JSON_CALL}\n</tool_call>", TWICE),
+        ("<tool_call>\n<function=", "".join(QWEN).replace("\n", "\r\n"), [CALLED]),
+        ("<tool_call>\n<function=", "".join(QWEN).replace("=f>", '="f">'), [CALLED]),
+        ("<|tool_call>", "<|tool_call>call:f{a:1,b:2}call:f{a:1,b:2}<tool_call|>", TWICE),
+        ("<|tool_call>", "<|tool_call>call:f{a:1,b:2},call:f{a:1,b:2}<tool_call|>", TWICE),
+        ("<tool_call>\n<function=", f"<tool_call>\n{JSON_CALL}\n</tool_call>", [CALLED]),
+        ("<|tool_call>", "<|tool_call>call:f<tool_call|>", [("f", {})]),
+        ("<|tool_call>", "<|tool_call>call:f{c:[1,2,],d:3,}<tool_call|>",
+         [("f", {"c": [1, 2], "d": 3})]),
+        ("[ARGS]", '[TOOL_CALLS]f[ARGS]{"a": "1", "b": "2"}f[ARGS]{}', [CALLED, ("f", {})]),
+        ("[ARGS]", "[TOOL_CALLS]f[ARGS][TOOL_CALLS]f[ARGS]", [("f", {}), ("f", {})]),
+        ("[TOOL_CALLS]", f"[TOOL_CALLS] [{JSON_CALL} {JSON_CALL}]", TWICE),
+        ('"parameters": {', f"{JSON_CALL}, {JSON_CALL}", TWICE),
+        ("functions.", "<|channel|>commentary to=functions.f<|message|><|call|>", [("f", {})]),
+        ("functions.", "<|channel|>commentary to=f<|message|>{}<|call|>", [("f", {})]),
+    ],
+)  # fmt: skip
+def test_calls_with_other_signs_between(sign: str, text: str, wanted: list[Any]) -> None:
+    answer = read_alike(text, format_of(sign))
+    assert (called(answer), answer.content) == (wanted, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ('"{\\"a\\": \\"1\\"}"', {"a": "1"}),
+        ("null", {}),
+        ('{"a": NaN, "b": -Infinity,}', {"a": None, "b": None}),
+        ('{"a": "\\ud83d\\ude42"}', {"a": "🙂"}),
+        ('{"a": "\\ud83d x \\ude42"}', {"a": "\ufffd x \ufffd"}),
+        ('{"a": "\\ud83d\\ud83d\\ude42"}', {"a": "\ufffd🙂"}),
+        ('{"\\ud83d": "\\ud83d\\n"}', {"\ufffd": "\ufffd\n"}),
+    ],
+)
+def test_arguments_in_other_forms(arguments: str, wanted: Any) -> None:
+    for sign, key, start in (
+        ("<tool_call>", "arguments", "<tool_call>"),
+        ("[TOOL_CALLS]", "arguments", "[TOOL_CALLS] ["),
+        ('"parameters": {', "parameters", ""),
+    ):
+        text = f'{start}{{"name": "f", "{key}": {arguments}}}'
+        assert called(read_alike(text, format_of(sign))) == [("f", wanted)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [JSON_CALL, f"{JSON_CALL} is a call", f"{JSON_CALL[:30]}</tool_call>", '{"name": "g"}',
+     '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+     "<tool_call>{\"name\": \"f\", \"arguments\": {'a': 1}}</tool_call>"],
+)  # fmt: skip
+def test_json_of_an_answer_is_no_call(text: str) -> None:
+    assert read_alike(text, format_of("<tool_call>")) == ("", text, [])
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("analysis<|message|>hm<|end|>{final}", ("hm", "Hi")),
         ("<|channel|>analysis code<|message|>hm<|end|>{final}", ("hm", "Hi")),
         ("<|channel|>analysis\n<|message|>hm<|end|>{final}", ("hm", "Hi")),
         ("<|channel|> analysis<|message|>hm<|end|>{final}", ("hm", "Hi")),
@@ -344,8 +417,9 @@ MARKUP = st.sampled_from(
     + [mark for tags in REASONING_TAGS for mark in (tags.open, tags.close)]
 )
 WORDS = st.sampled_from(
-    ["Hi", " ", "\n", "1 < 2", '"', "{", "}", "\\", "\\d", "ü 🙂", "<", "tru", ","]
-)
+    ["Hi", " ", "\n", "\r\n", "1 < 2", '"', "{", "}", "[", "]", ",", "\\", "\\d", "\\ud83d",
+     "\\ude42", "ü 🙂", "<", "tru", "null", "to=f", '{"name": "f"', "f[ARGS]", "call:f{"]
+)  # fmt: skip
 
 
 @st.composite

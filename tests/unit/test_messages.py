@@ -316,6 +316,21 @@ def test_a_final_message_goes_on_where_it_ends() -> None:
     assert prompt.text.endswith("</tool_call>")
 
 
+def test_a_call_is_begun_by_the_answer_that_goes_on() -> None:
+    model = chat_model(f"{TOOLS}{EACH}{WRITE}{CALLING}{{% endfor %}}{{% endfor %}}")
+    going_on: dict[str, Any] = {"continue_final_message": True, "template_values": {}}
+    begun = says("assistant", '<tool_call>\n{"name": "get_weather", "arguments": {"ci')
+    assert model.prompt([USER, begun], [TOOL], **going_on).begun == begun["content"]
+    with pytest.raises(RequestError, match=r"tool_choice cannot be enforced .* within a call"):
+        model.prompt([USER, begun], [TOOL], "required", **going_on)
+    with pytest.raises(RequestError, match="beside tools cannot be enforced"):
+        model.grammar(model.prompt([USER, begun], [TOOL], **going_on), {"type": "integer"})
+    assert model.prompt([USER, ANSWER], [TOOL], "required", **going_on).grammar
+    broken = {"function": {"name": "get_weather", "arguments": '{"city": "Kra'}}
+    with pytest.raises(RequestError, match=r"arguments of tool_calls\[0\] .* no JSON object"):
+        model.prompt([USER, {"role": "assistant", "tool_calls": [broken]}], [TOOL], **going_on)
+
+
 def test_a_user_after_a_result_where_users_and_answers_alternate() -> None:
     model = chat_model(
         "{% set turn = namespace(user=true) %}{% for m in messages %}{% if m.tool_calls %}"

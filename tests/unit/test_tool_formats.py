@@ -472,6 +472,41 @@ def test_a_grammar_lets_the_model_think_first(special: bool) -> None:
     assert not opened.admits(call)
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_a_grammar_begins_where_a_message_ends(special: bool) -> None:
+    call = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    options: dict[str, Any] = {"special": special, "tags": THINK, "is_begun": True}
+    in_text = Grammar(HERMES, SMALL, **options)
+    assert in_text.admits(call)
+    assert not in_text.admits(f"<think>\nHm\n</think>\n\n{call}")
+    in_thought = Grammar(HERMES, SMALL, **options, thinking=True)
+    assert in_thought.admits(f" so\n</think>\n\n{call}")
+    number = Grammar(HERMES, [], **options, answer={"type": "integer"})
+    assert number.admits("12")
+    assert not number.admits("<think></think>12")
+
+
+def test_a_grammar_of_channels_begins_where_a_message_ends() -> None:
+    call = "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}"
+    then = "<|end|><|start|>assistant"
+    thought = f"<|channel|>analysis<|message|>Hm{then}"
+    options: dict[str, Any] = {"special": True, "is_begun": True}
+    in_text = Grammar(HARMONY, SMALL, **options)
+    assert in_text.admits(f"{then}{call}")
+    assert in_text.admits(f"{then}{thought}{call}")
+    assert not in_text.admits(call)
+    in_thought = Grammar(HARMONY, SMALL, **options, thinking=True)
+    assert in_thought.admits(f" so{then}{call}")
+    assert not in_thought.admits(call)
+    schema = {"type": "integer"}
+    either = Grammar(HARMONY, SMALL, **options, answer=schema)
+    assert either.admits("12")
+    assert either.admits(f"{then}{call}")
+    after = Grammar(HARMONY, [], **options, thinking=True, answer=schema)
+    assert after.admits(f" so{then}<|channel|>final<|message|>12")
+    assert not after.admits("12")
+
+
 @every
 @pytest.mark.parametrize("special", [True, False])
 def test_an_answer_is_calls_or_what_was_asked_of_it(

@@ -22,6 +22,8 @@ class Format:
     calls: Callable[..., str]  # (lark, tools, parallel=..): grammar of calls
     is_special: bool = True  # its marks are special tokens, which no thought only names
     is_bare: bool = False  # a call may begin an answer without a mark
+    # what a call of the tools begins with whose first mark is missing
+    starts: Callable[[Sequence[Tool]], tuple[str, ...]] = lambda tools: ()
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ HERMES = Format(
     hermes.read,
     hermes.calls,
     is_special=False,
+    starts=hermes.starts,
 )
 HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, (), harmony.read, harmony.calls)
-_MISTRAL = partial(Format, "mistral")
+_MISTRAL = partial(Format, "mistral", starts=mistral.starts)
 _MISTRAL_CALLS = (mistral.MARKERS, (mistral.OPEN,), mistral.read)
 FORMATS = (
     Format(
@@ -55,7 +58,15 @@ FORMATS = (
         is_special=False,
     ),
     HERMES,
-    Format("gemma4", gemma.OPEN, gemma.MARKERS, (gemma.OPEN,), gemma.read, gemma.calls),
+    Format(
+        "gemma4",
+        gemma.OPEN,
+        gemma.MARKERS,
+        (gemma.OPEN,),
+        gemma.read,
+        gemma.calls,
+        starts=gemma.starts,
+    ),
     _MISTRAL(mistral.ID, *_MISTRAL_CALLS, mistral.calls_with_id),
     _MISTRAL(mistral.ARGUMENTS, *_MISTRAL_CALLS, mistral.calls),
     _MISTRAL(mistral.OPEN, *_MISTRAL_CALLS, mistral.list_calls),
@@ -110,6 +121,10 @@ class AnswerParser:
         self._reader.delta = AnswerDelta()
         return delta
 
+    @property
+    def is_within_call(self) -> bool:
+        return self._reader.is_within_call
+
 
 def _parse(
     reader: Reader,
@@ -122,46 +137,47 @@ def _parse(
         yield from format.read(reader, tools)
         yield from reader.add_rest()
         return
-    marks = format.opens if format else ()
-    if tags and tags.is_special:
-        marks += (tags.open, tags.close)
+    starts = (*format.opens, *format.starts(tools)) if format else ()
+    marks = (*starts, tags.open, tags.close) if tags else starts
     if tags and (thinking or (yield from reader.skip_spaced(tags.open))):
-        called = yield from _read_thought(reader, format, tools, tags)
-        if called and not tags.is_special:
-            marks += (tags.close,)
+        yield from _read_thought(reader, format, tools, tags)
     if format and format.is_bare:
         yield from format.read(reader, tools)
+    is_named = False  # a text names the open tag, and so the next closed one
     while marks and (mark := (yield from reader.until(marks, reader.add_content))):
-        if format and mark in format.opens:
+        if format and mark in starts:
             yield from format.read(reader, tools)
-        elif tags and mark == tags.open:
+        elif tags and mark == tags.open and (tags.is_special or reader.is_fresh):
             yield from _read_thought(reader, format, tools, tags)
-        else:  # of no thought that is open
+        elif tags and not tags.is_special and (mark == tags.open or is_named or reader.names_mark):
+            is_named = mark == tags.open
+            reader.add_content(reader.take(len(mark)))
+        else:  # the end of a thought that is not open
             reader.take(len(mark))
+            if reader.is_fresh:
+                reader.add_reasoning("")
     yield from reader.add_rest()
 
 
 def _read_thought(
     reader: Reader, format: Format | None, tools: Sequence[Tool], tags: ReasoningTags
-) -> Steps[bool]:
-    """Read an open thought; return whether a call ended it, which is still to be read."""
+) -> Steps[None]:
+    """Read an open thought up to its end, or to a call in it, which is still to be read."""
+    reader.begin_thought()
     yield from reader.skip_all(tags.open)
     if tags.label:
         yield from reader.skip_label(tags.label.rstrip())
     opens = format.opens if format else ()
-    called = False
     while mark := (yield from reader.until((tags.close, *opens), reader.add_reasoning)):
         if mark == tags.close:
             yield from reader.skip_all(tags.close)
             break
         assert format is not None
         thought_of = yield from _read_ahead(reader, format, tools, mark, tags.close)
-        called = thought_of == 0
-        if called:
+        if thought_of == 0:
             break
         reader.add_reasoning(reader.take(thought_of))
     reader.add_reasoning("")
-    return called
 
 
 def _read_ahead(
@@ -200,13 +216,15 @@ def grammar(
     *,
     parallel: bool,
     thinking: bool,
+    is_begun: bool = False,
     answer: Any = None,
 ) -> str:
     """Return an llguidance grammar: reasoning, then one or more calls of the tools.
 
-    added: ids of the tokenizer's added tokens. answer: JSON schema of a text allowed instead of
-    calls; arguments then are not restricted if the format cannot enforce their schema. Raises
-    RequestError for an invalid or unenforceable schema.
+    added: ids of the tokenizer's added tokens. thinking: it begins within reasoning; is_begun: or
+    else within content. answer: JSON schema of a text allowed instead of calls; arguments then are
+    not restricted if the format cannot enforce their schema. Raises RequestError for an invalid or
+    unenforceable schema.
     """
     lark = Lark(added)
     try:
@@ -222,14 +240,26 @@ def grammar(
             raise
         free = [Tool(tool.name, _any_values(tool.schema)) for tool in tools]
         return grammar(
-            format, free, tags, added, parallel=parallel, thinking=thinking, answer=answer
+            format,
+            free,
+            tags,
+            added,
+            parallel=parallel,
+            thinking=thinking,
+            is_begun=is_begun,
+            answer=answer,
         )
+    in_text = is_begun and not thinking
+    if format is HARMONY and start and in_text:
+        start = f"{harmony.next_message(lark)} {start}"
     if answer is not None:
         body = lark.answer(answer)
-        if format is HARMONY:
+        if format is HARMONY and not in_text:
             body = harmony.final(lark, body)
         start = f"({start} | {body})" if start else body
-    if tags:
+    if format is HARMONY and thinking:
+        start = f"{harmony.next_message(lark, after_text=True)} {start}"
+    if tags and not in_text:
         thought = f"{lark.up_to(tags.close)} /[ \\n]{{0,4}}/"
         if not thinking:
             label = f" {lark.text(tags.label)}" if tags.label else ""

@@ -34,6 +34,11 @@ KINDS = (*PLAIN, "string", "array", "object")
 KEY_PATTERN = "/[A-Za-z_][A-Za-z0-9_-]*/"
 
 
+def starts(tools: Sequence[Tool]) -> tuple[str, ...]:
+    """Return what a call begins with whose first mark is missing."""
+    return tuple(f"{comma}call:{tool.name}{{" for tool in tools for comma in ("", ","))
+
+
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     schemas = {tool.name: tool.schema for tool in tools}
     if (yield from reader.attempt(_call(reader, schemas))):
@@ -43,11 +48,14 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 def _call(reader: Reader, schemas: Mapping[str, Schema]) -> Steps[None]:
     yield from reader.skip_all(OPEN)
     yield from reader.skip_space()
+    yield from reader.skip(",")
     yield from reader.expect("call:")
     name = (yield from reader.collect_until("{", OPEN, CLOSE)).strip()
     if not NAME.fullmatch(name):
         raise BrokenError
-    yield from reader.starts_with("{")
+    if not (yield from reader.starts_with("{")):
+        reader.begin_empty_call(name)
+        return
     reader.begin_call(name)
     schema = schemas.get(name, {})
     yield from _value(reader, schema, schema)
@@ -138,6 +146,8 @@ def _items(reader: Reader, brackets: str, schema: Any, root: Schema, depth: int)
         if not first:
             yield from reader.expect(",")
             yield from reader.skip_space()
+            if (yield from reader.skip(brackets[1])):
+                break
             reader.add_arguments(", ")
         first = False
         inner: Any = True

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark
-from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps
+from dflash_trt.chat.formats.reader import Reader, Steps
 
 START = "<|start|>"
 CHANNEL = "<|channel|>"
@@ -48,7 +48,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
                 pass
             mark = yield from _message(reader, tools, header)
         else:
-            _end_header(reader, header)
+            _end_header(reader, tools, header)
         while mark in (END, CALL):
             reader.take(len(mark))
             mark = yield from reader.until((START, CHANNEL, MESSAGE, END, CALL), pieces.append)
@@ -74,8 +74,15 @@ def _header(reader: Reader, pieces: list[str]) -> Steps[str | None]:
     return mark
 
 
-def _end_header(reader: Reader, header: str) -> None:
-    """Pass on the text behind a channel's name, where the mark before it is missing."""
+def _end_header(reader: Reader, tools: Sequence[Tool], header: str) -> None:
+    """Pass on the text or arguments that a header ends with, where the mark before is missing."""
+    head, bracket, arguments = header.partition("{")
+    called = _called(head, tools)
+    if bracket and called:
+        reader.begin_call(called)
+        reader.add_arguments(bracket + arguments)
+        reader.end_arguments()
+        return
     _, channel, rest = header.rpartition(CHANNEL)
     if not channel:
         reader.add_content("" if START in header else header)
@@ -86,25 +93,40 @@ def _end_header(reader: Reader, header: str) -> None:
     (reader.add_reasoning if is_thought else reader.add_content)(text)
 
 
+def _called(header: str, tools: Sequence[Tool]) -> str:
+    """Return the function that a header calls, "" if none."""
+    to = RECIPIENT.search(header)
+    if not to or not tools:
+        return ""
+    name = to[1].removeprefix(OURS)
+    is_ours = name != to[1] or name in {tool.name for tool in tools}
+    return name if is_ours and NAME.fullmatch(name) else ""
+
+
 def _message(reader: Reader, tools: Sequence[Tool], header: str) -> Steps[str | None]:
     """Read a message behind its header; return the mark that ends it."""
     to = RECIPIENT.search(header)
-    if to and tools and to[1].startswith(OURS):
-        yield from reader.attempt(_call(reader, header, to[1][len(OURS) :]))
+    called = _called(header, tools)
+    if called:
+        yield from reader.attempt(_call(reader, header, called))
     elif to:
         reader.add_content(header + MESSAGE)
     name = CHANNEL_NAME.match(header.rpartition(CHANNEL)[2])
-    thinks = not to and CHANNEL in header and name and name[0].strip() == REASONING
+    thinks = not to and name and name[0].strip() == REASONING
     give = reader.add_reasoning if thinks else reader.add_content
     return (yield from reader.until((START, CHANNEL, END, CALL), give))
 
 
 def _call(reader: Reader, header: str, name: str) -> Steps[None]:
     reader.restore(header + MESSAGE)
-    if not NAME.fullmatch(name):
-        raise BrokenError
     yield from reader.skip_space()
-    yield from reader.json_arguments(name)
+    is_empty = not reader.text
+    for mark in (CALL, END, START):
+        is_empty = is_empty or (yield from reader.starts_with(mark))
+    if is_empty:
+        reader.begin_empty_call(name)
+    else:
+        yield from reader.json_arguments(name)
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
@@ -123,10 +145,13 @@ def final(lark: Lark, answer: str) -> str:
     return f"{_thoughts(lark)} {head} {answer}"
 
 
+def next_message(lark: Lark, *, after_text: bool = False) -> str:
+    """Return the rule of what ends a message, and text of it before, up to the next channel."""
+    end = lark.up_to(END) if after_text else lark.marker(END)
+    return f'{end} {lark.marker(START)} "{ROLE}"'
+
+
 def _thoughts(lark: Lark) -> str:
-    thought = lark.rule(
-        "thought",
-        f'{lark.marker(CHANNEL)} "{REASONING}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
-        f'{lark.marker(START)} "assistant"',
-    )
+    head = f'{lark.marker(CHANNEL)} "{REASONING}" {lark.marker(MESSAGE)}'
+    thought = lark.rule("thought", f"{head} {next_message(lark, after_text=True)}")
     return f"{thought}*"

@@ -5,12 +5,19 @@ import re
 
 SPACE = re.compile(r"[ \t\n\r]*")
 PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # within a string
-ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+ESCAPE = re.compile(rf'{HIGH}{LOW}|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})')
+HALF = re.compile(rf"{HIGH}|{LOW}")  # of a character
+NO_CHARACTER = "\\ufffd"
+BEGUN_ESCAPE = re.compile(
+    rf"(?:{HIGH})?\\(?:u[0-9a-fA-F]{{0,3}})?|{HIGH}(?:\\u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?"
+)
 WORD = re.compile(r"[\w.+-]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 CONSTANTS = {"true": "true", "false": "false", "null": "null"}
 CONSTANTS |= {"True": "true", "False": "false", "None": "null"}  # Python's
+CONSTANTS |= dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
 ENDS = {"{": "}", "[": "]"}
 
 
@@ -76,7 +83,11 @@ class JsonText:
             self._add_to_string(json.dumps(rest[0])[1:-1], 1)
         elif escape := ESCAPE.match(rest):
             self._add_to_string(escape[0], escape.end())
-        elif not BEGUN_ESCAPE.fullmatch(rest):
+        elif BEGUN_ESCAPE.fullmatch(rest):
+            return
+        elif half := HALF.match(rest):
+            self._add_to_string(NO_CHARACTER, half.end())
+        else:
             self._add_to_string("\\\\", 1)
 
     def _add_to_string(self, text: str, read: int) -> None:

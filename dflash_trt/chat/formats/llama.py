@@ -16,13 +16,15 @@ MARKERS = (TAG,)
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     called = yield from reader.attempt(_call(reader))
     while called:
-        called = yield from reader.attempt(_call(reader, after=";"))
+        called = yield from reader.attempt(_call(reader, after=";,"))
 
 
 def _call(reader: Reader, after: str = "") -> Steps[None]:
     yield from reader.skip_space()
-    if (yield from reader.skip(after)):
-        yield from reader.skip_space()
+    for separator in after:
+        if (yield from reader.skip(separator)):
+            yield from reader.skip_space()
+            break
     yield from reader.skip_all(TAG)
     yield from reader.skip_space()
     yield from json_call(reader)

@@ -16,6 +16,11 @@ ARGUMENTS = "[ARGS]"
 MARKERS = (OPEN, ID, ARGUMENTS)
 
 
+def starts(tools: Sequence[Tool]) -> tuple[str, ...]:
+    """Return what a call begins with whose first mark is missing."""
+    return tuple(f"{tool.name}{mark}" for tool in tools for mark in (ID, ARGUMENTS))
+
+
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
     if (yield from reader.attempt(_first_call(reader))):
         while (yield from reader.attempt(_next_call(reader))):
@@ -38,14 +43,17 @@ def _first_call(reader: Reader) -> Steps[None]:
         call_id = (yield from reader.collect_until(ARGUMENTS, OPEN, "{")).strip()
     if len(call_id) != ID_LENGTH:
         call_id = ""
-    yield from reader.skip_all(ARGUMENTS)
+    has_mark = yield from reader.skip_all(ARGUMENTS)
     yield from reader.skip_space()
-    yield from reader.json_arguments(name, call_id)
+    if has_mark and (not reader.text or (yield from reader.starts_with(OPEN))):
+        reader.begin_empty_call(name, call_id)
+    else:
+        yield from reader.json_arguments(name, call_id)
 
 
 def _next_call(reader: Reader) -> Steps[None]:
     yield from reader.skip_space()
-    yield from reader.expect(",")
+    yield from reader.skip(",")
     yield from reader.skip_space()
     yield from json_call(reader)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark, not_enforceable, refuse_others
-from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json, json_call, overlap
 from dflash_trt.chat.formats.schemas import (
     Schema,
     branches,
@@ -44,8 +44,11 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
 def _call(reader: Reader, schemas: Mapping[str, Schema]) -> Steps[None]:
     yield from reader.skip_all(OPEN)
     yield from reader.skip_space()
+    if (yield from reader.starts_with("{")):  # as Hermes
+        yield from json_call(reader)
+        return
     yield from reader.expect(FUNCTION)
-    name = (yield from reader.collect_until(">")).strip()
+    name = (yield from reader.collect_until(">")).strip().strip("\"'")
     if not NAME.fullmatch(name):
         raise BrokenError
     yield from reader.expect(">")
@@ -60,11 +63,15 @@ def _call(reader: Reader, schemas: Mapping[str, Schema]) -> Steps[None]:
         separator = ", " if given else ""
         reader.add_arguments(f"{separator}{as_json(key)}: ")
         given.add(key)
-        is_line = yield from reader.skip("\n")
-        place = _Place(names - given, by_lines=is_line)
+        line_end = ""
+        for end in ("\r\n", "\n"):
+            if not line_end and (yield from reader.skip(end)):
+                line_end = end
+        place = _Place(names - given, line_end)
         yield from _value(reader, property_schema(schema, key, schema), schema, place)
-    if reader.ended and any(word.startswith(reader.text) for word in (PARAMETER, END)):
-        reader.take(len(reader.text))  # cut, in a mark at most
+    rest = reader.text
+    if reader.ended and rest != END and any(word.startswith(rest) for word in (PARAMETER, END)):
+        reader.take(len(rest))  # cut, in a mark at most
         return
     reader.add_arguments("}")
     yield from reader.skip_all(END)
@@ -96,19 +103,21 @@ def _value(reader: Reader, schema: Any, root: Schema, place: "_Place") -> Steps[
 
 
 def _literal(reader: Reader, place: "_Place", give: Callable[[str], object]) -> Steps[None]:
-    """Pass on a value without the newline before its end, which is not consumed."""
-    newline = False
+    """Pass on a value without the line break before its end, which is not consumed."""
+    line_end = place.line_end or "\n"
+    held = ""  # of a line's end
     passed = 0  # characters of the value
 
     def hold(piece: str) -> None:
-        nonlocal newline, passed
+        nonlocal held, passed
         passed += len(piece)
-        piece = "\n" * newline + piece
-        newline = piece.endswith("\n")
-        give(piece[: len(piece) - newline])
+        piece = held + piece
+        size = len(line_end) if piece.endswith(line_end) else overlap(piece, line_end)
+        held = piece[len(piece) - size :]
+        give(piece[: len(piece) - size])
 
     while (yield from reader.until(MARKS, hold, keep_begun=True)):
-        after_line = newline or not passed
+        after_line = held == line_end or not passed
         while True:
             try:
                 read = _read_mark(reader.text, reader.ended, after_line, place)
@@ -116,9 +125,11 @@ def _literal(reader: Reader, place: "_Place", give: Callable[[str], object]) -> 
             except _NeedsMoreError:
                 yield from reader.require_more()
         if read == 0:
+            give("" if held == line_end else held)
             return
         hold(reader.take(read))
     reader.take(len(reader.text))  # of a mark
+    give("" if held == line_end else held)
     if reader.is_cut:
         raise BrokenError
 
@@ -131,7 +142,7 @@ class _Place(NamedTuple):
     """Where a value is."""
 
     names: Collection[str]  # of parameters that have no value yet; none: of any
-    by_lines: bool  # values have lines of their own
+    line_end: str  # before the value, which then has lines of its own
 
 
 class _Ahead:
@@ -236,8 +247,8 @@ def _begins_parameter(
     if not is_known:
         return within
     text = ahead.text[start : following.start()]
-    has_lines = text.startswith("\n")
-    if has_lines or not place.by_lines or (after_line and "\n" not in text):
+    has_lines = text.startswith(("\n", "\r\n"))
+    if has_lines or not place.line_end or (after_line and "\n" not in text):
         return 0
     return within
 

@@ -23,6 +23,7 @@ ID_CHARACTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 LITERAL = re.compile(r"[\w.+-]*")
+NAMING = " \t\"'`("  # before a mark that a text only names
 
 
 @dataclass
@@ -72,6 +73,8 @@ class Reader:
         self._has_thought = False
         self._thought_space = ""
         self._drop_space = False  # after a call or reasoning
+        self._line_end = ""  # last character of the content's line, if it holds more than space
+        self.is_fresh = True  # no content since the answer's start, a call or reasoning
 
     def begin_with(self, text: str, news: AnswerDelta) -> None:
         """Count from the end of a text before the answer on; news: what was parsed of it."""
@@ -89,6 +92,11 @@ class Reader:
         """Whether the last call's arguments have ended."""
         return self._arguments.is_whole
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether a call, or what may be one, has begun and not ended."""
+        return bool((self._tried or "").strip()) or (self.calls > 0 and not self.call_is_whole)
+
     # --- what it makes ----------------------------------------------------------------------------
 
     def add_content(self, text: str) -> None:
@@ -99,14 +107,28 @@ class Reader:
         if not text:
             return
         self._drop_space = False
+        self._note_line(text)
         stripped = text.rstrip()
         if stripped:
+            self.is_fresh = False
             self._end_space()
             self._add_content_of(stripped, Span(end - len(text), end - len(text) + len(stripped)))
         space = text[len(stripped) :]
         if space:
             self._space += space
             self._space_span = Span(end - len(self._space), end)
+
+    def _note_line(self, text: str) -> None:
+        line = text.rpartition("\n")[2]
+        if line != text:
+            self._line_end = ""
+        if self._line_end or line.strip():
+            self._line_end = (self._line_end + line)[-1]
+
+    @property
+    def names_mark(self) -> bool:
+        """Whether a mark that comes next is named by the text: behind a space or quote."""
+        return self._line_end != "" and self._line_end in NAMING
 
     def _end_space(self) -> None:
         """Add the space that was held back."""
@@ -127,7 +149,19 @@ class Reader:
         self._thought_space = text[len(thought) :]
         self._has_thought = self._has_thought or bool(thought)
         self.delta.reasoning += thought
+        self._begin_afresh()
+
+    def begin_thought(self) -> None:
+        """Begin a line of the reasoning, if there is some."""
+        if self._has_thought:
+            self._thought_space = "\n"
+
+    def _begin_afresh(self) -> None:
+        if self.is_fresh and not self._drop_space:  # space that the answer begins with
+            self._space = ""
         self._drop_space = True
+        self._line_end = ""
+        self.is_fresh = True
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call; its text so far is no longer possible content."""
@@ -136,7 +170,12 @@ class Reader:
         self.calls += 1
         self._arguments = JsonText()
         self._tried = None
-        self._drop_space = True
+        self._begin_afresh()
+
+    def begin_empty_call(self, name: str, call_id: str = "") -> None:
+        """Begin a call without arguments, which may follow only where the text was cut."""
+        self.begin_call(name, call_id)
+        self.add_arguments("" if self.ended and self.is_cut and not self.text else "{}")
 
     def add_arguments(self, piece: str) -> None:
         passed, _ = self._arguments.push(piece)
@@ -238,7 +277,8 @@ class Reader:
 
     def close(self, word: str) -> Steps[None]:
         """Consume the end of a call as often as it comes, or its beginning if it was cut."""
-        closed = yield from self.skip_all(word)
+        closed = yield from self.skip_spaced("}" + word)  # one bracket too many
+        closed = (yield from self.skip_all(word)) or closed
         yield from self.skip_space()
         if not closed and self.ended and word.startswith(self.text):
             self.take(len(self.text))
@@ -314,6 +354,11 @@ class Reader:
         """Begin a call whose arguments, an object, follow."""
         if not (yield from self.starts_with("{")):
             raise BrokenError
+        while not (rest := self.text[1:].lstrip()):
+            if not (yield from self.wait_for_more()):
+                break
+        if rest and rest[0] not in '"}':
+            raise BrokenError
         self.begin_call(name, call_id)
         yield from self._json(self._arguments, self._add_arguments)
 
@@ -344,7 +389,10 @@ class Reader:
 
 
 def json_call(reader: Reader) -> Steps[None]:
-    """Parse `{"name": .., "arguments": {..}}`; `parameters` also works."""
+    """Parse `{"name": .., "arguments": {..}}`; `parameters` also works.
+
+    Arguments may also be null, or the text of an object.
+    """
     yield from reader.expect("{")
     name = ""
     arguments = ""  # before the name
@@ -357,23 +405,36 @@ def json_call(reader: Reader) -> Steps[None]:
         yield from reader.skip_space()
         if key == "name":
             name = yield from reader.json_string()
-        elif key in ("arguments", "parameters") and name and not begun:
+        elif key not in ("arguments", "parameters") or begun:
+            yield from reader.json_value()
+        elif name and (yield from reader.starts_with("{")):
             begun = True
             yield from reader.json_arguments(name)
-        elif key in ("arguments", "parameters") and not name:
-            arguments = yield from reader.json_value()
         else:
-            yield from reader.json_value()
+            arguments = yield from reader.json_value()
         yield from reader.skip_space()
         if not (yield from reader.skip(",")):
             break
-    if not begun and name and arguments.startswith("{"):
-        begun = True
+    if not begun:
+        arguments = _object_of(arguments)
+        if not (name and arguments):
+            raise BrokenError
         reader.begin_call(name)
         reader.add_arguments(arguments)
     yield from reader.expect("}")
-    if not begun:
-        raise BrokenError
+
+
+def _object_of(arguments: str) -> str:
+    """Return arguments that are JSON of an object, of its text or of null; "" for others."""
+    if arguments == "null":
+        return "{}"
+    with suppress(ValueError):
+        value = json.loads(arguments, strict=False)
+        text = value.strip() if isinstance(value, str) else arguments
+        json_text = JsonText()
+        passed, read = json_text.push(text if text.startswith("{") else "")
+        return passed if json_text.is_whole and read == len(text) else ""
+    return ""
 
 
 def overlap(text: str, word: str) -> int:
