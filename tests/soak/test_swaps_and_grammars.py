@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,10 +44,10 @@ pytestmark = pytest.mark.soak
 
 SECONDS = 60 * float(os.environ.get("SWAPS_MINUTES", "10"))
 WARM_UP = SECONDS / 5  # in which memory grows that is kept for later
-GROWTH = 1.1  # of a process's memory, from its mean after that to its mean in the end
+GROWTH = 1.1  # of a process's memory, from the first third of the time after that to the last
 STREAMS, SLOTS = 32, 36  # the rest is for grammars and updates
-PROMPTS, LONGEST = 8, 640  # a text without drafts is longer than the bound of its features
-PAUSE = 10.0  # seconds between two updates
+PROMPTS, LONGEST = 4, 640  # a text without drafts is longer than the bound of its features
+PAUSE = 10.0  # seconds between two updates, and between two looks at memory
 PATIENCE = 10 * WAIT  # seconds for a whole text
 PADDING = "a" * 50_000  # of a grammar, to be seen in memory if it is kept
 MODEL = re.compile(r"/(\w+)/1/model\.py")
@@ -108,7 +108,7 @@ class Load:
                     self.wrong.append(answer.text[:200])
                 self.over.wait(0.1)
 
-    def updates(self, builds: list[Path], worse: Path, note_memory: Callable[[], None]) -> None:
+    def updates(self, builds: list[Path], worse: Path) -> None:
         """Put the builds' drafters in turn; each fifth time one that is put back."""
         number = 0
         while not self.over.wait(PAUSE):
@@ -120,7 +120,6 @@ class Load:
             else:
                 update_drafter(self.ports.http, builds[number % len(builds)], 0.2)
                 self.came["updated"] += 1
-            note_memory()
 
 
 def _refused(number: int) -> list[dict[str, Any]]:
@@ -141,9 +140,9 @@ def _memory(serve: int) -> Memory:
     """Return what each process of a `serve` holds, which an update has more of for a moment."""
     memory: Memory = {}
     for pid in tree(serve):
-        words = " ".join(command_line(pid))
-        model = MODEL.search(words)
-        name = model[1] if model else Path(words.split(" ")[0]).name + words[-20:]
+        words = command_line(pid)
+        model = MODEL.search(" ".join(words))
+        name = model[1] if model else " ".join([Path(words[0]).name, *words[1:3]])[:50]
         kilobytes = status_of(pid).get("VmRSS", "0 kB").split()[0]
         memory[name] = memory.get(name, 0) + 1024 * int(kilobytes)
     return memory
@@ -186,25 +185,23 @@ def test_texts_memory_and_features_stay(tmp_path: Path) -> None:
     assert most_buffered(read_info(first / "engines" / "drafter").block_size) < LONGEST
     ports = serve_ports()
     load = Load(ports, _texts_of_target(first))
-    noted: list[tuple[float, Memory]] = []
+    noted: list[Memory] = []
     with _served(first, ports) as serve, ThreadPoolExecutor(STREAMS + 2) as pool:
         begun = time.monotonic()
-
-        def note_memory() -> None:
-            noted.append((time.monotonic() - begun, _memory(serve)))
-
         tasks = [partial(load.stream, number) for number in range(STREAMS)]
-        tasks += [load.grammars, lambda: load.updates([first, other], worse, note_memory)]
+        tasks += [load.grammars, partial(load.updates, [first, other], worse)]
         running = [pool.submit(task) for task in tasks]
         while time.monotonic() < begun + SECONDS and not any(task.done() for task in running):
-            time.sleep(0.5)
+            time.sleep(PAUSE)
+            if time.monotonic() > begun + WARM_UP:
+                noted.append(_memory(serve))
         load.over.set()
         for task in running:
             task.result(PATIENCE)
     print(dict(load.came), *noted, sep="\n")
     assert not load.wrong, load.wrong[:3]
     assert min(load.came[what] for what in ("whole", "cancelled", "refused", "updated")) > 0
-    _assert_flat([memory for seconds, memory in noted if seconds > WARM_UP])
+    _assert_flat(noted)
 
 
 def _assert_flat(memories: list[Memory]) -> None:
