@@ -93,6 +93,7 @@ class FeatureBuffer:
                 continue
             parts.append(new)
             buffered.append(parts.tokens)
+        assert all(parts.tokens <= self._limit for parts in self._parts.values())
         return Passed(None, [0] * len(counts), buffered)
 
     def _parts_before(self, slot: int, position: int) -> _Parts:

@@ -190,9 +190,9 @@ def is_standard_output(file: Path) -> bool:
 
 
 def _open_for_answers(file: Path) -> int:
-    own = own_descriptor(file)
-    if own is not None:
-        return os.dup(own)  # by its path a socket could not be opened
+    descriptor = own_descriptor(file)
+    if descriptor is not None:
+        return os.dup(descriptor)  # by its path a socket could not be opened
     if file.is_block_device():
         raise RequestError(f"{file} is a disk", "Give a file for the answers")
     if not file.is_fifo():

@@ -136,13 +136,11 @@ class LineWriter:
 class _Output(io.TextIOBase):
     """Standard output or error whose lines are written by a `LineWriter`."""
 
+    encoding = "utf-8"
+
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
         self._begun = ""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
 
     def writable(self) -> bool:
         return True
@@ -208,9 +206,9 @@ def open_for_lines(path: Path) -> int:
 
     Does not wait for the reader of a pipe.
     """
-    own = own_descriptor(path)
-    if own is not None and not stat.S_ISREG(os.fstat(own).st_mode):
-        return os.dup(own)
+    descriptor = own_descriptor(path)
+    if descriptor is not None and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.dup(descriptor)
     if path.is_fifo():
         return os.open(path, os.O_RDWR)  # by Linux, without a reader, too
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o600)

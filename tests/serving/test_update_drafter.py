@@ -18,6 +18,7 @@ import pytest
 from dflash_trt.builder.manifest import build_digest
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.builder.pipeline import build
+from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor import update_drafter
@@ -33,8 +34,10 @@ MODULE: Any = sys.modules["dflash_trt.serving.supervisor.update_drafter"]  # the
 WAIT = 120.0  # seconds; nothing here should take so long
 
 
-def build_changed(directory: Path, role: str, scale: float) -> Path:
-    """Build the demo pair with that share of noise in one model's matrices."""
+def build_changed(
+    directory: Path, role: str, scale: float, config: BuildConfig | None = None
+) -> Path:
+    """Build a pair, by default the demo's, with that share of noise in one model's matrices."""
     import torch  # noqa: PLC0415
 
     changed = shutil.copytree(PYCODE / role, directory / role)
@@ -47,7 +50,7 @@ def build_changed(directory: Path, role: str, scale: float) -> Path:
                 tensors[name] = each + noise.to(each.dtype)
 
     edit_weights(changed, change)
-    config = demo_config()
+    config = config or demo_config()
     source = getattr(config, role).model_copy(update={"path": changed})
     build(config.model_copy(update={role: source}), directory / "built", quiet)
     return directory / "built"

@@ -18,7 +18,7 @@ from dflash_trt.serving.http import Phase, codec
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.supervisor import supervisor, upkeep
+from dflash_trt.serving.supervisor import supervisor
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import Child, Children
 from dflash_trt.serving.supervisor.key_file import KeyFile
@@ -42,7 +42,6 @@ class StandIn:
     status: int | None = 200  # of a probe
     runs: bool = True  # the application
     starts: bool = True  # the application, again
-
     log: Any = None
     restarted: bool = False
 
@@ -115,9 +114,7 @@ def test_a_server_that_answers_no_round_is_unready(stand_in: StandIn) -> None:
     wait_until(lambda: stand_in.told == ["unready", "ready"])
 
 
-def test_triton_is_watched_while_an_application_cannot_start(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_is_watched_while_an_application_cannot_start(stand_in: StandIn) -> None:
     stand_in.starts = stand_in.runs = False
     wait_until(lambda: stand_in.launches)
     before = stand_in.looks
@@ -125,7 +122,6 @@ def test_triton_is_watched_while_an_application_cannot_start(
     stand_in.problem = "tritonserver ended"
     wait_until(lambda: stand_in.restarted and stand_in.problem is None)
     assert stand_in.launches == 1  # it waits before it is tried again
-    monkeypatch.setattr(upkeep, "RETRY", 0.0)
 
 
 def test_an_application_that_ends_while_triton_starts_is_started(stand_in: StandIn) -> None:

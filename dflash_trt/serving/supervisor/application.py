@@ -122,7 +122,7 @@ class Application:
         self._change()
         return True
 
-    def _failed(self, start: "_Start") -> ServerError:
+    def _failed(self, start: _Start) -> ServerError:
         self._start = None
         if not self._ended_within(EXIT_TIME):
             self.kill()

@@ -44,7 +44,7 @@ class KeyFile:
         self._say(f"{len(keys)} keys are valid over HTTP now; gRPC takes a new one from a restart")
         return keys
 
-    def _look(self) -> "_Stamp | None":
+    def _look(self) -> _Stamp | None:
         if self._path is None:
             return None
         try:

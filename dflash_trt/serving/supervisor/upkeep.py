@@ -23,7 +23,7 @@ class Upkeep:
         self._lost_lines = 0
 
     def look(self) -> None:
-        """Do what is due now; returns at once."""
+        """Do what is due now; waits for nothing but a pipe whose reader hangs, some seconds."""
         keys = self._keys.changed_keys()
         if keys is not None:
             self._application.change_keys(keys)
