@@ -27,6 +27,7 @@ PARTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 TOOL = {"type": "function", **FUNCTION}
 HOSTED = {"type": "web_search"}
+EVENTS = TypeAdapter[Any](ResponseStreamEvent)
 
 
 def called(number: int) -> dict[str, Any]:
@@ -379,8 +380,7 @@ def answered(
         sent += writer.push(chunk(piece, reason if last else ""))
     sent += writer.end(chunk("", reason), lambda _: True)
     told = [json.loads(each.split(b"data: ")[1]) for each in sent]
-    reader = TypeAdapter[Any](ResponseStreamEvent)
-    events = [reader.validate_python(each) for each in told]
+    events = [EVENTS.validate_python(each) for each in told]
     assert [each.split(b"\n")[0].decode() for each in sent] == [f"event: {e.type}" for e in events]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     assert told[-1]["response"] == writer.response
@@ -418,6 +418,18 @@ def test_an_answer_in_events(
         assert whole[-1]["item"] == response["output"][number]
         assert own[0]["type"] == "response.output_item.added"
         assert {each.get("item_id", item.id) for each in own} == {item.id}
+
+
+@pytest.mark.parametrize("name", ["f", "patch"])
+def test_a_text_behind_a_call_leaves_the_call_whole(name: str) -> None:
+    """A chunk may hold the end of a call, and the text after it."""
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": "abc"}}}}\n</tool_call>Done.'
+    for size in range(len(text) - 32, len(text), 3):
+        _, response = answered(read(**CODEX), text, "stop", size)
+        [item] = [each for each in response["output"] if each["type"] != "message"]
+        assert item.get("input", item.get("arguments")) in ("abc", '{"input": "abc"}'), size
+        texts = [each["content"][0]["text"] for each in response["output"] if each != item]
+        assert "".join(texts) == "Done.", size
 
 
 def test_a_failure_ends_the_stream_with_its_reason() -> None:

@@ -2,19 +2,39 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import np_to_triton_dtype
 
 from dflash_trt.builder.repository import MODELS, TEMPLATES, read_config, write_repository
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import (
+    Candidates,
+    Copy,
+    DraftResult,
+    Features,
+    Logprobs,
+    Round,
+    Row,
+    RowResult,
+    SamplingParams,
+)
+from dflash_trt.decoding.logits_processor import LogitsProcessor
+from dflash_trt.decoding.messages import Anchor, DrafterInput, VerifyResult
 from dflash_trt.decoding.packing import (
     DraftInputTensors,
     DraftTensors,
     RoundResultTensors,
     RoundTensors,
     VerifyTensors,
+    pack_drafts,
+    pack_round,
+    pack_verified,
 )
 from dflash_trt.serving.answer import OUTPUTS
 from dflash_trt.wire import Settings
@@ -138,6 +158,37 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     names = [output.name for output in OUTPUTS.values()]
     assert _names(config("dflash").output) == names
     assert config("dflash").model_transaction_policy.decoupled
+
+
+def _packed() -> dict[str, Any]:
+    """Return the tensors of a round of two texts in which all that can be there is there."""
+    processor = LogitsProcessor(SamplingParams(logprobs=1, include_drafting=True), 4, (95,))
+    mask = np.ones(3, np.int32)
+    row = Row([4, 5, 6], 1, 9, 3, 2, processor, [1, 2], next_token=7, masks=[mask] * 3)
+    round = Round(0, [row] * 2, Features.DRAFT, 2, 3, [Copy(0, 1, 2, 3)] * 2)
+    logprobs = Logprobs(np.ones((2, 2), np.float32), np.ones((2, 2), np.int64))
+    result = RowResult(1, 7, logprobs=logprobs, draft_logprobs=[0.5, 0.5])
+    taken = DrafterInput(np.ones((2, 3, 4), np.float32), [Anchor(7, 30, 28, 5)] * 2)
+    drafted = Candidates(np.ones((2, 3), np.int64), np.ones((2, 9), np.float32))
+    return {
+        "key": np.ones(2, np.int64),
+        **pack_round(round)._asdict(),
+        **pack_verified(VerifyResult([result] * 2, 0.5, taken))._asdict(),
+        **pack_drafts(DraftResult([drafted] * 2, 0.5), 2)._asdict(),
+    }
+
+
+@pytest.mark.parametrize("model", ["verify", "draft", "draft_verify"])
+def test_tensors_fit_the_configs(model: str) -> None:
+    config = read_config(TEMPLATES / model / "config.pbtxt")
+    packed = {name: np.atleast_1d(value) for name, value in _packed().items()}
+    for tensor in (*config.input, *config.output):
+        array = packed[tensor.name]
+        widths = zip(tensor.dims, array.shape, strict=True)
+        assert all(width in (-1, size) for width, size in widths), f"{tensor.name} of {model}"
+        kind = model_config_pb2.DataType.Name(tensor.data_type)
+        kind = kind.removeprefix("TYPE_").replace("STRING", "BYTES")
+        assert np_to_triton_dtype(array.dtype) == kind, f"{tensor.name} of {model}"
 
 
 def test_texts_end_at_the_end_of_a_turn_too(tmp_path: Path) -> None:

@@ -63,11 +63,14 @@ class ResponseWriter:
         if chunk.logprobs:
             self._logprobs.add(chunk)
         news = self._reader.read(chunk)
+        calls = iter(news.calls)
+        if news.calls and not news.calls[0].id:  # the rest of one that began in an earlier chunk
+            yield from self._call(next(calls))
         if news.reasoning:
             yield from self._write("reasoning", news.reasoning)
         if news.content:
             yield from self._write("message", news.content, self._logprobs.of(news.content_spans))
-        for call in news.calls:
+        for call in calls:
             yield from self._call(call)
 
     def end(self, last: Chunk, keep: Callable[[Json], bool]) -> Iterator[bytes]:
