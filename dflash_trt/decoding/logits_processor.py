@@ -14,7 +14,7 @@ from dflash_trt.decoding.arrays import Bools, Float32, Int32, Int64
 from dflash_trt.decoding.sampling import NO_VALUES, SamplingParams, TokenValues
 
 FEW = 8  # a grammar allows few tokens, if fewer than this part of the vocabulary
-BLOCK = 64  # tokens of which one maximum is taken
+PER_MAXIMUM = 64  # tokens of which one maximum is taken
 ROUNDING = 1e-6  # relative, of a logit's rounding on its way to a weight
 ONE = np.int32(0x3F800000)  # the bits of 1.0
 BIN_SHIFT = 17  # 64 bins for each factor of 2
@@ -98,9 +98,8 @@ class LogitsProcessor:
             tokens, counts = np.unique(output, return_counts=True)
             places, known = _places(logits, tokens)
             values[places] -= np.float32(sampling.presence_penalty)
-            values[places] -= np.float32(sampling.frequency_penalty) * counts[known].astype(
-                np.float32
-            )
+            times = counts[known].astype(np.float32)
+            values[places] -= np.float32(sampling.frequency_penalty) * times
 
     @cached_property
     def encoded(self) -> bytes:
@@ -194,11 +193,11 @@ def _least_logit(values: Float32, highest: np.float32, sampling: SamplingParams)
 
 def reached_by(values: Float32, count: int) -> float:
     """Return a bound that at least `count` values reach, and few more; -inf if that is not easy."""
-    blocks = len(values) // BLOCK
-    if count >= blocks:
+    groups = len(values) // PER_MAXIMUM
+    if count >= groups:
         return -np.inf
-    # so many blocks have a value as large as the last of these maxima
-    maxima = values[: blocks * BLOCK].reshape(BLOCK, blocks).max(0)
+    # so many groups have a value as large as the last of these maxima
+    maxima = values[: groups * PER_MAXIMUM].reshape(PER_MAXIMUM, groups).max(0)
     return float(np.partition(maxima, -count)[-count])
 
 
