@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.chat import HARMONY, AnswerParser, parse_tools
+from dflash_trt.chat import HARMONY, AnswerParser, ContentDelta, parse_tools
 from dflash_trt.chat.formats import HERMES, REASONING_TAGS, Format
 from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.http.answers import ChatReader, ChoiceWriter
@@ -201,13 +201,13 @@ def content_of(tokens: list[int], sizes: list[int], *, drops_space: bool = False
     logprobs = ContentLogprobs(WORDS.__getitem__, HIDDEN)
     content, entries, start, given = "", list[str](), 0, 0
     for at, size in enumerate(sizes):
-        part = tokens[start : start + size]
+        new_tokens = tokens[start : start + size]
         start += size
         last = at == len(sizes) - 1
         whole = b"".join(WORDS[token] for token in tokens[:start] if token not in HIDDEN)
         text = whole.decode(errors="ignore")
         text = text.removeprefix(" ") if drops_space else text
-        scores = {"token_ids": part, "logprobs": [-0.5] * len(part)}
+        scores = {"token_ids": new_tokens, "logprobs": [-0.5] * size}
         new = chunk(text[given:], "stop" if last else "", **scores)
         given = len(text)
         logprobs.add(new)
@@ -215,7 +215,9 @@ def content_of(tokens: list[int], sizes: list[int], *, drops_space: bool = False
         content += news.content
         entries += [
             bytes(entry["bytes"]).decode(errors="replace")
-            for entry in logprobs.of(news.content_spans)
+            for part in news.parts
+            if isinstance(part, ContentDelta)
+            for entry in logprobs.of(part.spans)
         ]
     return content, entries
 

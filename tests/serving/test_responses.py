@@ -421,15 +421,16 @@ def test_an_answer_in_events(
 
 
 @pytest.mark.parametrize("name", ["f", "patch"])
-def test_a_text_behind_a_call_leaves_the_call_whole(name: str) -> None:
-    """A chunk may hold the end of a call, and the text after it."""
-    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": "abc"}}}}\n</tool_call>Done.'
-    for size in range(len(text) - 32, len(text), 3):
+def test_items_are_in_the_order_of_the_text(name: str) -> None:
+    """A chunk may hold the end of a call and the text after it, or the whole answer."""
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": "abc"}}}}\n</tool_call>'
+    text = f"Look.{call}Done."
+    for size in range(1, len(text) + 1):
         _, response = answered(read(**CODEX), text, "stop", size)
-        [item] = [each for each in response["output"] if each["type"] != "message"]
+        before, item, after = response["output"]
+        assert before["content"][0]["text"] == "Look.", size
         assert item.get("input", item.get("arguments")) in ("abc", '{"input": "abc"}'), size
-        texts = [each["content"][0]["text"] for each in response["output"] if each != item]
-        assert "".join(texts) == "Done.", size
+        assert after["content"][0]["text"] == "Done.", size
 
 
 def test_a_failure_ends_the_stream_with_its_reason() -> None:

@@ -23,6 +23,8 @@ from dflash_trt.chat.formats import (
     HARMONY,
     REASONING_TAGS,
     AnswerParser,
+    AnswerPart,
+    CallDelta,
     Format,
     ReasoningTags,
     Tool,
@@ -94,6 +96,7 @@ class Answer(NamedTuple):
     thought: str
     content: str
     calls: list[tuple[str, str]]
+    order: list[tuple[str, str]]  # its parts: what each is, and its text
 
 
 def read(
@@ -109,17 +112,34 @@ def read(
     thought = ""
     content = ""
     calls: list[tuple[str, str]] = []
+    order: list[tuple[str, str]] = []
     for number, piece in enumerate(pieces, 1):
         last = number == len(pieces)
         news = parser.push(piece, last=last, cut=cut and last)
         thought += news.reasoning
         content += news.content
-        for call in news.calls:
-            if call.name:
-                calls.append((call.name, ""))
-            name, arguments = calls[call.index]
-            calls[call.index] = (name, arguments + call.arguments)
-    return Answer(thought, content, calls)
+        for part in news.parts:
+            if isinstance(part, CallDelta):
+                add_to_call(part, calls)
+            add_in_order(part, order)
+    return Answer(thought, content, calls, order)
+
+
+def add_to_call(call: CallDelta, calls: list[tuple[str, str]]) -> None:
+    if call.name:
+        calls.append((call.name, ""))
+    name, arguments = calls[call.index]
+    calls[call.index] = (name, arguments + call.arguments)
+
+
+def add_in_order(part: AnswerPart, order: list[tuple[str, str]]) -> None:
+    kind = f"call {part.index}" if isinstance(part, CallDelta) else type(part).__name__
+    text = part.arguments if isinstance(part, CallDelta) else part.text
+    if order and order[-1][0] == kind:
+        order[-1] = (kind, order[-1][1] + text)
+    else:
+        assert not isinstance(part, CallDelta) or part.id, "a call goes on behind something else"
+        order.append((kind, text))
 
 
 def read_alike(text: str, format: Format | None, **options: Any) -> Answer:
@@ -203,7 +223,7 @@ def test_a_call_in_an_open_thought(row: Row, tags: ReasoningTags, thinking: bool
             assert answer.content == ""
     closed = f"{opened}Hm {row.call()[:14]}{tags.close}\n\nHi"
     if not row.format.is_special:
-        assert read_alike(closed, row.format, tags=tags, thinking=thinking)[1:] == ("Hi", [])
+        assert read_alike(closed, row.format, tags=tags, thinking=thinking)[1:3] == ("Hi", [])
         rehearsed = f"{opened}Hm {row.call()} or so{tags.close}\n\nHi {row.call()}"
         answer = read_alike(rehearsed, row.format, tags=tags, thinking=thinking)
         assert (answer.thought, answer.content) == (f"Hm {row.call()} or so", "Hi")
@@ -219,21 +239,21 @@ def test_the_marks_of_a_thought(tags: ReasoningTags) -> None:
         f"{tags.open}{opened}Hm{close}{close}Hi",
         f"{tags.open} {tags.open} {tags.label}Hm {close} {close}Hi",
     ):
-        assert read_alike(text, None, tags=tags) == ("Hm", "Hi", []), text
+        assert read_alike(text, None, tags=tags)[:3] == ("Hm", "Hi", []), text
     for text in (f"Hm{close}Hi", f"{opened}Hm{close}\n{close}Hi", f"\n{tags.open}\nHm{close}Hi"):
-        assert read_alike(text, None, tags=tags, thinking=True) == ("Hm", "Hi", []), text
-    assert read_alike(f"{opened}Hm", None, tags=tags) == ("Hm", "", [])
-    assert read_alike(f"{opened}{close}", None, tags=tags) == ("", "", [])
-    assert read_alike(f"Hm{close}Hi", None, tags=tags) == ("", "HmHi", [])
-    assert read_alike(f"Hi\n{close}\nyou", None, tags=tags) == ("", "Hi\n\nyou", [])
-    assert read_alike(f"\n{close}\n\nHi", None, tags=tags) == ("", "Hi", [])
+        assert read_alike(text, None, tags=tags, thinking=True)[:3] == ("Hm", "Hi", []), text
+    assert read_alike(f"{opened}Hm", None, tags=tags)[:3] == ("Hm", "", [])
+    assert read_alike(f"{opened}{close}", None, tags=tags)[:3] == ("", "", [])
+    assert read_alike(f"Hm{close}Hi", None, tags=tags)[:3] == ("", "HmHi", [])
+    assert read_alike(f"Hi\n{close}\nyou", None, tags=tags)[:3] == ("", "Hi\n\nyou", [])
+    assert read_alike(f"\n{close}\n\nHi", None, tags=tags)[:3] == ("", "Hi", [])
     two = read_alike(f"{opened}Hm{close}\n{opened}so{close}Hi", None, tags=tags)
     assert (two.thought.split(), two.content) == (["Hm", "so"], "Hi")
     if tags.is_special:
         assert read_alike(f"Hi {opened}Hm{close} you", None, tags=tags)[0] == "Hm"
         return
     for text in (f'split("{close}")', f"the {close} tag", f"Hi <think>Hm{close} you"):
-        assert read_alike(text, None, tags=tags) == ("", text, [])
+        assert read_alike(text, None, tags=tags)[:3] == ("", text, [])
 
 
 JSON_CALL = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
@@ -298,7 +318,7 @@ def test_arguments_in_other_forms(arguments: str, wanted: Any) -> None:
      "<tool_call>{\"name\": \"f\", \"arguments\": {'a': 1}}</tool_call>"],
 )  # fmt: skip
 def test_json_of_an_answer_is_no_call(text: str) -> None:
-    assert read_alike(text, format_of("<tool_call>")) == ("", text, [])
+    assert read_alike(text, format_of("<tool_call>"))[:3] == ("", text, [])
 
 
 @pytest.mark.parametrize(
@@ -335,10 +355,10 @@ def test_an_answer_goes_on_where_it_was() -> None:
         (" you <think>", "<think>Hm</think>Hi", ("", " you <think>", [])),
         ("you", "Hi ", ("", "you", [])),
     ):
-        assert read_alike(text, hermes, tags=THINK, begun=start) == expected
+        assert read_alike(text, hermes, tags=THINK, begun=start)[:3] == expected
     thought = "<|channel|>analysis<|message|>Hm"
     final = " so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
-    assert read_alike(final, HARMONY, begun=thought) == (" so", "Hi", [])
+    assert read_alike(final, HARMONY, begun=thought)[:3] == (" so", "Hi", [])
 
 
 VALUES = (

@@ -8,7 +8,16 @@ from typing import Any
 from dflash_trt.chat.formats import gemma, harmony, hermes, llama, mistral, qwen_coder
 from dflash_trt.chat.formats.definitions import Tool, parse_tools, required_tools
 from dflash_trt.chat.formats.lark import Lark
-from dflash_trt.chat.formats.reader import AnswerDelta, CallDelta, Reader, Span, Steps
+from dflash_trt.chat.formats.reader import (
+    AnswerDelta,
+    AnswerPart,
+    CallDelta,
+    ContentDelta,
+    Reader,
+    ReasoningDelta,
+    Span,
+    Steps,
+)
 from dflash_trt.errors import RequestError
 
 

@@ -44,11 +44,36 @@ class Span(NamedTuple):
 
 
 @dataclass
+class ReasoningDelta:
+    text: str
+
+
+@dataclass
+class ContentDelta:
+    text: str
+    spans: list[Span]  # where it was in the text that the parser was given
+
+
+AnswerPart = ReasoningDelta | ContentDelta | CallDelta
+
+
+@dataclass
 class AnswerDelta:
-    reasoning: str = ""
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-    content_spans: list[Span] = field(default_factory=list)  # where the content was in the text
+    """What a piece of text adds to an answer, in the text's order."""
+
+    parts: list[AnswerPart] = field(default_factory=list)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningDelta))
+
+    @property
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [part for part in self.parts if isinstance(part, CallDelta)]
 
 
 class BrokenError(Exception):
@@ -85,7 +110,7 @@ class Reader:
         if self.calls and not self.call_is_whole:
             self._calls_before -= 1
             begun = [call for call in news.calls if call.index == self._calls_before]
-            self.delta.calls = [replace(call, index=0) for call in begun]
+            self.delta.parts = [replace(call, index=0) for call in begun]
 
     @property
     def call_is_whole(self) -> bool:
@@ -136,9 +161,17 @@ class Reader:
         self._space = ""
 
     def _add_content_of(self, text: str, span: Span) -> None:
-        if text:
-            self.delta.content += text
-            self.delta.content_spans.append(span)
+        if not text:
+            return
+        last = self._last_part()
+        if isinstance(last, ContentDelta):
+            last.text += text
+            last.spans.append(span)
+        else:
+            self.delta.parts.append(ContentDelta(text, [span]))
+
+    def _last_part(self) -> AnswerPart | None:
+        return self.delta.parts[-1] if self.delta.parts else None
 
     def add_reasoning(self, text: str) -> None:
         """Add reasoning, without surrounding white space."""
@@ -148,7 +181,11 @@ class Reader:
         thought = text.rstrip()
         self._thought_space = text[len(thought) :]
         self._has_thought = self._has_thought or bool(thought)
-        self.delta.reasoning += thought
+        last = self._last_part()
+        if thought and isinstance(last, ReasoningDelta):
+            last.text += thought
+        elif thought:
+            self.delta.parts.append(ReasoningDelta(thought))
         self._begin_afresh()
 
     def begin_thought(self) -> None:
@@ -166,7 +203,7 @@ class Reader:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call; its text so far is no longer possible content."""
         new_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
-        self.delta.calls.append(CallDelta(self.calls - self._calls_before, call_id or new_id, name))
+        self.delta.parts.append(CallDelta(self.calls - self._calls_before, call_id or new_id, name))
         self.calls += 1
         self._arguments = JsonText()
         self._tried = None
@@ -189,11 +226,12 @@ class Reader:
     def _add_arguments(self, piece: str) -> None:
         if not piece:
             return
-        calls = self.delta.calls
         index = self.calls - self._calls_before - 1
-        if not calls or calls[-1].index != index:
-            calls.append(CallDelta(index))
-        calls[-1].arguments += piece
+        last = self._last_part()
+        if isinstance(last, CallDelta) and last.index == index:
+            last.arguments += piece
+        else:
+            self.delta.parts.append(CallDelta(index, arguments=piece))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -330,10 +368,10 @@ class Reader:
             self._tried = None
         tried = self._tried
         self._tried = None
-        self.add_content(tried or "")
         begun = self.calls > calls_before
         if begun:
             self.end_arguments()
+        self.add_content(tried or "")
         return begun
 
     # --- JSON -------------------------------------------------------------------------------------

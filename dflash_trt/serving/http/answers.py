@@ -5,7 +5,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dflash_trt.chat import AnswerDelta, AnswerParser, CallDelta
+from dflash_trt.chat import (
+    AnswerDelta,
+    AnswerParser,
+    AnswerPart,
+    CallDelta,
+    ContentDelta,
+    ReasoningDelta,
+)
 from dflash_trt.checkpoints import Spell
 from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.http.logprobs import TextLogprobs, chat_logprobs
@@ -84,12 +91,14 @@ class ChatReader:
             self._parser = self._new_parser(chunk.thinking)
         reason = chunk.finish_reason
         news = self._parser.push(chunk.text, last=reason != "", cut=reason == "length")
-        if self.only_calls:
-            news.content = ""
-        if self._one_call:
-            news.calls = [call for call in news.calls if call.index == 0]
+        news.parts = [part for part in news.parts if not self._drops(part)]
         self.called = self.called or bool(news.calls)
         return news
+
+    def _drops(self, part: AnswerPart) -> bool:
+        if isinstance(part, ContentDelta):
+            return self.only_calls
+        return self._one_call and isinstance(part, CallDelta) and part.index > 0
 
 
 @dataclass
@@ -171,12 +180,13 @@ def _message(news: AnswerDelta, *, only_calls: bool) -> Json:
 
 def _deltas(news: AnswerDelta) -> list[Json]:
     deltas: list[Json] = []
-    if news.reasoning:
-        deltas.append({"reasoning_content": news.reasoning})
-    if news.content:
-        deltas.append({"content": news.content})
-    for call in news.calls:
-        deltas += _call_deltas(call)
+    for part in news.parts:
+        if isinstance(part, ReasoningDelta):
+            deltas.append({"reasoning_content": part.text})
+        elif isinstance(part, ContentDelta):
+            deltas.append({"content": part.text})
+        else:
+            deltas += _call_deltas(part)
     return deltas
 
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dflash_trt.chat import CallDelta
+from dflash_trt.chat import CallDelta, ContentDelta, ReasoningDelta
 from dflash_trt.serving.answer import Chunk
 from dflash_trt.serving.http.answers import ChatReader, Json, to_sse
 from dflash_trt.serving.http.failures import Failure
@@ -62,16 +62,13 @@ class ResponseWriter:
     def push(self, chunk: Chunk) -> Iterator[bytes]:
         if chunk.logprobs:
             self._logprobs.add(chunk)
-        news = self._reader.read(chunk)
-        calls = iter(news.calls)
-        if news.calls and not news.calls[0].id:  # the rest of one that began in an earlier chunk
-            yield from self._call(next(calls))
-        if news.reasoning:
-            yield from self._write("reasoning", news.reasoning)
-        if news.content:
-            yield from self._write("message", news.content, self._logprobs.of(news.content_spans))
-        for call in calls:
-            yield from self._call(call)
+        for part in self._reader.read(chunk).parts:
+            if isinstance(part, ReasoningDelta):
+                yield from self._write("reasoning", part.text)
+            elif isinstance(part, ContentDelta):
+                yield from self._write("message", part.text, self._logprobs.of(part.spans))
+            else:
+                yield from self._call(part)
 
     def end(self, last: Chunk, keep: Callable[[Json], bool]) -> Iterator[bytes]:
         """Yield the last events; keep: takes the whole response, and returns whether it is kept."""
