@@ -1,12 +1,12 @@
 """`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from dflash_trt.bench.passes import Decoder, Pass, run_in_turns
-from dflash_trt.bench.results import Cell, Run, kept_fractions
+from dflash_trt.bench.results import Cell, Run, SamplingRule, kept_fractions
 from dflash_trt.builder import read_manifest
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Proposer, Request, SamplingParams, in_process, measure, strategy
@@ -30,8 +30,16 @@ class Plan:
     methods: Sequence[str]  # besides plain decoding
     draft_tokens: Sequence[int | None]  # for methods not in `DRAFTS`
     batches: Sequence[int]
-    temperatures: Sequence[float]
+    rules: Sequence[SamplingRule]
     repeats: int
+
+
+def sampling_rules(
+    temperatures: Sequence[float], top_ps: Sequence[float], top_ks: Sequence[int]
+) -> list[SamplingRule]:
+    """Return every combination; of greedy texts one, as nothing else changes them."""
+    rules = [SamplingRule(*values) for values in product(temperatures, top_ps, top_ks)]
+    return [*dict.fromkeys(rule if rule.temperature else SamplingRule() for rule in rules)]
 
 
 def run_engine(directory: Path, plan: Plan, progress: Progress) -> Run:
@@ -72,11 +80,11 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
     profile = None
     if any(method in ADAPTIVE for method in plan.methods):
         profile = measure(in_process(target, drafter), target.info)
-    groups = list(product(plan.tasks.items(), plan.batches, plan.temperatures))
+    groups = list(product(plan.tasks.items(), plan.batches, plan.rules))
     passes = 0
-    for (task, prompts), batch, temperature in groups:
+    for (task, prompts), batch, rule in groups:
         requests = [
-            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=i))
+            Request(prompt, plan.max_tokens, SamplingParams(**asdict(rule), seed=i))
             for i, prompt in enumerate(prompts)
         ]
         decoders = []
@@ -87,7 +95,7 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
                     method=method,
                     draft_tokens=drafts,
                     batch=batch,
-                    temperature=temperature,
+                    rule=rule,
                 )
                 decoders.append(_decoder(cell, target, drafter, profile))
         together = len(decoders) * batch <= target.info.slots

@@ -34,6 +34,25 @@ class Sample:
     full_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class SamplingRule:
+    """Of what a text is sampled, as in `SamplingParams`."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __str__(self) -> str:
+        if not self.temperature:
+            return ""
+        parts = [f"temperature {self.temperature:g}"]
+        if self.top_p < 1:
+            parts.append(f"top_p {self.top_p:g}")
+        if self.top_k:
+            parts.append(f"top_k {self.top_k}")
+        return ", ".join(parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One setting, measured in turns with the others of its group."""
@@ -42,7 +61,7 @@ class Cell:
     method: str  # of `engine.METHODS`
     draft_tokens: int | None  # None: a whole block; adaptive: chosen by the policy
     batch: int
-    temperature: float
+    rule: SamplingRule
     samples: list[Sample] = field(default_factory=list)  # one for each pass over the prompts
     kept: list[float] = field(default_factory=list)  # fraction of rounds that kept draft 1, 2, ..
     identical: tuple[int, int] = (0, 0)  # texts equal to plain decoding's, and all
@@ -63,8 +82,8 @@ class Cell:
         if self.method != "plain":
             parts.append(f"{drafts} drafts")
         parts.append(f"batch {self.batch}")
-        if self.temperature:
-            parts.append(f"temperature {self.temperature:g}")
+        if self.rule.temperature:
+            parts.append(str(self.rule))
         return ", ".join(parts)
 
 
@@ -83,10 +102,8 @@ def tokens_per_second(cell: Cell) -> list[float]:
 
 def speedups(run: Run, cell: Cell) -> list[float]:
     """Return each pass's speedup over the plain pass beside it, with equal machine noise."""
-    setting = (cell.task, cell.batch, cell.temperature)
-    plain = next(
-        other for other in run.cells if (other.task, other.batch, other.temperature) == setting
-    )
+    setting = (cell.task, cell.batch, cell.rule)
+    plain = next(other for other in run.cells if (other.task, other.batch, other.rule) == setting)
     pairs = zip(tokens_per_second(cell), tokens_per_second(plain), strict=True)
     return [rate / plain_rate for rate, plain_rate in pairs]
 

@@ -20,7 +20,7 @@ def engine(
     directory: Built,
     prompts: Annotated[
         list[str],
-        typer.Option(help="pycode, or a file of JSON lines. Repeatable, as the next four."),
+        typer.Option(help="pycode, or a file of JSON lines. Repeatable, as the next six."),
     ] = ["pycode"],
     methods: Annotated[
         list[str],
@@ -31,6 +31,12 @@ def engine(
     ] = None,
     batch: Annotated[list[int], typer.Option(min=1, help="Sequences at a time.")] = [1],
     temperature: Annotated[list[float], typer.Option(min=0.0, help="0: greedy.")] = [0.0],
+    top_p: Annotated[
+        list[float], typer.Option(min=0.01, max=1.0, help="1: all tokens. Not of greedy texts.")
+    ] = [1.0],
+    top_k: Annotated[list[int], typer.Option(min=0, help="0: all tokens. Not of greedy texts.")] = [
+        0
+    ],
     max_tokens: Annotated[int, typer.Option(min=1, help="EOS is ignored.")] = 128,
     prompt_count: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 16,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
@@ -42,7 +48,14 @@ def engine(
     json_: Json = False,
 ) -> None:
     """Compare decoding methods in turns over the same prompts."""
-    from dflash_trt.bench import Plan, engine_report, load_task, record_of, run_engine
+    from dflash_trt.bench import (
+        Plan,
+        engine_report,
+        load_task,
+        record_of,
+        run_engine,
+        sampling_rules,
+    )
     from dflash_trt.builder import check_build, read_manifest
     from dflash_trt.builder.identity import write_record
 
@@ -64,7 +77,7 @@ def engine(
         methods=methods,
         draft_tokens=draft_tokens or [None],
         batches=batch,
-        temperatures=temperature,
+        rules=sampling_rules(temperature, top_p, top_k),
         repeats=repeats,
     )
     with reporting() as progress:

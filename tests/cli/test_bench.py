@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.bench import METHODS, Run, engine_report
+from dflash_trt.bench import METHODS, Run, engine_report, sampling_rules
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.files import read_as
@@ -21,12 +21,24 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(
         *("bench", "engine", built, *(f"--methods={method}" for method in METHODS)),
         *("--draft-tokens=7", "--batch=1", "--batch=3", "--temperature=0", "--temperature=0.8"),
+        *("--top-p=0.95", "--top-k=20"),
         *("--prompt-count", 3, "--max-tokens", TOKENS, "--repeats", 2),
         *("--output", folder / "run.json"),
     )
     assert done.code == 0, done.err
     (folder / "report.md").write_text(done.out)
     return folder
+
+
+def test_greedy_texts_have_no_other_rules() -> None:
+    rules = sampling_rules([0.0, 0.6], [1.0, 0.95], [0, 20])
+    assert [str(rule) for rule in rules] == [
+        "",
+        "temperature 0.6",
+        "temperature 0.6, top_k 20",
+        "temperature 0.6, top_p 0.95",
+        "temperature 0.6, top_p 0.95, top_k 20",
+    ]
 
 
 @pytest.mark.models
@@ -45,7 +57,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
             # with three streams the first text is two rounds ahead when the last one begins
             full = 3 * (TOKENS - 1) if cell.batch == 1 else 3 * (TOKENS - 1 - 2)
             assert all(sample.full_tokens == full for sample in cell.samples)
-        if (cell.method, cell.draft_tokens, cell.temperature) == ("dflash", 7, 0):
+        if (cell.method, cell.draft_tokens, cell.rule.temperature) == ("dflash", 7, 0):
             assert cell.tau == pytest.approx(report.tau)
             assert {s.rounds for s in cell.samples} == {report.rounds}
         for sample in cell.samples:
