@@ -285,7 +285,8 @@ def given(text: str) -> CostProfile:
     """Parse the value of --costs."""
     times = {key: float(value) / 1e3 for key, value in (x.split(":") for x in text.split(","))}
     draft = times.pop("draft")
-    return CostProfile([0], [1], [*map(int, times)], [[[*times.values()]]], [[draft]])
+    widths = [*map(int, times)]
+    return CostProfile([0], [1], widths, [[[*times.values()]]], [[draft]], [0.0])
 
 
 def main() -> None:

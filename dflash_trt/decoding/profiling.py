@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from dflash_trt.decoding.arrays import Float64
+from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
 from dflash_trt.decoding.messages import Features, Round, Row, RunRound
+from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.engines import EngineInfo, few_sizes
 from dflash_trt.speculation.profile import CostProfile
 
@@ -20,6 +22,7 @@ MIN_PASSES = 3
 MAX_PASSES = 16
 INJECTED = 4  # features of each row to inject when the drafter is timed: a typical number
 QUANTILE = 0.25
+USUAL_SAMPLING = LogitsProcessor(SamplingParams(temperature=1.0, top_p=0.95), 0, ())
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Point:
     context: int  # tokens before the round
     rows: int
     width: int | None
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,12 @@ class Grid:
 
     def points(self) -> list[Point]:
         axes = self.contexts, self.rows, (*self.widths, None)
-        return [Point(context, rows, width) for context, rows, width in product(*axes)]
+        greedy = [Point(context, rows, width) for context, rows, width in product(*axes)]
+        return [*greedy, *self.sampled_points()]
+
+    def sampled_points(self) -> list[Point]:
+        """Return plain steps of the shortest context: sampling takes as long after any other."""
+        return [Point(self.contexts[0], rows, 1, is_sampled=True) for rows in self.rows]
 
 
 def measure(
@@ -98,7 +107,7 @@ def measure(
         limit = budget_seconds if passes >= MIN_PASSES else max_seconds
         if clock() - start + pass_seconds > limit:
             break
-    return _profile(grid, [seconds[point] for point in points], pads_widths=info.records_steps)
+    return _profile(grid, seconds, pads_widths=info.records_steps)
 
 
 def _least_warm_ups(point: Point) -> int:
@@ -127,7 +136,7 @@ def _grids(info: EngineInfo) -> Iterator[Grid]:
 def _time_round(
     run_round: RunRound, point: Point, block_size: int, clock: Callable[[], float]
 ) -> float:
-    """Run one greedy round; return the seconds of its target or drafter."""
+    """Run one round; return the seconds of its target or drafter."""
     times_drafter = point.width is None
     width = point.width or min(INJECTED, block_size)
     row = Row(
@@ -136,6 +145,7 @@ def _time_round(
         position=point.context,
         budget=2 * block_size,
         replayed=(width - 1) // 2,
+        processor=USUAL_SAMPLING if point.is_sampled else PLAIN_GREEDY,
     )
     round = Round(
         0,
@@ -163,12 +173,17 @@ def _estimate_pass(
     return seconds
 
 
-def _profile(grid: Grid, seconds: list[list[float]], *, pads_widths: bool) -> CostProfile:
+def _profile(grid: Grid, seconds: dict[Point, list[float]], *, pads_widths: bool) -> CostProfile:
     """Return the profile of a grid; seconds: of each visit of each point."""
     # the lower quartile, because other load only adds time: between measurements on a busy machine
     # it varied half as much as the median
-    typical = np.array([np.quantile(visits, QUANTILE) for visits in seconds])
-    table = _rising(typical.reshape(len(grid.contexts), len(grid.rows), -1))
+    typical = {point: float(np.quantile(visits, QUANTILE)) for point, visits in seconds.items()}
+    greedy = np.array([typical[point] for point in grid.points() if not point.is_sampled])
+    table = _rising(greedy.reshape(len(grid.contexts), len(grid.rows), -1))
+    sampling = [
+        max(typical[point] - typical[replace(point, is_sampled=False)], 0.0)
+        for point in grid.sampled_points()
+    ]
     verify_seconds = table[..., :-1].tolist()
     draft_seconds = table[..., -1].tolist()
     return CostProfile(
@@ -177,6 +192,7 @@ def _profile(grid: Grid, seconds: list[list[float]], *, pads_widths: bool) -> Co
         grid.widths,
         verify_seconds,
         draft_seconds,
+        sampling,
         pads_widths=pads_widths,
     )
 

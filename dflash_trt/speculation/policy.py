@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from dflash_trt.speculation.costs import CostModel, RoundCosts, StepCosts
+from dflash_trt.speculation.costs import Bucket, CostModel, RoundCosts, StepCosts
 from dflash_trt.speculation.estimator import AcceptanceEstimator
 from dflash_trt.speculation.gate import OPEN_MARGIN, Gate
 from dflash_trt.speculation.proposal import Proposal, RoundPlan, SequenceProposals
@@ -44,6 +44,7 @@ class LastRound(NamedTuple):
     sequences: int = 0
     draft_len: int = 0
     context: int = 0
+    sampled: bool = False  # whether a sequence was
     drafter: DrafterRun = DrafterRun.NONE
     rested: bool = False  # it was plain without a choice
 
@@ -153,7 +154,7 @@ class Adaptive(Policy):
         super().__init__(draft_tokens)
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
-        self._gates: dict[tuple[int, bool], Gate] = {}  # by batch-size bucket, sampled or not
+        self._gates: dict[Bucket, Gate] = {}
         self._last = LastRound()
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
         self._probe_cost = 0.0  # of the last probe, beyond a plain step
@@ -178,18 +179,18 @@ class Adaptive(Policy):
             return RoundPlan([None] * n, 0)
         sampled = any(row.sampled for row in rows)
         gate = self._gate(n, sampled)
-        costs = self._costs.costs(n, context)
+        costs = self._costs.costs(n, context, sampled)
         expected = [self._expect(row) for row in rows]
         draft_cost = costs.draft if last.drafted else 0.0
         draft_len, tokens = _best_draft_len(expected, costs.steps, draft_cost, waiting)
         if last.drafted and any(expected):
-            cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n)
+            cost = (costs.steps[draft_len] + costs.draft) * self._costs.overrun(n, sampled)
             # this may open or close the gate
             _credit_drafter(gate, expected, tokens[draft_len], cost, costs, waiting)
             if last.drafter is DrafterRun.PROBE:
                 draft_len = max(draft_len, 1)  # or a wrong estimate is never corrected
         self._note_drafts(rows)
-        needs_plain = self._costs.needs_plain(n)  # to compare the costs of drafts with
+        needs_plain = self._costs.needs_plain(n, sampled)  # to compare the costs of drafts with
         if needs_plain:
             draft_len = 0
         chosen = [_best_proposal(row, draft_len) for row in expected]
@@ -204,7 +205,7 @@ class Adaptive(Policy):
         runs = drafter is not DrafterRun.NONE
         self._idle = 0 if runs else self._idle + 1
         plan = RoundPlan(chosen, self.draft_tokens if runs else 0)
-        self._last = LastRound(n, plan.draft_len, context, drafter)
+        self._last = LastRound(n, plan.draft_len, context, sampled, drafter)
         is_plain = plan.draft_len == 0 and not runs and not self._company.is_expected
         self._plain_rounds = self._plain_rounds + 1 if is_plain else 0
         return plan
@@ -241,12 +242,12 @@ class Adaptive(Policy):
 
     def prefilled(self, n: int, sampled: bool, draft: float) -> None:
         """Charge the gate: drafting has to bring that in again, too."""
-        plain = self._costs.costs(n, self._last.context).plain_seconds
+        plain = self._costs.costs(n, self._last.context, sampled).plain_seconds
         self._gate(n, sampled).add(-draft / plain, 0.0)
 
     def _may_pay(self, n: int, sampled: bool) -> bool:
         """Return whether drafts of typical acceptance make n rows faster."""
-        costs = self._costs.costs(n, self._last.context)
+        costs = self._costs.costs(n, self._last.context, sampled)
         accepted = self._estimator.typical(sampled)
         rates = [
             (1 + tokens) / (step + costs.draft)
@@ -258,23 +259,22 @@ class Adaptive(Policy):
         """Return whether the gate is open, or a probe is due within the budget."""
         if not self.draft_tokens:
             return False
-        bucket = self._last.sequences.bit_length()
-        gates = [gate for (batch, _), gate in self._gates.items() if batch == bucket]
+        batch = self._last.sequences.bit_length()
+        gates = [gate for bucket, gate in self._gates.items() if bucket.batch == batch]
         if not gates or any(gate.open for gate in gates):
             return True
         return self._idle + budget >= self._probe_cost / PROBING
 
     def _gate(self, n: int, sampled: bool) -> Gate:
-        bucket = n.bit_length()
-        key = bucket, sampled
-        if key not in self._gates:
-            smaller = self._gates.get((bucket - 1, sampled))
+        bucket = Bucket.of(n, sampled)
+        if bucket not in self._gates:
+            smaller = self._gates.get(Bucket(bucket.batch - 1, sampled))
             if smaller is not None and not smaller.open:
                 is_open = False  # more rows gain less
             else:
                 is_open = self._may_pay(n, sampled)
-            self._gates[key] = Gate(n, is_open=is_open)
-        return self._gates[key]
+            self._gates[bucket] = Gate(n, is_open=is_open)
+        return self._gates[bucket]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         self._estimator.observe(proposal, accepted)
@@ -284,9 +284,12 @@ class Adaptive(Policy):
         if last.rested:
             return
         n, context = last.sequences, last.context
-        self._costs.add(n, last.draft_len, context, verify, draft, self._streak)
+        self._costs.add(
+            n, last.draft_len, context, verify, draft, self._streak, sampled=last.sampled
+        )
         if last.drafter is DrafterRun.PROBE and draft:
-            self._probe_cost = draft / self._costs.costs(n, context).plain_seconds
+            plain = self._costs.costs(n, context, last.sampled).plain_seconds
+            self._probe_cost = draft / plain
 
     def _choose_drafter(
         self,

@@ -19,6 +19,7 @@ class CostProfile:
     widths: list[int]  # tokens verified per row; 1: plain decoding
     verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
     draft_seconds: list[list[float]]  # [context][rows]
+    sampling_seconds: list[float]  # [rows]; what sampling adds to a step
     pads_widths: bool = False  # to `few_sizes`: a step takes as long as the next of them
     _values: dict[tuple[int, int, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -28,6 +29,10 @@ class CostProfile:
         if self.pads_widths:
             width = padded_size(width, self.widths[-1])
         return self._read(self.verify_seconds, n, width, context)
+
+    def sampling(self, n: int) -> float:
+        """Return the seconds that sampling adds to `verify`."""
+        return float(_interpolate(self.sampling_seconds, self.rows, n))
 
     def draft(self, n: int, context: int) -> float:
         return self._read(self.draft_seconds, n, 0, context)

@@ -15,12 +15,16 @@ class Costs:
 
     steps: Sequence[float]
     drafter: float = 0.0
+    sampled: float = 0.0  # what sampling adds
 
     def verify(self, n: int, width: int, context: int) -> float:
         return SECOND * self.steps[min(width, len(self.steps)) - 1]
 
     def draft(self, n: int, context: int) -> float:
         return SECOND * self.drafter
+
+    def sampling(self, n: int) -> float:
+        return SECOND * self.sampled
 
 
 def linear(token: float) -> list[float]:

@@ -23,6 +23,9 @@ class MadeUp:
     def draft(self, n: int, context: int) -> float:
         return self._drafter[n % len(self._drafter)]
 
+    def sampling(self, n: int) -> float:
+        return 0.0
+
 
 COSTS = {
     "cheap": MadeUp((0.005,), (0.01,)),

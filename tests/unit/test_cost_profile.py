@@ -36,6 +36,9 @@ class Machine:
     def draft(self, n: int, context: int) -> float:
         return self.scale * (5e-4 + 1e-4 * n + 1e-7 * n * context)
 
+    def sampling(self, n: int) -> float:
+        return self.scale * 2e-4 * n
+
     def __call__(self, round: Round) -> RoundResult:
         n, width, context = len(round.rows), round.row_tokens, round.rows[0].position
         assert all(len(row.tokens) == width for row in round.rows)
@@ -43,6 +46,8 @@ class Machine:
         assert all(row.budget > 0 for row in round.rows)
         drafts = round.features is Features.DRAFT
         verify = self.verify(n, width, context)
+        if round.rows[0].processor.sampling.temperature:
+            verify += self.sampling(n)
         draft = self.draft(n, context) if drafts else 0.0
         self.rounds += 1
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
@@ -72,6 +77,7 @@ def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
             assert found.verify_seconds[i][j] == pytest.approx(wanted)
             assert found.draft_seconds[i][j] == pytest.approx(machine.draft(n, context))
     assert found.verify(3, 5, 512) == pytest.approx(machine.verify(3, 5, 512) + HOP * scale)
+    assert found.sampling(3) == pytest.approx(machine.sampling(3))
 
 
 class Caching(Machine):
@@ -107,7 +113,8 @@ class Recording(Machine):
         self.visits: dict[tuple[object, ...], int] = {}
 
     def __call__(self, round: Round) -> RoundResult:
-        kind = len(round.rows), round.row_tokens, round.rows[0].position, round.features
+        row = round.rows[0]
+        kind = len(round.rows), round.row_tokens, row.position, round.features, row.processor
         self.visits[kind] = self.visits.get(kind, 0) + 1
         result = super().__call__(round)
         if self.visits[kind] > 2:

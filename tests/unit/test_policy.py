@@ -203,6 +203,30 @@ def test_costs_follow_what_steps_take() -> None:
     assert model.costs(1, 10).plain_seconds == pytest.approx(2 * SECOND)
 
 
+def test_costs_of_sampled_rounds_are_apart() -> None:
+    """Sampling adds to each step; what sampled ones take corrects no greedy one."""
+    profile = Costs(linear(0.1), 0.5, sampled=1.0)
+    model = CostModel(profile, MOST)
+    assert model.costs(1, 10).steps[2] == pytest.approx(1.2)
+    assert model.costs(1, 10, sampled=True).steps[2] == pytest.approx((1.2 + 1) / 2)
+    assert model.costs(1, 10, sampled=True).draft == pytest.approx(0.25)
+    for _ in range(40):
+        model.add(1, 2, 10, 8 * SECOND, SECOND, streak=4, sampled=True)
+        model.add(1, 0, 10, 2 * SECOND, 0.0, streak=0, sampled=True)
+    assert model.costs(1, 10, sampled=True).steps[2] == pytest.approx(4.0)
+    assert model.costs(1, 10).steps == pytest.approx(linear(0.1))
+    assert model.overrun(1) == 1.0
+
+
+def test_drafts_of_sampled_texts_pay_where_sampling_hides_their_cost() -> None:
+    """A step that samples is dear anyway, so the same drafts pay in it and not in a greedy one."""
+    policy = adaptive(Costs(linear(0.6), sampled=3.0))
+    (greedy,) = rows(chain([0.5]))
+    sampled = SequenceProposals([chain([0.5])._replace(sampled=True)], True)
+    assert draft_lens(policy.choose([greedy], 0)) == [0]  # 1.5 / 1.6
+    assert draft_lens(policy.choose([sampled], 0)) == [1]  # 1.5 / (4.6 / 4)
+
+
 @dataclass
 class World:
     """Rounds of a sequence whose drafts are right as often as the drafter predicts."""
