@@ -1,26 +1,25 @@
 """Compare a build, as it serves, with llama.cpp and OpenVINO GenAI on the same GGUF file, in turns.
 
-    python scripts/compare_peers.py BUILD MODEL.gguf CHATS.jsonl [--streams 8]
+    python scripts/compare_peers.py BUILD MODEL.gguf CHATS.jsonl [--streams 8] [--rule "T 1"]...
 
-CHATS has a JSON object with `messages` in each line. Needs llama-cpp-python and openvino-genai. All
-is greedy. With one stream, rates are tokens/s after the first token; llama.cpp drafts by its own
-default, lookup in the text. With several, they are tokens/s of all streams, prompts included, to
-the end of the last text, past the end of texts.
+CHATS has a JSON object with `messages` in each line. Needs llama-cpp-python and openvino-genai.
+With one stream, rates are tokens/s after the first token; llama.cpp drafts by its own default,
+lookup in the text. With several, they are tokens/s of all streams, prompts included, to the end of
+the last text, past the end of texts. Rules of sampling take turns, too.
 """
 
 import argparse
-import ctypes
 import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
-import numpy as np
 import openvino_genai
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -30,7 +29,23 @@ from dflash_trt.serving.supervisor import running_server
 
 Messages = list[dict[str, Any]]
 Speed = tuple[float, float]  # seconds to the first token, tokens/s
-Way = Callable[[list[Messages], int], Speed]
+
+
+class Rule(NamedTuple):
+    """What texts are sampled by; temperature 0: greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+RULES = {
+    "greedy": Rule(),
+    "T 1": Rule(1.0),
+    "T 1, top_p 0.95": Rule(1.0, top_p=0.95),
+    "T 0.6, top_k 20, top_p 0.95": Rule(0.6, top_p=0.95, top_k=20),
+}
+Way = Callable[[list[Messages], int, Rule], Speed]
 
 
 def timed(pieces: Iterator[int]) -> Speed:
@@ -55,18 +70,18 @@ def together(run: Callable[[], int]) -> Speed:
 
 
 def served(client: Client, drafting: bool) -> Way:
-    def stream(messages: Messages, max_tokens: int, ignore_eos: bool) -> Iterator[int]:
+    def stream(messages: Messages, max_tokens: int, rule: Rule, ignore_eos: bool) -> Iterator[int]:
         options: dict[str, Any] = {"max_tokens": max_tokens, "drafting": drafting}
         options["cache_salt"] = str(time.time_ns())  # no prefix of an earlier turn is reused
         options["ignore_eos"] = ignore_eos
-        for chunk in client.stream(messages, temperature=0, **options):
+        for chunk in client.stream(messages, **rule._asdict(), **options):
             yield len(chunk.token_ids)
 
-    def run(chats: list[Messages], max_tokens: int) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
         if len(chats) == 1:
-            return timed(stream(chats[0], max_tokens, ignore_eos=False))
+            return timed(stream(chats[0], max_tokens, rule, ignore_eos=False))
         with ThreadPoolExecutor(len(chats)) as threads:
-            count = partial(stream, max_tokens=max_tokens, ignore_eos=True)
+            count = partial(stream, max_tokens=max_tokens, rule=rule, ignore_eos=True)
             return together(lambda: sum(threads.map(lambda chat: sum(count(chat)), chats)))
 
     return run
@@ -77,10 +92,11 @@ def by_llama_cpp(model: Path, threads: int, drafting: bool) -> Way:
     options = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 2048, "verbose": False}
     llama = llama_cpp.Llama(str(model), draft_model=draft_model, **options)
 
-    def run(chats: list[Messages], max_tokens: int) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
         llama.reset()
+        sampling = {**rule._asdict(), "repeat_penalty": 1.0, "min_p": 0.0}
         chunks: Any = llama.create_chat_completion(
-            chats[0], max_tokens=max_tokens, temperature=0, repeat_penalty=1, stream=True
+            chats[0], max_tokens=max_tokens, stream=True, **sampling
         )
         return timed(1 for x in chunks if x["choices"][0]["delta"].get("content"))
 
@@ -91,7 +107,7 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     """Return what decodes a sequence of each chat in one batch, as llama.cpp's server does."""
     llama = llama_cpp.Llama(str(model), verbose=False)
 
-    def run(chats: list[Messages], max_tokens: int) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
         prompt_ids = [
             llama.tokenize(prompts(chat).encode(), add_bos=False, special=True) for chat in chats
         ]
@@ -101,18 +117,17 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
         parameters.n_threads = parameters.n_threads_batch = threads
         context = llama_cpp.llama_init_from_model(llama.model, parameters)
         batch = llama_cpp.llama_batch_init(2048, 0, 1)
+        samplers = [_llama_sampler(rule, seed) for seed in range(len(chats))]
 
         def decode(tokens: list[tuple[int, int, int]], scored: list[int]) -> list[int]:
-            """Decode (token, position, sequence); return the likeliest after those scored."""
+            """Decode (token, position, sequence); return the tokens after those scored."""
             batch.n_tokens = len(tokens)
             for i, (token, position, sequence) in enumerate(tokens):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
                 batch.seq_id[i][0], batch.logits[i] = sequence, i in scored
             assert llama_cpp.llama_decode(context, batch) == 0
-            rows = (llama_cpp.llama_get_logits_ith(context, i) for i in scored)
-            pointers = (ctypes.cast(row, ctypes.POINTER(ctypes.c_float)) for row in rows)
             return [
-                int(np.ctypeslib.as_array(row, (llama.n_vocab(),)).argmax()) for row in pointers
+                llama_cpp.llama_sampler_sample(samplers[tokens[i][2]], context, i) for i in scored
             ]
 
         def all_of_them() -> int:
@@ -129,6 +144,8 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
             return max_tokens * len(chats)
 
         speed = together(all_of_them)
+        for sampler in samplers:
+            llama_cpp.llama_sampler_free(sampler)
         llama_cpp.llama_batch_free(batch)
         llama_cpp.llama_free(context)
         return speed
@@ -136,11 +153,31 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     return run
 
 
+def _llama_sampler(rule: Rule, seed: int) -> Any:
+    """Return a chain of llama.cpp's own samplers, in its usual order."""
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    if not rule.temperature:
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        return chain
+    if rule.top_k:
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(rule.top_k))
+    if rule.top_p < 1:
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(rule.top_p, 1))
+    llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(rule.temperature))
+    llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
+    return chain
+
+
 def by_openvino(pipeline: Any) -> Way:
     tokenizer = pipeline.get_tokenizer()
 
-    def run(chats: list[Messages], max_tokens: int) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
         config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, do_sample=False)
+        if rule.temperature:
+            config.do_sample = True
+            config.temperature = rule.temperature
+            config.top_p = rule.top_p
+            config.top_k = rule.top_k or 2**31 - 1
         prompts = [
             tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats
         ]
@@ -167,6 +204,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--rule", action="append", choices=RULES, help="default: greedy")
     args = parser.parse_args()
     lines = args.chats.read_text().splitlines()[: args.count]
     chats = [json.loads(line)["messages"] for line in lines]
@@ -181,17 +219,19 @@ def main() -> None:
             ways["llama.cpp, lookup"] = by_llama_cpp(args.model, threads, drafting=True)
         else:
             ways["llama.cpp"] = by_llama_cpp_at_once(args.model, threads, prompt)
-        results: dict[str, list[Speed]] = {name: [] for name in ways}
-        for run in ways.values():
-            run(chats[: args.streams], args.max_tokens)
+        turns = [*product(args.rule or ["greedy"], ways)]
+        results: dict[tuple[str, str], list[Speed]] = {turn: [] for turn in turns}
+        for rule, name in turns:
+            ways[name](chats[: args.streams], args.max_tokens, RULES[rule])
         for i in range(0, len(chats) - args.streams + 1, args.streams):
-            for name, run in ways.items():
-                results[name].append(run(chats[i : i + args.streams], args.max_tokens))
+            for rule, name in turns:
+                speed = ways[name](chats[i : i + args.streams], args.max_tokens, RULES[rule])
+                results[rule, name].append(speed)
     print(f"{cpu_model()}, {threads} cores, {len(chats)} chats, {args.streams} at a time")
-    for name, values in results.items():
+    for (rule, name), values in results.items():
         first, rate = (median(column) for column in zip(*values, strict=True))
         after = f", first token after {1000 * first:.0f} ms" if args.streams == 1 else ""
-        print(f"{name:20} {rate:6.1f} tokens/s{after}")
+        print(f"{rule:28} {name:20} {rate:6.1f} tokens/s{after}")
 
 
 if __name__ == "__main__":
