@@ -23,6 +23,8 @@ from dflash_trt.serving.tracing import CONTEXT, HEADER
 TRACES_FROM = (2, 58)  # older ones unlock a mutex twice: triton-inference-server/server#8144
 # Triton sends a client away that pings more often than every 5 minutes while it waits for an answer
 PINGS = "--grpc-http2-max-ping-strikes=0"
+# each of many threads' heaps keeps what a drafter's update under load needed: 40 MB in ten minutes
+FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it stops
 
 

@@ -41,6 +41,7 @@ from dflash_trt.serving.security import Security, refuse_exposed_old_server
 from dflash_trt.serving.supervisor.children import Children, models_of
 from dflash_trt.serving.supervisor.launch import (
     EXIT_TIMEOUT,
+    FEW_HEAPS,
     command,
     environment,
     find_binary,
@@ -246,7 +247,7 @@ class Server:
         self._children.forget()
         self._log_start = self.log.count()
         self._environments = environments()
-        surrounding = self._ranks.start(self.log) if self._ranks else os.environ
+        surrounding = self._ranks.start(self.log) if self._ranks else FEW_HEAPS | os.environ
         self.process = subprocess.Popen(
             command(self._binary, self._repository(), self.ports, self.shm_prefix, self.security),
             env=environment(self._binary, surrounding)
