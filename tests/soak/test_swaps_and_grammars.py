@@ -46,7 +46,7 @@ SECONDS = 60 * float(os.environ.get("SWAPS_MINUTES", "10"))
 WARM_UP = SECONDS / 5  # in which memory grows that is kept for later
 # of a process's memory, from the first third of the time after that to the last
 GROWTH = 1.1
-GROWN = 32 * 2**20  # bytes: tritonserver's heap is small, and fills up for half an hour
+GROWN = 32 * 2**20  # bytes: tritonserver's heap is small, and updates under load fragment it
 STREAMS, SLOTS = 32, 36  # the rest is for grammars and updates
 PROMPTS, LONGEST = 4, 640  # a text without drafts is longer than the bound of its features
 PAUSE = 10.0  # seconds between two updates, and between two looks at memory
