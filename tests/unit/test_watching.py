@@ -125,15 +125,19 @@ def test_triton_is_watched_while_an_application_cannot_start(stand_in: StandIn) 
 
 
 def test_an_application_that_ends_while_triton_starts_is_started(stand_in: StandIn) -> None:
+    launches_meanwhile = list[int]()
+
     def wait_ready(_stop: object, _say: object, _probe: object, look: Callable[[], None]) -> bool:
         stand_in.runs = False
         for _ in range(10):
             look()
+        launches_meanwhile.append(stand_in.launches)
         return True
 
     stand_in.wait_ready = wait_ready  # type: ignore[method-assign]
     stand_in.problem = "tritonserver ended"
-    wait_until(lambda: stand_in.launches)
+    wait_until(lambda: launches_meanwhile)
+    assert launches_meanwhile[0] > 0
 
 
 def test_a_child_is_not_taken_away_while_somebody_looks_at_it(
