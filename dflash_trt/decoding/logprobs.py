@@ -44,6 +44,8 @@ def log_probabilities(logits: Float32, tokens: Sequence[int], count: int) -> Log
 
 def _likeliest(logits: Float32, maxima: Float32, count: int) -> list[int]:
     """Return the `count` likeliest tokens, the likeliest first, of equal ones the lowest."""
+    if not count:
+        return []
     few = at_least(TokenValues(logits), maxima, reached_by(maxima, count))
     order = np.argsort(-few.values, kind="stable")[:count]
     return [few.token(place) for place in order.tolist()]
