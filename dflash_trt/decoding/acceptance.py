@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_trt.decoding.arrays import Float32, Int32
+from dflash_trt.decoding.arrays import Float32, Int32, Int64
 from dflash_trt.decoding.logits_processor import LogitsProcessor, unpack
 from dflash_trt.decoding.messages import Row
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 
+NO_TEXT: Int64 = np.empty(0, np.int64)
 ReadLogits = Callable[[], Float32]  # `[n, D + 1, vocab]`; a GPU copies them to the host then
 
 
@@ -40,7 +41,8 @@ def accept(
             choices = _likeliest_allowed(greedy_ids[index], row.masks, index, read_logits)
             results[index] = accept_greedy(row.drafts, choices)
         else:
-            sampled.append(_SampledRow(index, row, next_position=row.position + row.known))
+            next_position = row.position + row.known
+            sampled.append(_SampledRow(index, row, next_position, _text_of(row)))
     if sampled:
         _accept_sampled(sampled, greedy_ids, read_logits(), results)
     return results
@@ -61,6 +63,7 @@ class _SampledRow:
     index: int
     row: Row
     next_position: int  # in the text, of the token after the anchor
+    text: Int64  # with the drafts, if the processor needs it
     accepted: int = 0  # drafts so far
 
     @property
@@ -75,12 +78,16 @@ class _SampledRow:
         return self.row.masks[self.accepted]
 
     @property
-    def history(self) -> list[int]:
+    def history(self) -> Int64:
         """The tokens before the next one, if the processor needs them."""
-        row = self.row
-        if not row.processor.needs_history:
-            return []
-        return [*row.history, *row.tokens[: row.known + self.accepted]]
+        drafts_left = len(self.row.drafts) - self.accepted
+        return self.text[: max(len(self.text) - drafts_left, 0)]
+
+
+def _text_of(row: Row) -> Int64:
+    if not row.processor.needs_history:
+        return NO_TEXT
+    return np.array([*row.history, *row.tokens])
 
 
 def _accept_sampled(
@@ -106,11 +113,11 @@ def _accept_sampled(
 
 def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
     positions = [row.next_position + row.accepted for row in rows]
-    weights = [
-        row.processor.weights(logits[row.index, row.accepted], position, row.history, row.mask)
+    likely = [
+        row.processor.likely(logits[row.index, row.accepted], position, row.history, row.mask)
         for row, position in zip(rows, positions, strict=True)
     ]
-    return sample(weights, [row.processor.sampling.seed for row in rows], positions)
+    return sample(likely, [row.processor.sampling.seed for row in rows], positions)
 
 
 def _likeliest_allowed(

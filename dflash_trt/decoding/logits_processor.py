@@ -2,23 +2,33 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from dflash_trt.decoding.arrays import Bools, Float32, Int32, Int64
-from dflash_trt.decoding.sampling import NO_VALUES, SamplingParams, TokenValues
+from dflash_trt.decoding.sampling import (
+    HEAD,
+    NO_VALUES,
+    Likely,
+    SamplingParams,
+    TokenValues,
+    likely_of,
+)
 
 FEW = 8  # a grammar allows few tokens, if fewer than this part of the vocabulary
 PER_MAXIMUM = 64  # tokens of which one maximum is taken
 ROUNDING = 1e-6  # relative, of a logit's rounding on its way to a weight
+BORDER = 1e-3  # relative, of the rounding of a float32 sum
+SUM = np.float32  # texts depend on it where many tokens have equal weights
+LITTLE = 0.1  # a rest of so much is seldom sampled
 ONE = np.int32(0x3F800000)  # the bits of 1.0
 BIN_SHIFT = 17  # 64 bins for each factor of 2
-SORTED = 2048  # so many tokens are sorted at most, beside those of a bin
+
+History = Sequence[int] | Int64
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,17 @@ class LogitsProcessor:
     stop_ids: tuple[int, ...]  # not sampled before min_tokens
 
     @cached_property
-    def needs_history(self) -> bool:
-        """Whether sampling depends on which tokens came before, not only on their number."""
+    def penalizes(self) -> bool:
+        """Whether logits depend on which tokens came before."""
         sampling = self.sampling
-        if sampling.bad_words or sampling.repetition_penalty != 1:
+        if sampling.repetition_penalty != 1:
             return True
         return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+    @cached_property
+    def needs_history(self) -> bool:
+        """Whether sampling depends on which tokens came before, not only on their number."""
+        return self.penalizes or bool(self.sampling.bad_words)
 
     @cached_property
     def greedy(self) -> bool:
@@ -51,7 +66,7 @@ class LogitsProcessor:
         self,
         logits: Float32,
         position: int,
-        history: Sequence[int],
+        history: History,
         mask: Int32 | None = None,
     ) -> TokenValues:
         """Return sampling weights of the token at `position`, probabilities up to a factor.
@@ -59,22 +74,43 @@ class LogitsProcessor:
         logits `[vocab]`; history: all tokens before it, may be empty unless `needs_history`; mask:
         a grammar's bits `[vocab / 32]`. There are no values if no token is allowed.
         """
-        tokens = _allowed(logits, mask)
-        banned = self._banned(position, history)
-        if banned or self.needs_history or self.sampling.logit_bias:
-            tokens = TokenValues(tokens.values.copy(), tokens.ids)
-            self._add_bias(tokens)
-            self._add_penalties(tokens, history)
-            _ban(tokens, banned)
-        return weights(tokens, self.sampling)
+        return weights(self._processed(logits, position, history, mask), self.sampling)
 
-    def _banned(self, position: int, history: Sequence[int]) -> list[int]:
+    def likely(
+        self,
+        logits: Float32,
+        position: int,
+        history: History,
+        mask: Int32 | None = None,
+    ) -> Likely:
+        """Return the likeliest tokens at `position`; see `weights`, of which few are computed."""
+        tokens = self._processed(logits, position, history, mask)
+        if not self.sampling.temperature or self.sampling.top_k:
+            return likely_of(weights(tokens, self.sampling))
+        whole = partial(self.weights, logits, position, history, mask)
+        return _likely(tokens, self.sampling, whole)
+
+    def _processed(
+        self, logits: Float32, position: int, history: History, mask: Int32 | None
+    ) -> TokenValues:
+        """Return the logits of allowed tokens, after bias, penalties and bans."""
+        tokens = _allowed(logits, mask)
+        banned = self.banned(position, history)
+        if not (banned or self.penalizes or self.sampling.logit_bias):
+            return tokens
+        tokens = TokenValues(tokens.values.copy(), tokens.ids)
+        self._add_bias(tokens)
+        self._add_penalties(tokens, history)
+        _ban(tokens, banned)
+        return tokens
+
+    def banned(self, position: int, history: History) -> list[int]:
         """Return the tokens that may not come next: early stop tokens, and ends of bad words."""
         banned = list[int]()
         if position - self.prompt_tokens < self.sampling.min_tokens:
             banned += self.stop_ids
         for *before, last in self.sampling.bad_words:
-            if list(history[len(history) - len(before) :]) == before:
+            if [*history[len(history) - len(before) :]] == before:
                 banned.append(last)
         return banned
 
@@ -85,16 +121,16 @@ class LogitsProcessor:
         places, known = _places(logits, np.array(tokens))
         np.add.at(logits.values, places, np.array(biases, np.float32)[known])
 
-    def _add_penalties(self, logits: TokenValues, history: Sequence[int]) -> None:
+    def _add_penalties(self, logits: TokenValues, history: History) -> None:
         sampling = self.sampling
         values = logits.values
         if sampling.repetition_penalty != 1:
             penalty = np.float32(sampling.repetition_penalty)
-            places, _ = _places(logits, np.unique(np.array(history, np.int64)))
+            places, _ = _places(logits, np.asarray(history, np.int64))
             before = values[places]
             values[places] = np.where(before > 0, before / penalty, before * penalty)
         if sampling.presence_penalty or sampling.frequency_penalty:
-            output = np.array(history[self.prompt_tokens :], np.int64)
+            output = np.asarray(history[self.prompt_tokens :], np.int64)
             tokens, counts = np.unique(output, return_counts=True)
             places, known = _places(logits, tokens)
             values[places] -= np.float32(sampling.presence_penalty)
@@ -162,43 +198,134 @@ def _ban(logits: TokenValues, banned: Sequence[int]) -> None:
 def weights(logits: TokenValues, sampling: SamplingParams) -> TokenValues:
     """Return weights, whose largest is 1, of the tokens that temperature and truncation leave."""
     values = logits.values
-    highest = values.max(initial=-np.inf)
+    maxima = group_maxima(values)
+    highest = maxima.max(initial=-np.inf)
     if not np.isfinite(highest):
         return NO_VALUES
     if sampling.temperature == 0:
         best = logits.take(values.argmax(keepdims=True))
         return TokenValues(np.ones(1, np.float32), best.ids)
-    least = _least_logit(values, highest, sampling)
+    least = reached_by(maxima, sampling.top_k)
     if least > -np.inf:
-        logits = logits.take(np.flatnonzero(values >= least))
-    exponents = logits.values - highest
+        # a little low, as logits that differ in their last bits may have equal weights
+        logits = at_least(logits, maxima, _lowered(least, highest, sampling))
+    return _truncated(
+        TokenValues(_tempered(logits.values, highest, sampling), logits.ids), sampling
+    )
+
+
+def _tempered(values: Float32, highest: np.float32, sampling: SamplingParams) -> Float32:
+    """Return the weights of logits under a temperature."""
+    weights: Float32 = values - highest
     if sampling.temperature != 1:
-        exponents /= np.float32(sampling.temperature)
-    return _truncated(TokenValues(np.exp(exponents, out=exponents), logits.ids), sampling)
+        weights /= np.float32(sampling.temperature)
+    np.exp(weights, out=weights)
+    return weights
 
 
-def _least_logit(values: Float32, highest: np.float32, sampling: SamplingParams) -> float:
-    """Return a logit that no token is below that top-k or min-p leave; -inf: any may be left.
+def _likely(
+    logits: TokenValues, sampling: SamplingParams, whole: Callable[[], TokenValues]
+) -> Likely:
+    """Return the likeliest tokens under rules without top-k."""
+    maxima = group_maxima(logits.values)
+    highest = maxima.max(initial=-np.inf)
+    if not np.isfinite(highest):
+        return likely_of(NO_VALUES)
+    # without top-p nothing below min-p has to be known
+    smallest = max(float(HEAD), sampling.min_p if sampling.top_p == 1 else 0)
+    least = float(highest) + sampling.temperature * math.log(smallest)
+    few = at_least(logits, maxima, _lowered(least, highest, sampling))
+    head = likely_of(TokenValues(_tempered(few.values, highest, sampling), few.ids))
+    mass = float(head.weights.sum(dtype=np.float64))
+    rest = 0.0
+    if smallest == HEAD:
+        rest = _rest_at_most(logits.values, maxima, highest, mass, sampling)
+    head = replace(head, rest=rest, whole=whole)
+    if sampling.top_p < 1:
+        head = _likely_nucleus(head, mass, sampling.top_p)
+    if not sampling.min_p:
+        return head
+    kept = head.weights >= np.float32(sampling.min_p)
+    return replace(
+        head,
+        ids=head.ids[kept],
+        weights=head.weights[kept],
+        rest=0.0 if sampling.min_p > HEAD else head.rest,
+        sure=None if head.sure is None else head.sure[kept],
+    )
 
-    It is a little low, as logits that differ in their last bits may have equal weights.
+
+def _rest_at_most(
+    values: Float32,
+    maxima: Float32,
+    highest: np.float32,
+    mass: float,
+    sampling: SamplingParams,
+) -> float:
+    """Return what the weights of at most HEAD add up to, at most; mass: that of the others."""
+    largest = np.minimum(_tempered(maxima, highest, sampling), HEAD)
+    rest = PER_MAXIMUM * float(largest.sum(dtype=np.float64))
+    if rest < LITTLE * mass:
+        return rest
+    total = float(_tempered(values, highest, sampling).sum())
+    return max(total * (1 + ROUNDING) - mass, 0.0)
+
+
+def _likely_nucleus(head: Likely, mass: float, top_p: float) -> Likely:
+    """Leave of a row's likeliest tokens, of this mass, those that top-p may keep."""
+    bins = _bins(head.weights)
+    mass_of_bins = np.bincount(bins, head.weights)
+    reached = mass_of_bins.cumsum()
+    most_before = reached[bins] - head.weights
+    least_before = (reached - mass_of_bins)[bins]
+    border = top_p * (mass + head.rest) * (1 + BORDER)
+    kept = least_before < border
+    sure = most_before < top_p * mass * (1 - BORDER)
+    # all tokens before the border, and the one that reaches it
+    rest = 0.0 if border < mass else min(head.rest, border - mass + float(HEAD))
+    return replace(head, ids=head.ids[kept], weights=head.weights[kept], rest=rest, sure=sure[kept])
+
+
+def group_maxima(values: Float32) -> Float32:
+    """Return the largest values of groups, each of at most PER_MAXIMUM.
+
+    With `groups` of them, group g has every value whose place is g modulo `groups`; the places that
+    are left over are the last group.
     """
-    least = -np.inf
-    if sampling.top_k:
-        least = reached_by(values, sampling.top_k)
-    elif sampling.min_p and sampling.top_p == 1 and not sampling.top_k:
-        least = float(highest) + sampling.temperature * math.log(sampling.min_p)
-    size = abs(float(highest)) + abs(least) + sampling.temperature
-    return least - ROUNDING * size if least > -np.inf else least
-
-
-def reached_by(values: Float32, count: int) -> float:
-    """Return a bound that at least `count` values reach, and few more; -inf if that is not easy."""
     groups = len(values) // PER_MAXIMUM
-    if count >= groups:
+    grouped = groups * PER_MAXIMUM
+    maxima: Float32 = values[:grouped].reshape(PER_MAXIMUM, groups).max(0)
+    if grouped == len(values):
+        return maxima
+    return np.append(maxima, values[grouped:].max())
+
+
+def reached_by(maxima: Float32, count: int) -> float:
+    """Return a bound that at least `count` values reach, and few more; -inf if that is not easy.
+
+    maxima: of groups of the values, see `group_maxima`.
+    """
+    if not 0 < count < len(maxima):
         return -np.inf
     # so many groups have a value as large as the last of these maxima
-    maxima = values[: groups * PER_MAXIMUM].reshape(PER_MAXIMUM, groups).max(0)
     return float(np.partition(maxima, -count)[-count])
+
+
+def at_least(logits: TokenValues, maxima: Float32, least: float) -> TokenValues:
+    """Return those of at least `least`; maxima: see `group_maxima`."""
+    values = logits.values
+    groups = len(values) // PER_MAXIMUM
+    reaching = np.flatnonzero(maxima[:groups] >= least)
+    if len(reaching) * FEW > groups:
+        return logits.take(np.flatnonzero(values >= least))
+    places = (np.arange(PER_MAXIMUM)[:, None] * groups + reaching).ravel()
+    places = np.append(places, np.arange(groups * PER_MAXIMUM, len(values)))
+    return logits.take(places[values[places] >= least])
+
+
+def _lowered(least: float, highest: np.float32, sampling: SamplingParams) -> float:
+    """Return a bound of logits, lowered by their rounding on the way to weights."""
+    return least - ROUNDING * (abs(float(highest)) + abs(least) + sampling.temperature)
 
 
 def _truncated(weights: TokenValues, sampling: SamplingParams) -> TokenValues:
@@ -218,36 +345,26 @@ def _truncated(weights: TokenValues, sampling: SamplingParams) -> TokenValues:
 def _nucleus(values: Float32, top_p: float) -> Int64:
     """Return the places of the likeliest tokens whose mass reaches top_p of all, ascending.
 
-    values `[k]`, at most 1. Bins by the leading bits of a weight are in the order of weights: where
-    many tokens are surely inside, only those of the bin in which the mass is reached are sorted.
+    values `[k]`, at most 1.
     """
     total = float(values.sum(dtype=np.float64))
     # all tokens below this have less than the mass that is left out
-    floor = np.float32((1 - top_p) * total / len(values) * (1 - 1e-6))
+    floor = np.float32((1 - top_p) * total / len(values) * (1 - ROUNDING))
     places = np.flatnonzero(values >= floor)
-    weights = values[places]
-    bins = (ONE - weights.view(np.int32)) >> BIN_SHIFT
-    mass_of_bins = np.bincount(bins, weights)
-    reached = np.cumsum(mass_of_bins)
-    last = min(int(reached.searchsorted(top_p * total)), len(reached) - 1)
-    inside = bins < last
-    before: np.floating[Any]
-    border: np.floating[Any]
-    if np.count_nonzero(inside) <= SORTED:
-        # one bin more, as rounding may move the border
-        sorted_ones = np.flatnonzero(bins <= last + 1)
-        inside[:] = False
-        before = np.float32(0)
-        border = np.float32(top_p) * np.float32(total)
-    else:
-        sorted_ones = np.flatnonzero(bins == last)
-        before = reached[last] - mass_of_bins[last]
-        border = np.float64(top_p * total)
-    sorted_ones = sorted_ones[np.argsort(-weights[sorted_ones], kind="stable")]
-    ranked = weights[sorted_ones].astype(border.dtype)
-    inside[sorted_ones[before + ranked.cumsum() - ranked < border]] = True
-    kept: Int64 = places[inside]
-    return kept
+    bins = _bins(values[places])
+    reached = np.bincount(bins, values[places]).cumsum()
+    last = int(reached.searchsorted(top_p * total * (1 + BORDER)))
+    places = places[bins <= last]
+    ranked = -values[places]
+    order = np.argsort(ranked, kind="stable")
+    ranked = -ranked[order]
+    inside = ranked.cumsum(dtype=SUM) - ranked < np.float32(top_p) * np.float32(total)
+    return np.sort(places[order[inside]])
+
+
+def _bins(weights: Float32) -> Int32:
+    """Return the bins of weights by their leading bits, those of the largest weights first."""
+    return (ONE - weights.view(np.int32)) >> BIN_SHIFT
 
 
 def truncate(weights: Float32, sampling: SamplingParams) -> Float32:

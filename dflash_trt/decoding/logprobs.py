@@ -1,53 +1,57 @@
 """Log-probabilities under the target's unprocessed logits."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflash_trt.decoding.acceptance import Accepted
-from dflash_trt.decoding.arrays import Float32, Int64
-from dflash_trt.decoding.logits_processor import reached_by
+from dflash_trt.decoding.arrays import Float32
+from dflash_trt.decoding.logits_processor import at_least, group_maxima, reached_by
 from dflash_trt.decoding.messages import Logprobs, Row
+from dflash_trt.decoding.sampling import TokenValues
 
 
-def token_logprobs(row: Row, accepted: Accepted, logits: Float32) -> Logprobs:
-    """Return log-probabilities of a row's committed tokens and of the K best in their places.
+def scored_tokens(row: Row, accepted: Accepted) -> list[int]:
+    """Return the tokens in a row's places, from the first on, whose log-probabilities are asked.
 
-    logits `[D + 1, vocab]`; of a prompt chunk that `scores_prompt`, of all its tokens: then the
-    log-probabilities are those of the token after each.
+    These are the committed ones; of a prompt chunk that `scores_prompt` the ones after all of its
+    tokens.
     """
-    tokens = [*row.drafts[: accepted.drafts], accepted.token]
-    if row.scores_prompt:
-        following = accepted.token if row.next_token is None else row.next_token
-        tokens = [*row.tokens[1:], following]
-    count = row.processor.sampling.logprobs or 0
+    if not row.scores_prompt:
+        return [*row.drafts[: accepted.drafts], accepted.token]
+    following = accepted.token if row.next_token is None else row.next_token
+    return [*row.tokens[1:], following]
+
+
+def log_probabilities(logits: Float32, tokens: Sequence[int], count: int) -> Logprobs:
+    """Return those of tokens, and of the `count` best in their places.
+
+    logits `[D, vocab]`, of each token's place, and maybe of more.
+    """
     values = np.empty((len(tokens), 1 + count), np.float32)
     ids = np.empty((len(tokens), 1 + count), np.int64)
-    for index, token in enumerate(tokens):
-        scores = logits[index] - logits[index].max()
-        scores -= np.log(np.exp(scores).sum())
-        ids[index] = [token, *_likeliest(scores, count).tolist()]
-        values[index] = scores[ids[index]]
+    for place, token in enumerate(tokens):
+        of_place = logits[place]
+        maxima = group_maxima(of_place)
+        highest = maxima.max()
+        exponents = of_place - highest
+        logarithm = np.log(np.exp(exponents, out=exponents).sum())
+        ids[place] = [token, *_likeliest(of_place, maxima, count)]
+        values[place] = of_place[ids[place]] - highest - logarithm
     return Logprobs(values, ids)
 
 
-def _likeliest(scores: Float32, count: int) -> Int64:
-    """Return the ids of the `count` largest scores, the largest first, of equal ones the lowest."""
+def _likeliest(logits: Float32, maxima: Float32, count: int) -> list[int]:
+    """Return the `count` likeliest tokens, the likeliest first, of equal ones the lowest."""
     if not count:
-        return np.empty(0, np.int64)
-    candidates = np.flatnonzero(scores >= reached_by(scores, count))
-    order = np.argsort(-scores[candidates], kind="stable")[:count]
-    likeliest: Int64 = candidates[order]
-    return likeliest
+        return []
+    few = at_least(TokenValues(logits), maxima, reached_by(maxima, count))
+    order = np.argsort(-few.values, kind="stable")[:count]
+    return [few.token(place) for place in order.tolist()]
 
 
-def draft_logprobs(row: Row, accepted: Accepted, logits: Float32) -> list[float]:
-    """Return the log-probability of each draft, NaN after the first rejected one.
-
-    logits `[D + 1, vocab]`, of the anchor and each draft.
-    """
-    values = [float("nan")] * len(row.drafts)
-    for index, token in enumerate(row.drafts[: accepted.drafts + 1]):
-        highest = logits[index].max()
-        values[index] = float(
-            logits[index, token] - highest - np.log(np.exp(logits[index] - highest).sum())
-        )
-    return values
+def draft_logprobs(drafts: Sequence[int], scores: Logprobs) -> list[float]:
+    """Return one for each draft, NaN after the first rejected one; scores: of those before."""
+    values: list[float] = scores.values[:, 0].tolist()
+    return values + [math.nan] * (len(drafts) - len(values))

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
-from dflash_trt.decoding.acceptance import Accepted, ReadLogits, accept
+from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.arrays import Bools, FeatureArray, Float32, Int64
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.logprobs import draft_logprobs, token_logprobs
+from dflash_trt.decoding.logprobs import draft_logprobs, scored_tokens
 from dflash_trt.decoding.messages import (
     Anchor,
     Candidates,
@@ -25,7 +25,7 @@ from dflash_trt.decoding.messages import (
     RunRound,
     VerifyResult,
 )
-from dflash_trt.decoding.sampling import NO_TOKEN
+from dflash_trt.decoding.step_logits import Scored, StepLogits, logits_of
 from dflash_trt.engines import Engine, Step, most_buffered
 
 
@@ -41,20 +41,11 @@ def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) ->
     last = max(row.position for row in rows)
     width = engine.info.padded_width(round.row_tokens, last)
     step = _target_step(engine, round, width)
-    step.run()
-
-    @cache
-    def read_logits() -> Float32:
-        logits: Float32 = step.outputs["logits"]
-        return logits.reshape(n, -1, logits.shape[-1])
-
     # where a prompt's log-probabilities are requested, all tokens of its chunk are head rows (see
     # `_target_step`); those before the last known token choose no token
     skipped = rows[0].known - 1 if _scores_prompt(round) else 0
-    acceptances = accept(
-        rows, _likeliest_tokens(step, n, skipped), lambda: read_logits()[:, skipped:]
-    )
-    results = _row_results(rows, acceptances, read_logits)
+    logits = logits_of(step, n, skipped)
+    results = _row_results(rows, logits.accept(rows), logits)
     _clear_failed(engine, round.first_slot, [result.failed for result in results])
     drafter_input = None
     if buffer is not None:
@@ -107,30 +98,31 @@ def _begin_states(engine: Engine, round: Round) -> None:
             engine.reset_state(slot)
 
 
-def _likeliest_tokens(step: Step, n: int, skipped: int) -> list[list[int]]:
-    """Return each row's likeliest tokens, NO_TOKEN where logits are not finite."""
-    finite = np.isfinite(step.outputs["top_logits"])
-    tokens = np.where(finite, step.outputs["top_ids"], NO_TOKEN).reshape(n, -1)
-    likeliest: list[list[int]] = tokens[:, skipped:].tolist()
-    return likeliest
-
-
 def _row_results(
-    rows: Sequence[Row], acceptances: Sequence[Accepted | None], read_logits: ReadLogits
+    rows: Sequence[Row], acceptances: Sequence[Accepted | None], logits: StepLogits
 ) -> list[RowResult]:
     """Return the results with the log-probabilities that are requested."""
-    results = []
+    results = [
+        RowResult(accepted=0, token=0, failed=True)
+        if chosen is None
+        else RowResult(chosen.drafts, chosen.token)
+        for chosen in acceptances
+    ]
+    of_texts, of_drafts = list[Scored](), list[Scored]()
     for index, (row, chosen) in enumerate(zip(rows, acceptances, strict=True)):
         if chosen is None:
-            results.append(RowResult(accepted=0, token=0, failed=True))
             continue
-        result = RowResult(chosen.drafts, chosen.token)
         sampling = row.processor.sampling
         if sampling.logprobs is not None:
-            result.logprobs = token_logprobs(row, chosen, read_logits()[index])
+            of_texts.append(Scored(index, scored_tokens(row, chosen), sampling.logprobs))
         if sampling.include_drafting:
-            result.draft_logprobs = draft_logprobs(row, chosen, read_logits()[index])
-        results.append(result)
+            of_drafts.append(Scored(index, row.drafts[: chosen.drafts + 1], 0))
+    scores = logits.log_probabilities([*of_texts, *of_drafts])
+    for scored, logprobs in zip(of_texts, scores, strict=False):
+        results[scored.row].logprobs = logprobs
+    for scored, logprobs in zip(of_drafts, scores[len(of_texts) :], strict=True):
+        drafts = rows[scored.row].drafts
+        results[scored.row].draft_logprobs = draft_logprobs(drafts, logprobs)
     return results
 
 

@@ -6,13 +6,13 @@ they often equal the target's choice (Daliri et al. 2024, arXiv:2408.07978). The
 with any proposals, or none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from dflash_trt.decoding.arrays import Float32, Float64, Int64, UInt64
+from dflash_trt.decoding.arrays import Bools, Float32, Float64, Int64, UInt64
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ REST = -1  # noise id of the shared tail
 INSIDE = -2  # noise id of the choice inside it
 _MASK = (1 << 64) - 1
 # the constants of splitmix64
-_STEP = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+STEP_FACTOR = 0x9E3779B97F4A7C15
+FIRST_FACTOR = 0xBF58476D1CE4E5B9
+SECOND_FACTOR = 0x94D049BB133111EB
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,50 +70,79 @@ class TokenValues:
 NO_VALUES = TokenValues(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
-def sample(
-    weights: Sequence[TokenValues], seeds: Sequence[int], positions: Sequence[int]
-) -> list[int]:
-    """Sample a token by each of m rows of weights, independent of the other rows.
+@dataclass(slots=True, frozen=True)
+class Likely:
+    """The likeliest tokens of a row `[k]`, by ascending id, with what bounds the others.
 
-    A row's largest weight is 1; tokens without a value have weight 0. Returns NO_TOKEN for a row
-    without values.
+    weights: more than HEAD, the largest of the row is 1. sure: which of them the rules surely keep;
+    None: all. rest: mass of the other tokens that rules keep, at most. whole: all exact weights.
     """
-    m = len(weights)
-    heads = [np.flatnonzero(row.values > HEAD) for row in weights]
-    head_weights = [row.values[head] for row, head in zip(weights, heads, strict=True)]
-    ids = [
-        head if row.ids is None else row.ids[head] for row, head in zip(weights, heads, strict=True)
-    ]
-    rest = [
-        float(row.values.sum(dtype=np.float64) - head.sum(dtype=np.float64))
-        for row, head in zip(weights, head_weights, strict=True)
-    ]
-    lengths = [len(head) for head in heads]
+
+    ids: Int64
+    weights: Float32
+    rest: float
+    whole: Callable[[], TokenValues]
+    sure: Bools | None = None
+
+
+def likely_of(weights: TokenValues) -> Likely:
+    """Return the likeliest by weights that are exact, of which the largest is 1."""
+    places = np.flatnonzero(weights.values > HEAD)
+    head = weights.values[places]
+    ids = places if weights.ids is None else weights.ids[places]
+    rest = float(weights.values.sum(dtype=np.float64) - head.sum(dtype=np.float64))
+    return Likely(ids, head, rest, lambda: weights)
+
+
+def sample(rows: Sequence[Likely], seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """Sample a token of each of m rows, independent of the other rows.
+
+    Returns NO_TOKEN for a row without tokens.
+    """
+    m = len(rows)
+    bases = hash_bases(seeds, positions)
+    lengths = [len(row.ids) for row in rows]
     every, shared = _rows_and_noise_ids(m)
-    rows = np.concatenate((np.repeat(every, lengths), every, every))
-    bases = _hash_bases(seeds, positions)[rows]
-    uniforms = _uniforms(np.concatenate((*ids, shared)), bases)
+    ids = np.concatenate((*(row.ids for row in rows), shared))
+    numbers = np.concatenate((np.repeat(every, lengths), every, every))
+    uniforms = _uniforms(ids, bases[numbers])
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)), the largest log(weight) + noise has the smallest score
-    scores = np.concatenate(head_weights) / logs[: len(rows) - 2 * m]
+    scores = np.concatenate([row.weights for row in rows]) / logs[: -2 * m]
     rest_logs = logs[-2 * m : -m].tolist()
     tokens: list[int] = []
     end = 0
-    for i, row in enumerate(weights):
+    for i, row in enumerate(rows):
         start = end
         end += lengths[i]
         if start == end:
             tokens.append(NO_TOKEN)
             continue
         best = int(scores[start:end].argmin())
-        place = None
         # the maximum of many noisy scores is distributed like one noisy score of their total weight
-        if rest[i] / rest_logs[i] < scores[start + best]:
-            others = row.values.copy()
-            others[heads[i]] = 0
-            place = _draw(others, float(uniforms[i - m]))
-        tokens.append(row.token(int(heads[i][best]) if place is None else place))
+        if row.rest / rest_logs[i] < scores[start + best] or not _is_sure(row, best):
+            tokens.append(_sample_whole(row.whole(), bases[i : i + 1], float(uniforms[i - m])))
+        else:
+            tokens.append(int(row.ids[best]))
     return tokens
+
+
+def _is_sure(row: Likely, place: int) -> bool:
+    return row.sure is None or bool(row.sure[place])
+
+
+def _sample_whole(weights: TokenValues, base: UInt64, inside: float) -> int:
+    """Sample a token by exact weights; inside: the uniform of a choice within the rest."""
+    row = likely_of(weights)
+    logs = np.log(_uniforms(np.append(row.ids, REST), base))
+    scores = row.weights / logs[:-1]
+    best = int(scores.argmin())
+    if row.rest / float(logs[-1]) < scores[best]:
+        others = np.where(weights.values > HEAD, np.float32(0), weights.values)
+        place = _draw(others, inside)
+        if place is not None:
+            return weights.token(place)
+    return int(row.ids[best])
 
 
 def _draw(weights: Float32, uniform: float) -> int | None:
@@ -131,12 +160,12 @@ def _draw(weights: Float32, uniform: float) -> int | None:
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
     """Return standard Gumbel noise of token `ids` `[p, k]` at p positions."""
-    uniforms = _uniforms(ids, _hash_bases([seed] * len(positions), positions)[:, None])
+    uniforms = _uniforms(ids, hash_bases([seed] * len(positions), positions)[:, None])
     gumbel: Float64 = -np.log(-np.log(uniforms))
     return gumbel
 
 
-def _hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
+def hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
     pairs = zip(seeds, positions, strict=True)
     bases = [_splitmix64(_splitmix64(seed) + position) for seed, position in pairs]
     return np.array(bases, np.uint64)
@@ -145,12 +174,12 @@ def _hash_bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
 def _uniforms(ids: Int64, bases: UInt64) -> Float64:
     """Hash ids with their bases to uniforms: the upper half of splitmix64's output."""
     bits = ids.astype(np.uint64)
-    bits *= np.uint64(_STEP)
+    bits *= np.uint64(STEP_FACTOR)
     bits += bases
     bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(_FIRST)
+    bits *= np.uint64(FIRST_FACTOR)
     bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(_SECOND)
+    bits *= np.uint64(SECOND_FACTOR)
     bits >>= np.uint64(32)
     uniforms: Float64 = bits.astype(np.float64)
     uniforms += 0.5
@@ -166,7 +195,7 @@ def _rows_and_noise_ids(m: int) -> tuple[Int64, Int64]:
 
 @lru_cache(maxsize=4096)
 def _splitmix64(number: int) -> int:
-    bits = (number + _STEP) & _MASK
-    bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK
-    bits = ((bits ^ (bits >> 27)) * _SECOND) & _MASK
+    bits = (number + STEP_FACTOR) & _MASK
+    bits = ((bits ^ (bits >> 30)) * FIRST_FACTOR) & _MASK
+    bits = ((bits ^ (bits >> 27)) * SECOND_FACTOR) & _MASK
     return bits ^ (bits >> 31)

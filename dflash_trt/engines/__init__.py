@@ -20,6 +20,7 @@ from dflash_trt.engines.info import (
 from dflash_trt.engines.step import (
     FIRST_BLOCK,
     FIRST_STATE,
+    DeviceStep,
     Engine,
     Step,
     load_engine,

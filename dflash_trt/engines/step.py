@@ -4,7 +4,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,15 @@ MODULES = {
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceStep:
+    """What a step leaves on a GPU."""
+
+    gpu: Any  # `engines.gpu.Gpu`
+    logits: Any  # a tensor of torch, `[head_rows, vocab]`
+    start: Callable[[], object]  # runs the step; does not wait
+
+
 @dataclass(frozen=True)
 class Step:
     """Arrays by the graph's names, bound to one call."""
@@ -33,6 +42,7 @@ class Step:
     inputs: dict[str, Any]  # int64, except mask bool and features float32
     outputs: dict[str, Any]  # float32, except top_ids int64
     run: Callable[[], object]
+    on_device: DeviceStep | None = None
 
 
 Key = TypeVar("Key")
@@ -173,8 +183,11 @@ class LoadedEngine(ABC):
         self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
     ) -> Step:
         step = self._bind(first_slot, n, width, visible, head_rows, context)
-        run = partial(_run_within, step, context + width, self.info)
-        return Step(step.inputs, step.outputs, run)
+        within = partial(_run_within, step.inputs, context + width, self.info)
+        on_device = step.on_device
+        if on_device is not None:
+            on_device = replace(on_device, start=partial(within, on_device.start))
+        return Step(step.inputs, step.outputs, partial(within, step.run), on_device)
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         if destination >= FIRST_BLOCK:
@@ -257,16 +270,18 @@ class LoadedEngine(ABC):
         return buffer
 
 
-def _run_within(step: Step, written: int, info: EngineInfo) -> None:
+def _run_within(
+    inputs: dict[str, Any], written: int, info: EngineInfo, run: Callable[[], object]
+) -> None:
     """Run a step that writes so many KV entries of a sequence, if its caches have room."""
-    end = int(step.inputs["write_index"].max()) + written
+    end = int(inputs["write_index"].max()) + written
     if end > info.cache_len:
         raise EngineError(
             f"A step of the {info.role} would write up to entry {end} of caches of "
             f"{info.cache_len}",
             REPORT,
         )
-    step.run()
+    run()
 
 
 def load_engine(directory: Path, alone: bool = False) -> Engine:

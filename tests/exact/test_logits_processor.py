@@ -19,7 +19,7 @@ from transformers import (
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor
-from dflash_trt.decoding.logprobs import draft_logprobs, token_logprobs
+from dflash_trt.decoding.logprobs import draft_logprobs, log_probabilities, scored_tokens
 from dflash_trt.decoding.messages import Row
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
@@ -98,8 +98,8 @@ def row_of(tokens: list[int], sampling: SamplingParams) -> Row:
 
 def test_of_drafts_those_that_follow_what_was_kept() -> None:
     logits = np.random.default_rng(1).normal(0, 3, (2, 6, VOCAB)).astype(np.float32)
-    drafting = row_of([9, 4, 5, 6, 7, 8], SamplingParams(include_drafting=True))
-    values = np.array(draft_logprobs(drafting, Accepted(2, 11), logits[0]))
+    drafts = [4, 5, 6, 7, 8]
+    values = np.array(draft_logprobs(drafts, log_probabilities(logits[0], drafts[:3], 0)))
     assert values.shape == (5,)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = [probabilities[0, node, token] for node, token in ((0, 4), (1, 5), (2, 6))]
@@ -107,8 +107,9 @@ def test_of_drafts_those_that_follow_what_was_kept() -> None:
     assert np.isnan(values[3:]).all()  # these follow one that was refused
     # the other row has what it has alone: nothing of the logits behind its own drafts
     scoring = row_of([9, 4, 5], SamplingParams(logprobs=2))
-    scored = token_logprobs(scoring, Accepted(1, 12), logits[1])
-    alone = token_logprobs(scoring, Accepted(1, 12), logits[1, :3])
+    tokens = scored_tokens(scoring, Accepted(1, 12))
+    scored = log_probabilities(logits[1], tokens, 2)
+    alone = log_probabilities(logits[1, :3], tokens, 2)
     assert (scored.values.shape, scored.ids.shape) == ((2, 3), (2, 3))
     np.testing.assert_array_equal(scored.values, alone.values)
     np.testing.assert_array_equal(scored.ids, alone.ids)

@@ -5,62 +5,16 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.sampling import NO_TOKEN, SamplingParams, sample
+from tests.support.random_rules import SIZES, logits_of, mask_of, rules_of
 from tests.support.whole_sampling import sampled, weights_of
 
 EXAMPLES = int(os.environ.get("RULES_EXAMPLES", "4000"))
 MOST_DIFFERENT = EXAMPLES // 100_000  # where the border of top_p is within a sum's rounding
-SIZES = (1, 2, 7, 64, 65, 300, 2000, 20_000)
-Dice = np.random.Generator
-Array = np.ndarray[Any, Any]
-
-
-def logits_of(dice: Dice, vocab: int) -> Array:
-    """Return logits that are flat or peaked, with ties, or of which some are impossible."""
-    logits = dice.normal(0, dice.choice([0.01, 1, 3, 8]), vocab)
-    match dice.integers(6):
-        case 0:
-            logits = np.round(logits)  # ties
-        case 1:
-            logits = np.round(logits, 1)
-        case 2:
-            logits[dice.random(vocab) < 0.5] = -np.inf
-        case 3:
-            logits[dice.integers(vocab)] += 30  # nearly certain
-    return logits.astype(np.float32)
-
-
-def one_of(dice: Dice, plain: Any, *others: Any) -> Any:
-    return plain if dice.random() < 0.6 else others[dice.integers(len(others))]
-
-
-def rules_of(dice: Dice, vocab: int, history: list[int]) -> SamplingParams:
-    tokens = [int(token) for token in dice.integers(0, vocab, 3)]
-    return SamplingParams(
-        temperature=float(one_of(dice, 1.0, 0.0, 0.6, 0.1, 1.7)),
-        top_k=int(one_of(dice, 0, 1, 5, 20, 64, 1000)),
-        top_p=float(one_of(dice, 1.0, 0.95, 0.5, 0.999, 1e-6)),
-        min_p=float(one_of(dice, 0.0, 0.05, 0.5, 1.0)),
-        repetition_penalty=float(one_of(dice, 1.0, 1.3, 0.7)),
-        presence_penalty=float(one_of(dice, 0.0, 0.5)),
-        frequency_penalty=float(one_of(dice, 0.0, 0.3)),
-        min_tokens=int(one_of(dice, 0, 9)),
-        bad_words=one_of(dice, (), ((history[-1], tokens[0]), (tokens[1],))),
-        logit_bias=one_of(dice, (), ((tokens[0], 9.0), (tokens[2], -100.0))),
-        seed=int(dice.integers(2**62)),
-    )
-
-
-def mask_of(allowed: Array) -> Array:
-    bits = np.packbits(allowed, bitorder="little")
-    words = np.zeros(-(-len(allowed) // 32) * 4, np.uint8)
-    words[: len(bits)] = bits
-    return words.view(np.int32)
 
 
 def test_all_rules_together_choose_what_sorting_the_vocabulary_would() -> None:
@@ -78,8 +32,8 @@ def test_all_rules_together_choose_what_sorting_the_vocabulary_would() -> None:
             allowed = dice.random(vocab) < dice.choice([0.02, 0.5, 1.0])
         usable = np.isfinite(logits) if allowed is None else np.isfinite(logits) & allowed
         mask = None if allowed is None else mask_of(allowed)
-        weights = processor.weights(logits, 12, history, mask)
-        found = sample([weights], [rules.seed], [12])[0]
+        likely = processor.likely(logits, 12, history, mask)
+        found = sample([likely], [rules.seed], [12])[0]
         if not usable.any():
             assert found == NO_TOKEN
             continue
@@ -100,7 +54,7 @@ def test_a_rows_token_does_not_depend_on_the_rows_beside_it() -> None:
     dice = np.random.default_rng(3)
     rules = [rules_of(dice, 3000, [1, 2, 3]) for _ in range(16)]
     rows = [
-        LogitsProcessor(replace(rule, temperature=0.9), 1, ()).weights(
+        LogitsProcessor(replace(rule, temperature=0.9), 1, ()).likely(
             logits_of(dice, 3000), 3, [1, 2, 3]
         )
         for rule in rules

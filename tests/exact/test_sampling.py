@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.logits_processor import truncate, weights
-from dflash_trt.decoding.sampling import NO_TOKEN, TokenValues, noise, sample
+from dflash_trt.decoding.sampling import NO_TOKEN, TokenValues, likely_of, noise, sample
 from tests.support.whole_sampling import tempered
 
 VOCAB = 20
@@ -117,12 +117,12 @@ def test_rows_are_sampled_as_if_alone() -> None:
         w = tempered(logits, temperatures)
         logits[7] = np.nan
         rows = [
-            weights(TokenValues(row), SamplingParams(temperature))
+            likely_of(weights(TokenValues(row), SamplingParams(temperature)))
             for row, temperature in zip(logits, temperatures, strict=True)
         ]
         sampled = sample(rows, range(40), range(100, 140))
         for i, token in enumerate(sampled):
-            assert (sample([TokenValues(w[i])], [i], [100 + i]) == [token]) == (i != 7)
+            assert (sample([likely_of(TokenValues(w[i]))], [i], [100 + i]) == [token]) == (i != 7)
         assert sampled[7] == NO_TOKEN
 
 
@@ -155,7 +155,8 @@ RULES = [
 @pytest.mark.parametrize("sampling", RULES)
 def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     rows = [weights(TokenValues(line), sampling) for line in table(3, 5)]
-    drawn = np.array([sample(rows, [seed] * 5, range(5)) for seed in range(4000)])
+    likely = [likely_of(row) for row in rows]
+    drawn = np.array([sample(likely, [seed] * 5, range(5)) for seed in range(4000)])
     counts = np.stack([np.bincount(column, minlength=VOCAB) for column in drawn.T])
     lines = np.stack([spread(row) for row in rows])
     assert chi_square(counts, lines / lines.sum(-1, keepdims=True)) < CRITICAL_Z
@@ -168,7 +169,7 @@ def test_tokens_of_little_weight_have_theirs() -> None:
     w[4::2] *= 2
     w[5::8] = 0  # never sampled
     seeds = np.repeat(np.arange(2000), 10).tolist()
-    row = [TokenValues(w)]
+    row = [likely_of(TokenValues(w))]
     sampled = np.array([sample(row, [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
     ids = np.arange(len(w))
     for among in (ids % 16, ids // 500):  # tokens of all numbers, and neighbors

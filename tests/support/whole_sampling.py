@@ -15,9 +15,9 @@ from dflash_trt.decoding.sampling import (
     NO_TOKEN,
     SamplingParams,
     _draw,
-    _hash_bases,
     _rows_and_noise_ids,
     _uniforms,
+    hash_bases,
 )
 
 
@@ -96,7 +96,7 @@ def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     head_weights = weights.ravel()[flat]
     rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, head_weights, m)
     every, shared = _rows_and_noise_ids(m)
-    bases = _hash_bases(seeds, positions)[np.concatenate((rows, every, every))]
+    bases = hash_bases(seeds, positions)[np.concatenate((rows, every, every))]
     uniforms = _uniforms(np.concatenate((head, shared)), bases)
     logs = np.log(uniforms)
     scores = head_weights / logs[: len(head)]

@@ -15,7 +15,7 @@ from dflash_trt.engines.gpu import Both, Gpu, GpuEngine, Outputs, Result
 from dflash_trt.engines.info import padded_size, read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Calls, Program
-from dflash_trt.engines.step import Bounded, Step
+from dflash_trt.engines.step import Bounded, DeviceStep, Step
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
 
@@ -101,7 +101,8 @@ class Engine(GpuEngine):
             is_recorded=max(width, context) <= self.info.most_verified,
         )
         few = {name: both for name, both in outputs.items() if name != "logits"}
-        return Step(arrays, Outputs(self._gpu, few, large), bound.run)
+        on_device = DeviceStep(self._gpu, large.memory, bound.start)
+        return Step(arrays, Outputs(self._gpu, few, large), bound.run, on_device)
 
     def _lower(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         """Return the calls of a step, which are those of another one with the same sizes."""
@@ -135,6 +136,10 @@ class _Bound:
     _recorded: set[tuple[int, int]] = field(default_factory=set)
 
     def run(self) -> None:
+        self.start()
+        self.gpu.wait()
+
+    def start(self) -> None:
         counts = self._counts()
         if counts not in self._works:
             self._works[counts] = self._lowered(counts)
@@ -144,7 +149,6 @@ class _Bound:
             self._recorded.add(counts)
         self.gpu.follow()
         self.gpu.run(self._works[counts])
-        self.gpu.wait()
 
     def _lowered(self, counts: tuple[int, int]) -> Callable[[], None]:
         memory = {name: both.memory for name, both in self.inputs.items()} | self.caches

@@ -16,7 +16,7 @@ import torch
 
 from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import Step
+from dflash_trt.engines.step import DeviceStep, Step
 from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import check_machine, make_log, sizes, trt
 from dflash_trt.errors import EngineError
@@ -71,9 +71,10 @@ class Engine(GpuEngine):
                 both.download(gpu)
 
         make = partial(self._make_context, 0 if in_round else 1, bound)
-        run = _Run(gpu, make, work, is_to_record=in_round).run
+        bound_run = _Run(gpu, make, work, is_to_record=in_round)
         arrays = {name: both.array for name, both in inputs.items()}
-        return Step(arrays, Outputs(gpu, outputs, large), run)
+        on_device = DeviceStep(gpu, large.memory, bound_run.start)
+        return Step(arrays, Outputs(gpu, outputs, large), bound_run.run, on_device)
 
     def _make_context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
         shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
@@ -125,6 +126,10 @@ class _Run:
     go: Callable[[], object] = lambda: None
 
     def run(self) -> None:
+        self.start()
+        self.gpu.wait()
+
+    def start(self) -> None:
         if self.context is None:
             self.context = self.make_context()
             self.go = partial(self.work, self.context)
@@ -134,7 +139,6 @@ class _Run:
             self.is_to_record = False
         self.gpu.follow()
         self.go()
-        self.gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
