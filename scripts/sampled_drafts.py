@@ -18,7 +18,14 @@ import numpy as np
 
 from dflash_trt.bench import load_task
 from dflash_trt.builder import read_manifest
-from dflash_trt.decoding import Proposer, Request, SamplingParams, Scheduler, in_process, rounds
+from dflash_trt.decoding import (
+    Proposer,
+    Request,
+    SamplingParams,
+    Scheduler,
+    in_process,
+    step_logits,
+)
 from dflash_trt.decoding.acceptance import Accepted, ReadLogits
 from dflash_trt.decoding.arrays import Float32
 from dflash_trt.decoding.logits_processor import truncate
@@ -66,7 +73,7 @@ class Watch:
         self._candidates: Candidates | None = None  # for the next round's drafts
 
     def __call__(self, round: Round) -> RoundResult:
-        with patch.object(rounds, "accept", self._accept):
+        with patch.object(step_logits, "accept", self._accept):
             result = self._run(round)
         self._candidates = result.drafts.rows[0] if result.drafts else None
         return result
@@ -110,7 +117,7 @@ def _under_rules(logits: Float32, sampling: SamplingParams) -> Float32:
     return probabilities
 
 
-accept = rounds.accept
+accept = step_logits.accept
 
 
 def measure(
