@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dflash_trt.checkpoints import Model, Report, small_files
+from dflash_trt.checkpoints import Model, Report, is_converted, small_files, write_tokenizer
 from dflash_trt.config import BuildConfig
 from dflash_trt.engines import ENGINE_FILE
 from dflash_trt.errors import EngineError
@@ -75,6 +75,8 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
         _copy_checkpoint(pair.drafter, engine / "drafter", report)
     if section.checkpoints != "hub" and section.quantize is None:  # quantizing writes it there
         _copy_checkpoint(pair.target, engine / "target", report)
+        if is_converted(pair.target.directory):
+            write_tokenizer(pair.target.directory, engine / "target")
 
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
