@@ -30,7 +30,7 @@ from dflash_trt.files import (
     read_text,
 )
 from dflash_trt.planning import lowest_believed
-from dflash_trt.tensorrt_llm.llm_args import Context, env_vars
+from dflash_trt.tensorrt_llm.llm_args import BUILT_TOKENIZER, Context, env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 from dflash_trt.weights import open_files
 
@@ -146,6 +146,8 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
         drafter = args.get("speculative_config") or {}
         if "revision" not in args:
             args["model"] = str(engine.resolve() / args["model"])
+        if args.get("tokenizer") == BUILT_TOKENIZER:
+            args["tokenizer"] = str((engine / BUILT_TOKENIZER).resolve())
         if drafter.get("speculative_model"):
             drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
