@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from dflash_trt.chat import typescript
 from dflash_trt.chat.arrange import PROBES, Arrangement, Needs, arrange, has_calls, learn_needs
 from dflash_trt.chat.dialect import (
     EXTRAS,
@@ -281,7 +282,13 @@ class ChatModel:
             raise RequestError(
                 "This model's tokenizer has no chat template", "Send a plain prompt."
             )
+        types = None
+        if self.dialect.typescript:
+            tools = typescript.sorted_deeply(tools)
+            types = typescript.declarations(tools)
         extra = EXTRAS[self.dialect.extra](tools)
+        if types is not None:
+            extra[typescript.ARGUMENT] = types
         shown = convert_for_template(self.dialect, messages)
         return self._render(**{**values, **extra, "messages": shown})
 
@@ -400,9 +407,12 @@ def about_chats(target: Path) -> dict[str, Any] | None:
     except (DflashError, NotKnown):
         return None
     dialect = model.dialect
+    shown = "shown" if dialect.shows_tools else "described in text"
+    if dialect.typescript:
+        shown = "shown as TypeScript, or as JSON where a schema has no such form"
     return {
         "calls": dialect.format.name if dialect.format else "in a form that is not known here",
-        "tools": "shown" if dialect.shows_tools else "described in text",
+        "tools": shown,
         "thoughts": dialect.thoughts or "left out",
         **model.chats,
     }
