@@ -15,6 +15,7 @@ from dflash_trt.chat.dialect import (
     EXTRAS,
     TOOL,
     Dialect,
+    call_numbers,
     convert_for_template,
     dialect_of,
     with_effort,
@@ -28,6 +29,7 @@ from dflash_trt.chat.formats import (
     parse_tools,
     required_tools,
 )
+from dflash_trt.chat.formats.kimi import next_number
 from dflash_trt.chat.messages import THOUGHT, Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import EXPORT_TOKENIZER, Render, as_chat, load_chat_template
 from dflash_trt.chat.rewrites import (
@@ -61,6 +63,7 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()  # available tools
     parallel: bool = False  # several calls at once
     begun: str = ""  # the answer's text before, which the answer continues
+    first_call: int = 0  # the number of its first call, where ids count the conversation's
 
 
 class ChatModel:
@@ -145,6 +148,7 @@ class ChatModel:
             tools=tuple(required or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
             begun=begun,
+            first_call=next_number(call_numbers(dialect, messages)),
         )
         if not required:
             return prompt
@@ -181,6 +185,7 @@ class ChatModel:
             thinking=prompt.thinking,
             is_begun=bool(prompt.begun),
             answer=answer,
+            first_call=prompt.first_call,
         )
 
     def _continued(

@@ -255,15 +255,16 @@ def grammar(
     thinking: bool,
     is_begun: bool = False,
     answer: Any = None,
+    first_call: int = 0,
 ) -> str:
     """Return an llguidance grammar: reasoning, then one or more calls of the tools.
 
     added: ids of the tokenizer's added tokens. thinking: it begins within reasoning; is_begun: or
     else within content. answer: JSON schema of a text allowed instead of calls; arguments then are
     not restricted if the format cannot enforce their schema. Raises RequestError for an invalid or
-    unenforceable schema.
+    unenforceable schema. first_call: its number, where ids count the conversation's calls.
     """
-    lark = Lark(added)
+    lark = Lark(added, first_call)
     try:
         start = format.calls(lark, tools, parallel=parallel) if format and tools else ""
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
@@ -285,6 +286,7 @@ def grammar(
             thinking=thinking,
             is_begun=is_begun,
             answer=answer,
+            first_call=first_call,
         )
     in_text = is_begun and not thinking
     if format is HARMONY and start and in_text:

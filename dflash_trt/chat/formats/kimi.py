@@ -22,6 +22,7 @@ END_SECTIONS = (END_SECTION, "<|tool_call_section_end|>")
 OPENS = (*SECTIONS, OPEN)
 ALL = (*SECTIONS, *END_SECTIONS, OPEN, ARGUMENTS, CLOSE)
 PREFIX = "functions."
+COUNTED = 4  # calls of an answer whose numbers a grammar sets
 ID = re.compile(r"(?:functions\.)?(?P<name>[^:]+)(?::(?P<number>\d{1,9}))?")
 BEGUN_ID = re.compile(r"[\w.-]{0,160}(?::\d{0,9}\s*)?")
 WHOLE_ID = re.compile(r"[\w.-]{1,160}:\d{1,9}\s*")
@@ -154,12 +155,21 @@ def _begins_mark(text: str) -> bool:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    functions = [
-        f"{lark.text(f'{PREFIX}{tool.name}:')} /0|[1-9][0-9]{{0,3}}/ {lark.marker(ARGUMENTS)} "
-        f"{lark.json(tool.schema)}"
-        for tool in tools
-    ]
-    body = f"{lark.marker(OPEN)} ({' | '.join(functions)}) {lark.marker(CLOSE)}"
-    call = lark.rule("call", body)
-    several = "+" if parallel else ""
-    return f"{lark.marker(SECTION)} {call}{several} {lark.marker(END_SECTION)}"
+    arguments = {tool.name: lark.json(tool.schema) for tool in tools}
+
+    def call(number: str) -> str:
+        functions = [
+            f"{lark.text(f'{PREFIX}{name}:')} {number} {lark.marker(ARGUMENTS)} {rule}"
+            for name, rule in arguments.items()
+        ]
+        return lark.rule(
+            "call", f"{lark.marker(OPEN)} ({' | '.join(functions)}) {lark.marker(CLOSE)}"
+        )
+
+    several = call(lark.text(str(lark.first_call)))
+    if parallel:
+        rest = f"{call('/[1-9][0-9]{0,3}/')}*"
+        for number in range(lark.first_call + COUNTED - 1, lark.first_call, -1):
+            rest = f"({call(lark.text(str(number)))} {rest})?"
+        several = f"{several} {rest}"
+    return f"{lark.marker(SECTION)} {several} {lark.marker(END_SECTION)}"
