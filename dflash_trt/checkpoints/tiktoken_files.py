@@ -100,7 +100,7 @@ def _convert(
         if text not in special:
             raise _wrong(directory / SETTINGS, f"{name} {text!r} is none of its special tokens")
     vocab = {_spelled(token): rank for rank, token in enumerate(tokens)}
-    merges = [(_spelled(left), _spelled(right)) for left, right in _merges(tokens)]
+    merges = [(_spelled(left), _spelled(right)) for left, right in merges_of(tokens)]
     try:
         with panics_as_errors():
             tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
@@ -200,7 +200,7 @@ def _read_line(file: Path, number: int, line: bytes) -> tuple[bytes, int]:
     raise _wrong(file, f"line {number} is no token in base64 and its rank: {line[:40]!r}")
 
 
-def _merges(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def merges_of(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Yield the two parts that each token is merged of, in the order of their ranks."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     for rank, token in enumerate(tokens):
