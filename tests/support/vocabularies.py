@@ -70,7 +70,8 @@ def published(name: str) -> Real:
     pieces = {number: text.encode() for text, number in special.items()}
     for number in tokenizer.get_vocab().values():
         if number not in pieces:
-            pieces[number] = known.decode_token_bytes(number)
+            piece = known.decode_token_bytes(number)
+            pieces[number] = piece if about.pattern else piece.replace(SPACE.encode(), b" ")
     ids = frozenset(special.values())
     return Real(tokenizer, pieces, known.encode_ordinary, ids, special[about.end])
 
