@@ -59,7 +59,7 @@ def test_a_schema_that_refers_to_itself_has_a_name() -> None:
     }
     assert shown(parameters) == (
         "# Tools\n\n## functions\nnamespace functions {\n"
-        "interface parameters {\n  at?: null,\n  inner?: parameters\n}\n"
+        "interface parameters {\n  at?: string,\n  inner?: parameters\n}\n"
         "type f = (_: parameters) => any;\n}\n"
     )
 
