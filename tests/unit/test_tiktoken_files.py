@@ -14,7 +14,15 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from dflash_trt.checkpoints import copy_tokenizer, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints import (
+    NO_DRAFTER,
+    Model,
+    Pair,
+    copy_tokenizer,
+    load_tokenizer,
+    tokenizer_files,
+)
+from dflash_trt.checks.target import tokenizer
 from dflash_trt.errors import CheckpointError
 from tests.support.kimi import (
     PATTERN,
@@ -96,14 +104,14 @@ def test_some_ranks_give_the_ids_of_tiktoken(tmp_path: Path) -> None:
 @pytest.mark.models
 def test_all_ranks_give_the_ids_of_tiktoken(tmp_path: Path) -> None:
     write_kimi_tokenizer(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     for text, ids in (
         ("Hello world", [19180, 2695]),
         ("中文English混合", [16717, 44372, 13935]),
         ("1234567890", [6694, 12972, 16242, 15]),
     ):
-        assert tokenizer.encode(text).ids == ids
-    assert_as_tiktoken(tokenizer, RANKED, COUNT)
+        assert loaded.encode(text).ids == ids
+    assert_as_tiktoken(loaded, RANKED, COUNT)
 
 
 def test_a_build_has_the_tokenizer_without_the_code(tmp_path: Path) -> None:
@@ -246,3 +254,5 @@ def test_a_plain_pattern_is_taken_however_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "tokenization_kimi.py").write_text(tokenizer_code(O200K))
     pieces = load_tokenizer(tmp_path).pre_tokenizer.pre_tokenize_str("ab1234")
     assert [text for text, _ in pieces] == ["ab", "12", "34"]
+    found = tokenizer(Pair(Model("target", tmp_path, {}), NO_DRAFTER)).result
+    assert found == "warning"
