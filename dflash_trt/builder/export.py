@@ -44,6 +44,7 @@ SGLANG_DRAFTS = {  # block: counts the anchor too
 VLLM_DFLASH = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
 DYNAMO = "1.6.1"
 DYNAMO_LLM = "1.3.0rc29"  # the TensorRT-LLM of its image
+TOKENIZER_ARGS = ("skip_tokenizer_init", "tokenizer")  # our server has the texts, others need them
 NEWER = "context_recompute_tail"  # what that does not have, so that it reuses no prompt
 
 
@@ -246,8 +247,9 @@ def _llm_args(context: Context, args: LlmArgs) -> dict[str, Any]:
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
     warnings_of(check_args(context, args), ConfigError)
-    # on the command line
-    return {name: value for name, value in args.given.items() if name not in ("model", "revision")}
+    # on the command line, and what a build alone does without
+    left_out = {"model", "revision", *({*TOKENIZER_ARGS} - context.engine.args.keys())}
+    return {name: value for name, value in args.given.items() if name not in left_out}
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:

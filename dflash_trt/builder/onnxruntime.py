@@ -24,6 +24,7 @@ from dflash_trt.checkpoints import (
     load_target,
     target_shapes,
     tokenizer_files,
+    tokenizer_split,
 )
 from dflash_trt.checks import NO_PLAN, check_pair
 from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT
@@ -57,7 +58,8 @@ def prepare(
     length = config.serving.max_seq_len or 0
     target = for_length(target, length)
     target_files = [*_input_files(target), *tokenizer_files(target.directory)]
-    of_target = Input(target_at, target_files, asdict(target.spec))
+    known = asdict(target.spec) | tokenizer_split(target.directory)
+    of_target = Input(target_at, target_files, known)
     of_drafter = None
     if drafter_at and drafter:
         drafter = for_length(drafter, length)

@@ -20,6 +20,7 @@ from dflash_trt.checkpoints import (
     open_drafter,
     open_target,
     tokenizer_files,
+    tokenizer_split,
 )
 from dflash_trt.checks import READER_CHECKS, Finding, pair_findings, warnings_of
 from dflash_trt.config import BuildConfig, Precision
@@ -49,7 +50,7 @@ def prepare(
     config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
     pair = open_pair(config, target_at, drafter_at)
     target_files = checkpoint_files(pair.target, weights=not by_id)
-    tokenizer_files(pair.target.directory)  # raises if there is none
+    target_files = sorted({*target_files, *tokenizer_files(pair.target.directory)})
     drafter = None
     if drafter_at is not None:
         known = {"name": drafter_name(config), **_known_fields(pair.drafter)}
@@ -57,6 +58,7 @@ def prepare(
     warnings = _pair_warnings(pair)
     # by id: the same bytes, whether or not the weights are local
     known = dict(pair.target.values) if by_id else _known_fields(pair.target)
+    known |= tokenizer_split(pair.target.directory)
     if precision is not None:
         check_quantizable(precision, pair.target, section.machine)
     # fail before minutes of quantizing; the result is checked again

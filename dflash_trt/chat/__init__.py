@@ -8,7 +8,7 @@ from dflash_trt.chat.chat_model import (
     begun_answer,
     turn_end_ids,
 )
-from dflash_trt.chat.dialect import Dialect
+from dflash_trt.chat.dialect import Dialect, call_numbers
 from dflash_trt.chat.formats import (
     HARMONY,
     AnswerDelta,

@@ -9,11 +9,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from dflash_trt.chat import typescript
 from dflash_trt.chat.arrange import PROBES, Arrangement, Needs, arrange, has_calls, learn_needs
 from dflash_trt.chat.dialect import (
     EXTRAS,
     TOOL,
     Dialect,
+    call_numbers,
     convert_for_template,
     dialect_of,
     with_effort,
@@ -27,6 +29,7 @@ from dflash_trt.chat.formats import (
     parse_tools,
     required_tools,
 )
+from dflash_trt.chat.formats.kimi import next_number
 from dflash_trt.chat.messages import THOUGHT, Message, read_messages, with_defaults, without_nulls
 from dflash_trt.chat.render import EXPORT_TOKENIZER, Render, as_chat, load_chat_template
 from dflash_trt.chat.rewrites import (
@@ -60,6 +63,7 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()  # available tools
     parallel: bool = False  # several calls at once
     begun: str = ""  # the answer's text before, which the answer continues
+    first_call: int = 0  # the number of its first call, where ids count the conversation's
 
 
 class ChatModel:
@@ -144,6 +148,7 @@ class ChatModel:
             tools=tuple(required or known) if shown else (),
             parallel=parallel and not self._splits_calls and tool_choice in ("auto", "required"),
             begun=begun,
+            first_call=next_number(call_numbers(dialect, messages)),
         )
         if not required:
             return prompt
@@ -180,6 +185,7 @@ class ChatModel:
             thinking=prompt.thinking,
             is_begun=bool(prompt.begun),
             answer=answer,
+            first_call=prompt.first_call,
         )
 
     def _continued(
@@ -281,7 +287,13 @@ class ChatModel:
             raise RequestError(
                 "This model's tokenizer has no chat template", "Send a plain prompt."
             )
+        types = None
+        if self.dialect.typescript:
+            tools = typescript.sorted_deeply(tools)
+            types = typescript.declarations(tools)
         extra = EXTRAS[self.dialect.extra](tools)
+        if types is not None:
+            extra[typescript.ARGUMENT] = types
         shown = convert_for_template(self.dialect, messages)
         return self._render(**{**values, **extra, "messages": shown})
 
@@ -400,9 +412,12 @@ def about_chats(target: Path) -> dict[str, Any] | None:
     except (DflashError, NotKnown):
         return None
     dialect = model.dialect
+    shown = "shown" if dialect.shows_tools else "described in text"
+    if dialect.typescript:
+        shown = "shown as TypeScript, or as JSON where a schema has no such form"
     return {
         "calls": dialect.format.name if dialect.format else "in a form that is not known here",
-        "tools": "shown" if dialect.shows_tools else "described in text",
+        "tools": shown,
         "thoughts": dialect.thoughts or "left out",
         **model.chats,
     }

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import product
+from itertools import count, product
 from typing import Any
 
+from dflash_trt.chat import typescript
 from dflash_trt.chat.formats import (
     FORMATS,
     HARMONY,
@@ -22,9 +23,10 @@ from dflash_trt.chat.formats import (
     Format,
     ReasoningTags,
     Tool,
+    kimi,
 )
 from dflash_trt.chat.formats.reader import ID_CHARACTERS, ID_LENGTH
-from dflash_trt.chat.messages import THOUGHT, THOUGHTS, Message
+from dflash_trt.chat.messages import THOUGHT, THOUGHTS, Message, read_messages
 from dflash_trt.chat.render import Render
 from dflash_trt.chat.specimen import specimen_call
 from dflash_trt.errors import RequestError
@@ -69,6 +71,7 @@ THINKING_SWITCHES: dict[str, tuple[Any, Any]] = {
 EFFORT = "reasoning_effort"
 NO_EFFORT = "none"
 UNKNOWN_EFFORT = "probe_effort"
+SHOWN_TYPES = "probe_types"
 # where reasoning is, if not in a field
 PART = "a part of the content"
 IN_TEXT = "in the text"
@@ -83,6 +86,8 @@ class Dialect:
     shows_tools: bool = False
     text_arguments: bool = False  # of calls in messages; otherwise objects
     short_ids: bool = False  # call ids as Mistral's
+    named_ids: bool = False  # call ids as Kimi's, which alone name the function
+    typescript: bool = False  # it takes tools as TypeScript, too (`chat.typescript`)
     parts: bool = False  # content is a list of parts
     thoughts: str = ""  # field with reasoning, `PART` or `IN_TEXT`; "": not shown
     extra: str = ""  # further arguments it needs: a key of `EXTRAS`
@@ -101,10 +106,10 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     if render is None:
         return form
 
-    def prompt(**values: Any) -> str | None:
+    def prompt(tools: Sequence[Any] = (), **values: Any) -> str | None:
         with suppress(RequestError):
             messages = convert_for_template(form, [QUESTION])
-            extra = EXTRAS[form.extra](())
+            extra = EXTRAS[form.extra](tools)
             return render(messages=messages, add_generation_prompt=True, **extra, **values)
         return None
 
@@ -119,10 +124,17 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
                 tags = next((tags for tags in REASONING_TAGS if tags.open in (shown or "")), None)
     none = prompt(**{EFFORT: NO_EFFORT})
     unknown = prompt(**{EFFORT: UNKNOWN_EFFORT})
+    shown = prompt(tools=[TOOL], **{typescript.ARGUMENT: SHOWN_TYPES}) or ""
     reads_none = none is not None and none not in (plain, unknown)
     if unknown is not None and none == unknown.replace(UNKNOWN_EFFORT, NO_EFFORT):
         reads_none = False  # it writes any word there
-    return replace(form, reasoning_tags=tags, switches=tuple(switches), reads_no_effort=reads_none)
+    return replace(
+        form,
+        reasoning_tags=tags,
+        switches=tuple(switches),
+        reads_no_effort=reads_none,
+        typescript=SHOWN_TYPES in shown,
+    )
 
 
 def with_effort(form: Dialect, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +183,9 @@ def _dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
         replace(form, text_arguments=as_text, short_ids=short)
         for as_text, short in product((False, True), repeat=2)
     ]
+    call_forms += [
+        replace(form, text_arguments=as_text, named_ids=True) for as_text in (False, True)
+    ]
     texts = [rendered(call_form, CALLING, RESULT, tools=[TOOL]) for call_form in call_forms]
     formats = [_format_that_parses(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
@@ -194,6 +209,8 @@ def _dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
 
 def convert_for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
+    if form.named_ids:
+        messages = _with_named_ids(messages)
     last_user = -1
     for index, message in enumerate(messages):
         if message["role"] == "user":
@@ -242,6 +259,49 @@ def _short_id(name: str) -> str:
         return name
     digest = hashlib.sha256(name.encode()).digest()[:ID_LENGTH]
     return "".join(ID_CHARACTERS[byte % len(ID_CHARACTERS)] for byte in digest)
+
+
+def _with_named_ids(messages: Sequence[Message]) -> list[Message]:
+    """Give all calls and results ids as Kimi's: those that have this form keep it."""
+    ids = iter(named_ids(messages))
+    known: dict[str, str] = {}  # what was sent: as the template is to show it
+    result = []
+    for message in messages:
+        shown = dict(message)
+        if "tool_calls" in shown:
+            shown["tool_calls"] = [{**call, "id": next(ids)} for call in shown["tool_calls"]]
+            for call, before in zip(shown["tool_calls"], message["tool_calls"], strict=True):
+                known[before["id"]] = call["id"]
+        sent = str(shown.get("tool_call_id", ""))
+        if sent in known:
+            shown["tool_call_id"] = known[sent]
+        result.append(shown)
+    return result
+
+
+def call_numbers(form: Dialect, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers in the ids of a conversation's calls; none where ids have none."""
+    if not form.named_ids:
+        return []
+    ids = named_ids(read_messages(messages))
+    return [int(sent.rpartition(":")[2]) for sent in ids]
+
+
+def named_ids(messages: Sequence[Message]) -> list[str]:
+    """Return the ids of a conversation's calls as Kimi's template takes them."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    names = [call["function"]["name"] for call in calls]
+    taken: dict[int, int] = {}  # numbers: the calls that have them
+    for index, (call, name) in enumerate(zip(calls, names, strict=True)):
+        number = kimi.number_of(call["id"], name)
+        if number is not None:
+            taken.setdefault(number, index)
+    numbers = {index: number for number, index in taken.items()}
+    for index in range(len(calls)):
+        if index not in numbers:
+            numbers[index] = next(number for number in count(index) if number not in taken)
+            taken[numbers[index]] = index
+    return [kimi.call_id(name, numbers[index]) for index, name in enumerate(names)]
 
 
 def _format_that_parses(text: str) -> Format | None:

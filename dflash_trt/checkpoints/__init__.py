@@ -5,11 +5,14 @@ from dflash_trt.checkpoints.directory import (
     MORE_TEMPLATES,
     Spell,
     copy_tokenizer,
+    is_converted,
     load_tokenizer,
     read_card,
     special_tokens,
     speller,
     tokenizer_files,
+    tokenizer_split,
+    write_tokenizer,
 )
 from dflash_trt.checkpoints.drafter import (
     FROM_ANCHOR,

@@ -9,6 +9,16 @@ from typing import Any, NamedTuple
 import yaml
 from tokenizers import Tokenizer
 
+from dflash_trt.checkpoints.tiktoken_files import (
+    RANKS,
+    SETTINGS,
+    byte_level_alphabet,
+    code_file,
+    convert,
+    has_ranks,
+    read_split,
+    settings_of_converted,
+)
 from dflash_trt.errors import CheckpointError, panics_as_errors
 from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
 from dflash_trt.weights.json_file import read_bytes, read_json
@@ -41,11 +51,28 @@ def check_inside(directory: Path, file: Path) -> None:
         )
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether there is a tokenizer.json, or what one can be made of."""
+    return (directory / REQUIRED).is_file() or has_ranks(directory)
+
+
+def is_converted(directory: Path) -> bool:
+    """Return whether the tokenizer is made of tiktoken.model."""
+    return has_ranks(directory) and not (directory / REQUIRED).is_file()
+
+
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Return what exists, sorted; CheckpointError without tokenizer.json or for a link outside."""
-    if not (directory / REQUIRED).is_file():
+    """Return what exists, sorted; CheckpointError without a tokenizer or for a link outside.
+
+    Of the Python file beside tiktoken.model only a pattern is read: `tokenizer_split` returns it.
+    """
+    if not has_tokenizer(directory):
         raise _no_tokenizer(directory)
-    named = [directory / name for name in (REQUIRED, *OPTIONAL)]
+    tokenizer = REQUIRED
+    if is_converted(directory):
+        tokenizer = RANKS
+        check_inside(directory, code_file(directory))
+    named = [directory / name for name in (tokenizer, *OPTIONAL)]
     files = [*named, *directory.glob(MORE_TEMPLATES)]
     files = sorted(file for file in files if file.is_file())
     for file in files:
@@ -53,37 +80,57 @@ def tokenizer_files(directory: Path) -> list[Path]:
     return files
 
 
+def tokenizer_split(directory: Path) -> dict[str, Any]:
+    """Return what the build takes of a tokenizer's Python file, to be recorded; {} without one."""
+    return read_split(directory)._asdict() if is_converted(directory) else {}
+
+
 def _no_tokenizer(directory: Path) -> CheckpointError:
-    settings = directory / "tokenizer_config.json"
-    code = read_json(settings).get("auto_map") if settings.is_file() else None
-    if code is not None:  # Kimi's tiktoken.model
-        return CheckpointError(
-            f"{directory} has code for a tokenizer and no {REQUIRED}; dflash-trt runs no code of a "
-            "checkpoint",
-            "Serve the pair by an engine that does, with engine.args: {trust_remote_code: true}: "
-            "`dflash-trt export vllm CONFIG` or `dflash-trt export sglang CONFIG`",
-        )
     copy = ""
     if directory.parent.name == "snapshots":
         copy = (
             "Take a copy of the model (`hf download ID --local-dir DIR`) as target: {path: DIR}. "
+        )
+    settings = directory / "tokenizer_config.json"
+    code = read_json(settings).get("auto_map") if settings.is_file() else None
+    if code is not None:
+        return CheckpointError(
+            f"{directory} has code for a tokenizer, and neither {REQUIRED} nor {RANKS}; dflash-trt "
+            "runs no code of a checkpoint",
+            "Serve the pair by an engine that does, with engine.args: {trust_remote_code: true}: "
+            "`dflash-trt export vllm CONFIG` or `dflash-trt export sglang CONFIG`",
         )
     write = f"Write {REQUIRED} there with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
     return CheckpointError(f"{directory} has no {REQUIRED}", copy + write)
 
 
 def copy_tokenizer(target: Path, build: Path) -> None:
+    write_tokenizer(target, build / "tokenizer")
+
+
+def write_tokenizer(target: Path, folder: Path) -> None:
+    """Copy a tokenizer's files into a folder; of tiktoken.model what it is converted to."""
+    converted = is_converted(target)
     for file in tokenizer_files(target):
-        copy = build / "tokenizer" / file.relative_to(target)
+        copy = folder / file.relative_to(target)
+        if converted and file.name == RANKS:
+            copy = folder / REQUIRED
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy_file(file, copy)
+        copy_file(file, copy)  # and with it who may read it
+        if copy.name == REQUIRED and converted:
+            copy.write_bytes(convert(target))
+        elif copy.name == SETTINGS and converted:
+            copy.write_text(settings_of_converted(target), encoding="utf-8")
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load tokenizer.json; CheckpointError if missing, invalid or a link to outside."""
+    """Load tokenizer.json, or one made of tiktoken.model.
+
+    CheckpointError if it is missing, invalid or a link to outside.
+    """
     tokenizer_files(directory)
     file = directory / REQUIRED
-    data = read_bytes(file, MAX_TOKENIZER)
+    data = convert(directory) if is_converted(directory) else read_bytes(file, MAX_TOKENIZER)
     try:
         return _parse_tokenizer(data)
     except Exception as error:  # the library raises bare Exception
@@ -160,7 +207,7 @@ def speller(tokenizer: Tokenizer) -> Spell:
     added = tokenizer.get_added_tokens_decoder()
     decoder = tokenizer.decoder  # JSON state; the tokenizer's is larger
     byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-    byte_of = _byte_level_alphabet()
+    byte_of = byte_level_alphabet()
     with panics_as_errors():
         before = tokenizer.encode("a", add_special_tokens=False).ids
         text_before = str(tokenizer.decode(before, skip_special_tokens=False))
@@ -182,13 +229,3 @@ def speller(tokenizer: Tokenizer) -> Spell:
         return text.removeprefix(text_before).encode()
 
     return spell
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 is itself, other bytes are U+0100 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {
-        **{chr(byte): byte for byte in printable},
-        **{chr(256 + n): byte for n, byte in enumerate(others)},
-    }

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer
+from dflash_trt.checkpoints.directory import REQUIRED, has_tokenizer, load_tokenizer
 from dflash_trt.checkpoints.fields import ORIGINAL, Config
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import Method
@@ -101,7 +101,7 @@ class Model(Generic[Spec]):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        if not (self.directory / REQUIRED).is_file():
+        if not has_tokenizer(self.directory):
             raise NotKnown(f"the {self.role} has no {REQUIRED}")
         return load_tokenizer(self.directory)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
+from dflash_trt.checkpoints.tiktoken_files import CODE, RANKS
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import published_config
@@ -21,9 +22,10 @@ from dflash_trt.weights.gguf import as_directory, find_packaged_file
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
-# files that we read, tokenizers included; never code, and of pickles one, whose name is enough to
-# refuse a drafter (`drafter.MASK_EMBEDDING`)
-FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
+# files that we read, tokenizers included; code never runs: that of a tokenizer holds a pattern. Of
+# pickles one, whose name is enough to refuse a drafter (`drafter.MASK_EMBEDDING`)
+COPIED = ["*.json", "*.jinja", CARD]
+FILES_BUT_WEIGHTS = [*COPIED, RANKS, CODE]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors", "mask_embedding.pt"]
 # copies of the weights in other layouts (gpt-oss, Mistral): all folders except templates
 NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
@@ -115,12 +117,12 @@ def _status_of(endpoint: str) -> int | None:
 
 
 def small_files(directory: Path) -> list[Path]:
-    """Return what `locate` fetches besides weights; CheckpointError for a link to outside."""
+    """Return what a copy takes besides weights; CheckpointError for a link to outside."""
     files = [file for file in directory.iterdir() if file.is_file()]
     files += directory.glob(MORE_TEMPLATES)
     small = []
     for file in files:
-        if any(fnmatch(file.name, pattern) for pattern in FILES_BUT_WEIGHTS):
+        if any(fnmatch(file.name, pattern) for pattern in COPIED):
             check_inside(directory, file)
             small.append(file)
     return sorted(small)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dflash_trt.checkpoints.directory import REQUIRED, load_tokenizer, special_tokens
+from dflash_trt.checkpoints.directory import has_tokenizer, load_tokenizer, special_tokens
 from dflash_trt.checkpoints.fields import (
     FULL_ATTENTION,
     LINEAR,
@@ -148,7 +148,7 @@ def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def _tokenizer_end(directory: Path) -> int | None:
-    if not (directory / REQUIRED).is_file():
+    if not has_tokenizer(directory):
         return None
     name = special_tokens(directory).get("eos_token")
     return load_tokenizer(directory).token_to_id(name) if name else None

@@ -1,9 +1,10 @@
 """Checks of a target alone: its tensors, its tokenizer, what it recommends."""
 
-from dflash_trt.checkpoints.directory import tokenizer_files
+from dflash_trt.checkpoints.directory import tokenizer_files, tokenizer_split
 from dflash_trt.checkpoints.model import NotKnown, Pair
 from dflash_trt.checkpoints.shapes import Shapes
 from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
+from dflash_trt.checkpoints.tiktoken_files import KIMI_PATTERN, RANKS
 from dflash_trt.checks.findings import Check, Found, check
 from dflash_trt.errors import CheckpointError
 from dflash_trt.weights.weights import Weights
@@ -30,7 +31,12 @@ def tokenizer(pair: Pair) -> Found:
     if pair.target.only_config:
         raise NotKnown("of the target only config.json is here")
     tokenizer_files(pair.target.directory)
-    return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
+    what = f"the target's tokenizer has {len(pair.target.tokens)} tokens"
+    split = tokenizer_split(pair.target.directory)
+    if split and split["pattern"] != KIMI_PATTERN:
+        what += f"; {RANKS} is read by another pattern than Kimi's, which alone was compared"
+        return Found(False, what, "Compare ids with those of the model's tokenizer", "warning")
+    return Found(True, what)
 
 
 @check("warning")

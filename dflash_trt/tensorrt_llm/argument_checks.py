@@ -19,6 +19,7 @@ OWN = "engine.args.speculative_config"
 CACHE = "engine.args.kv_cache_config"
 TAIL = "speculative_config.context_recompute_tail"
 TOTAL_DRAFTS = "speculative_config.max_total_draft_tokens"
+WITH_PROCESSOR = ("KimiK25",)
 UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
 GIB = 1 << 30
 
@@ -251,13 +252,14 @@ def remote_code(context: Context, args: LlmArgs) -> Found:
         )
     has_code = "auto_map" in context.target.values
     has = "has" if has_code else "has no"
-    return Found(
-        trusted or not has_code,
-        f"the target {has} code of its own, and engine.args.trust_remote_code is {trusted}",
-        "If TensorRT-LLM stops for want of it, set engine.args.trust_remote_code: true, which runs "
-        "it where the target is loaded",
-        "note",
-    )
+    what = f"the target {has} code of its own, and engine.args.trust_remote_code is {trusted}"
+    fix = "set engine.args.trust_remote_code: true, which runs it where the target is loaded"
+    if context.target.architecture.startswith(WITH_PROCESSOR) and not trusted:
+        # `KimiK25InputProcessor` of tensorrt_llm/_torch/models/modeling_kimi_k25.py
+        what += "; TensorRT-LLM's class for it loads the checkpoint's processor of images, its code"
+        return Found(False, what, f"Read that code, and {fix}", "warning")
+    fix = f"If TensorRT-LLM stops for want of it, {fix}"
+    return Found(trusted or not has_code, what, fix, "note")
 
 
 # --- memory and lengths -------------------------------------------------------------------------

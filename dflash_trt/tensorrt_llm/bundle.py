@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dflash_trt.checkpoints import Model, Report, small_files
+from dflash_trt.checkpoints import Model, Report, is_converted, small_files, write_tokenizer
 from dflash_trt.config import BuildConfig
 from dflash_trt.engines import ENGINE_FILE
 from dflash_trt.errors import EngineError
@@ -30,7 +30,7 @@ from dflash_trt.files import (
     read_text,
 )
 from dflash_trt.planning import lowest_believed
-from dflash_trt.tensorrt_llm.llm_args import Context, env_vars
+from dflash_trt.tensorrt_llm.llm_args import BUILT_TOKENIZER, Context, env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 from dflash_trt.weights import open_files
 
@@ -75,6 +75,8 @@ def write_bundle(directory: Path, context: Context, args: LlmArgs, report: Repor
         _copy_checkpoint(pair.drafter, engine / "drafter", report)
     if section.checkpoints != "hub" and section.quantize is None:  # quantizing writes it there
         _copy_checkpoint(pair.target, engine / "target", report)
+        if is_converted(pair.target.directory):
+            write_tokenizer(pair.target.directory, engine / "target")
 
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
@@ -144,6 +146,8 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
         drafter = args.get("speculative_config") or {}
         if "revision" not in args:
             args["model"] = str(engine.resolve() / args["model"])
+        if args.get("tokenizer") == BUILT_TOKENIZER:
+            args["tokenizer"] = str((engine / BUILT_TOKENIZER).resolve())
         if drafter.get("speculative_model"):
             drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:

@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import SLIDING, Drafter, Model, NotKnown, Pair, Target
+from dflash_trt.checkpoints import SLIDING, Drafter, Model, NotKnown, Pair, Target, is_converted
 from dflash_trt.config import CHAIN, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import Gpu, Machine
@@ -37,6 +37,7 @@ TAIL = 2048  # tokens; the usual window of z-lab's drafters
 # folders beside llm_args.yaml
 TARGET = "target"
 DRAFTER = "drafter"
+BUILT_TOKENIZER = "../../tokenizer"
 MAX_SEQ_LEN = 131072  # tokens, if the models support more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 # docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md
@@ -291,6 +292,8 @@ def _choose(context: Context) -> dict[str, Any]:
         args.set("gpus_per_node", context.machine.gpus)
     _choose_experts(context, args, ranks)
 
+    _choose_tokenizer(context, args)
+
     # upstream's default for Gemma 4 is FlashInfer, with one token a sequence (user reports)
     if context.target.architecture.startswith("Gemma4"):
         args.set("attn_backend", "TRTLLM")
@@ -309,6 +312,16 @@ def _choose(context: Context) -> dict[str, Any]:
         # examples/configs/curated/gpt-oss-120b-throughput.yaml
         args.set("stream_interval", 20)
     return args.args
+
+
+def _choose_tokenizer(context: Context, args: _Choices) -> None:
+    """Let TensorRT-LLM run no tokenizer of the checkpoint's code: it gets ids and returns them."""
+    if not is_converted(context.target.directory):
+        return
+    if args["guided_decoding_backend"] is None:
+        args.set("skip_tokenizer_init", True)
+    elif args["tokenizer"] is None:  # grammars need the tokens' texts
+        args.set("tokenizer", BUILT_TOKENIZER)
 
 
 def _choose_experts(context: Context, args: _Choices, ranks: int) -> None:

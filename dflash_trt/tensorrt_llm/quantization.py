@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_trt.checkpoints import Report, Target, small_files
+from dflash_trt.checkpoints import Report, Target, is_converted, small_files, write_tokenizer
 from dflash_trt.config import Precision
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file
@@ -101,6 +101,8 @@ def quantize_target(
     for file in small_files(source):
         if file.name != INDEX:
             copy_file(file, output / file.name)
+    if is_converted(source):
+        write_tokenizer(source, output)
     config = read_json(source / "config.json")
     config["quantization_config"] = exported["quantization_config"]
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -31,6 +31,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from dflash_trt.checkpoints.target import FAMILIES
 from dflash_trt.planning import published_models
+from tests.support.kimi import write_kimi_tokenizer
 from tests.support.sparse_files import Tensor, size_of, write_hole
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
@@ -124,8 +125,13 @@ def _write_target(directory: Path, pair: Pair) -> None:
         tensors = dict(each for item in tensors.items() for each in _quantized(target, *item))
     _write_config(directory, target)
     _write_shards(directory, tensors, headers=target.cls in FAMILIES)
-    _write_tokenizer(directory, pair.target, whole=pair.files.get("tokenizer", True))
+    if pair.files.get("tokenizer") == "kimi":
+        write_kimi_tokenizer(directory, chat_template=CHAT)
+    else:
+        _write_tokenizer(directory, pair.target)
     for name in pair.files.get("files", ()):
+        if (directory / name).exists():
+            continue
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("as published, but for what it says\n")
     for name, code in pair.files.get("code", {}).items():
@@ -318,14 +324,9 @@ def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bo
     _write_json(directory / "model.safetensors.index.json", index)
 
 
-def _write_tokenizer(directory: Path, target: Target, *, whole: bool) -> None:
-    """Write words of one letter, the end of text and the mask, at their true ids.
-
-    whole: False writes its settings only, beside code that is to read them.
-    """
+def _write_tokenizer(directory: Path, target: Target) -> None:
+    """Write words of one letter, the end of text and the mask, at their true ids."""
     _write_json(directory / "tokenizer_config.json", {"chat_template": CHAT})
-    if not whole:
-        return
     text = target.config.get_text_config()
     ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
     token, mask = target.mask

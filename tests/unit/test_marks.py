@@ -1,12 +1,13 @@
 """What may happen to the marks of an answer: a row for each format, all told alike.
 
 What is right is what the models' own parsers make of it: Qwen's `qwen3coder_tool_parser` and vLLM's
-`qwen3_coder` (a value ends at its end, the next parameter or the function's end), `hermes` and
-`gemma4`; openai/harmony's encoding (a channel's name ends at white space or `<`);
-mistral-common and vLLM's Mistral parsers (an end of a thought that was not begun is left out); and
-vLLM's reasoning parsers (a call's mark ends an open thought) and `vllm/parser/qwen3.py`
-(`<function=` alone begins a call; a `</think>` of no thought is left out). `MARK_EXAMPLES=15000`
-tries more answers than the 300 of `make test`.
+`qwen3_coder` (a value ends at its end, the next parameter or the function's end), `hermes`,
+`gemma4`, `kimi_k2` (the section's marks may be missing or in the singular) and `minimax_m2` (its
+block ends a thought); MiniMax's docs/tool_calling_guide.md; openai/harmony's encoding (a channel's
+name ends at white space or `<`); mistral-common and vLLM's Mistral parsers (an end of a thought
+that was not begun is left out); and vLLM's reasoning parsers (a call's mark ends an open thought)
+and `vllm/parser/qwen3.py` (`<function=` alone begins a call; a `</think>` of no thought is left
+out). `MARK_EXAMPLES=15000` tries more answers than the 300 of `make test`.
 """
 
 import json
@@ -69,6 +70,15 @@ ROWS = (
     Row(format_of("<tool_call>"),
         ("<tool_call>", '\n{"name": "f", "arguments": {"a": "1", "b": "2"}}\n', "</tool_call>"),
         (0, 2), (0, 2), (0, 2)),
+    Row(format_of('<minimax:tool_call>\n<invoke name="'),
+        ("<minimax:tool_call>", "\n", '<invoke name="f">', "\n", '<parameter name="a">', "1",
+         "</parameter>", "\n", '<parameter name="b">', "2", "</parameter>", "\n", "</invoke>", "\n",
+         "</minimax:tool_call>"),
+        (0, 6, 10, 12, 14), (0, 6, 10, 12, 14), (0, 2, 4, 6, 8, 10, 12, 14)),
+    Row(format_of("<|tool_call_argument_begin|>"),
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0",
+         "<|tool_call_argument_begin|>", '{"a": "1", "b": "2"}', "<|tool_call_end|>",
+         "<|tool_calls_section_end|>"), (0, 1, 3, 5, 6), (0, 1, 3, 5, 6), (0, 1, 2, 3, 4, 5, 6)),
     Row(format_of("<|tool_call>"),
         ("<|tool_call>", "call:f{a:", '<|"|>', "1", '<|"|>', ",b:", '<|"|>', "2", '<|"|>', "}",
          "<tool_call|>"), (0, 2, 4, 6, 8, 10), (0, 2, 4, 6, 8, 10), (0, 2, 6, 10)),
@@ -258,6 +268,20 @@ def test_the_marks_of_a_thought(tags: ReasoningTags) -> None:
 
 JSON_CALL = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
 TWICE = [CALLED, CALLED]
+KIMI = "<|tool_call_argument_begin|>"
+SECTION = "<|tool_calls_section_begin|>"
+END_SECTION = "<|tool_calls_section_end|>"
+SINGULAR = "<|tool_call_section_begin|>"
+END_SINGULAR = "<|tool_call_section_end|>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="'
+INVOKE = (
+    '<invoke name="f">\n<parameter name="a">1</parameter>\n<parameter name="b">2</parameter>\n'
+    "</invoke>"
+)
+
+
+def kimi(call_id: str) -> str:
+    return f'<|tool_call_begin|>{call_id}{KIMI}{{"a": "1", "b": "2"}}<|tool_call_end|>'
 
 
 @pytest.mark.parametrize(
@@ -280,6 +304,22 @@ TWICE = [CALLED, CALLED]
         ("[ARGS]", "[TOOL_CALLS]f[ARGS][TOOL_CALLS]f[ARGS]", [("f", {}), ("f", {})]),
         ("[TOOL_CALLS]", f"[TOOL_CALLS] [{JSON_CALL} {JSON_CALL}]", TWICE),
         ('"parameters": {', f"{JSON_CALL}, {JSON_CALL}", TWICE),
+        (KIMI, kimi("functions.f:0") + kimi("functions.f:1"), TWICE),
+        (KIMI, f"{SECTION}{kimi('functions.f:0')}{kimi('functions.f:1')}{END_SECTION}", TWICE),
+        (KIMI, f"{SECTION}\n{kimi('functions.f:0')}\n{kimi('functions.f:1')}\n", TWICE),
+        (KIMI, f"{SINGULAR}{kimi('functions.f:0')}{END_SINGULAR}", [CALLED]),
+        (KIMI, f"{SECTION}{SECTION}{kimi('functions.f:0')}{END_SINGULAR}{END_SECTION}", [CALLED]),
+        (KIMI, kimi("functions.f:0").removesuffix("<|tool_call_end|>") + END_SECTION, [CALLED]),
+        (KIMI, kimi("functions.f:0").removeprefix("<|tool_call_begin|>"), [CALLED]),
+        (KIMI, f"functions.f:0 {KIMI} " + '{"a": "1", "b": "2"}', [CALLED]),
+        (KIMI, kimi("f:0") + kimi("f"), TWICE),
+        (KIMI, f"{SECTION}<|tool_call_begin|>functions.f:0{KIMI}<|tool_call_end|>", [("f", {})]),
+        (MINIMAX, f"<minimax:tool_call>\n{INVOKE}\n{INVOKE}\n</minimax:tool_call>", TWICE),
+        (MINIMAX, f"<minimax:tool_call>{INVOKE}{INVOKE}</minimax:tool_call>", TWICE),
+        (MINIMAX, INVOKE.replace('"', "'"), [CALLED]),
+        (MINIMAX, INVOKE.replace('"', ""), [CALLED]),
+        (MINIMAX, f"{INVOKE}\n</minimax:tool_call>", [CALLED]),
+        (MINIMAX, f"<minimax:tool_call>\n{JSON_CALL}\n</minimax:tool_call>", [CALLED]),
         ("functions.", "<|channel|>commentary to=functions.f<|message|><|call|>", [("f", {})]),
         ("functions.", "<|channel|>commentary to=f<|message|>{}<|call|>", [("f", {})]),
     ],
@@ -430,6 +470,57 @@ def test_values_have_the_types_of_their_schemas(schema: Any, value: str, wanted:
         )
         answer = read_alike(text, format_of("<tool_call>\n<function="), tools=tools)
         assert called(answer) == [("f", {"x": wanted})]
+
+
+@pytest.mark.parametrize(
+    ("sent", "before", "shown"),
+    [
+        (["functions.f:0", "functions.f:1"], [], ["functions.f:0", "functions.f:1"]),
+        (["functions.f:7"], [], ["functions.f:7"]),
+        (["functions.f:2"], [0, 1], ["functions.f:2"]),
+        (["functions.f:0"], [0, 1], ["functions.f:2"]),
+        (["functions.f:0", "functions.f:0"], [], ["functions.f:0", "functions.f:1"]),
+        (["f", "f"], [0], ["functions.f:1", "functions.f:2"]),
+        (["f:3"], [], ["f:3"]),
+    ],
+)
+def test_the_ids_of_kimi_count_the_calls_of_a_conversation(
+    sent: list[str], before: list[int], shown: list[str]
+) -> None:
+    text = f"{SECTION}{''.join(map(kimi, sent))}{END_SECTION}"
+    for pieces in ([text], [*text]):
+        parser = AnswerParser(format_of(KIMI), TOOLS, None, numbers=before)
+        news = [parser.push(piece, last=False) for piece in pieces]
+        assert [call.id for part in news for call in part.calls if call.name] == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1 line\n", "\t1\n\n", " ", "", "see </parameter> here", 'see <parameter name="b"> in code',
+     "x\n</invoke>\n</minimax:tool_call>\nand text", INVOKE, '<parameter name="c">1</parameter>'],
+)  # fmt: skip
+def test_a_value_of_minimax_is_what_stands_between_its_tags(value: str) -> None:
+    text = (
+        f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">{value}</parameter>\n'
+        '<parameter name="b">2</parameter>\n</invoke>\n</minimax:tool_call>'
+    )
+    assert called(read_alike(text, format_of(MINIMAX))) == [("f", {"a": value, "b": "2"})]
+    lines = text.replace(f">{value}<", f">\n{value}\n<", 1)
+    assert called(read_alike(lines, format_of(MINIMAX))) == [("f", {"a": value, "b": "2"})]
+
+
+def test_a_call_of_minimax_comes_parameter_by_parameter() -> None:
+    parser = AnswerParser(format_of(MINIMAX), TOOLS, None)
+    shown = ""
+    for piece, arguments in (
+        ('<minimax:tool_call>\n<invoke name="f">', "{"),
+        ('\n<parameter name="a">1 st', '{"a": "1 st'),
+        ("reet</parameter>\n<par", '{"a": "1 street'),  # the tag may yet belong to the value
+        ('ameter name="b">2</parameter>\n', '{"a": "1 street", "b": "2'),
+        ("</invoke>\n</minimax:tool_call>", '{"a": "1 street", "b": "2"}'),
+    ):
+        shown += "".join(call.arguments for call in parser.push(piece, last=False).calls)
+        assert shown == arguments
 
 
 MARKUP = st.sampled_from(

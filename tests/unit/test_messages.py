@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.chat.dialect import Dialect, convert_for_template
+from dflash_trt.chat.dialect import Dialect, call_numbers, convert_for_template
 from dflash_trt.chat.messages import read_messages
 from dflash_trt.chat.specimen import Loss
 from dflash_trt.errors import RequestError
@@ -219,6 +219,29 @@ def test_ids_are_in_the_form_that_the_template_wants() -> None:
     assert first.isalnum()
     assert (given["tool_call_id"], second) == (first, "abcDEF123")
     assert chat_model(TEMPLATES["wants ids of 9"]).dialect.short_ids
+
+
+def test_the_ids_of_kimi_name_the_function_and_count_the_calls() -> None:
+    """Those in its form stay, others get it; a result has the id of its call."""
+    kept = {**call(2), "id": "functions.get_weather:0"}
+    again = {**CALL, "tool_calls": [{**call(1), "id": "functions.other:1"}, {**call(2), "id": "x"}]}
+    chat = [
+        USER,
+        {**CALL, "tool_calls": [call(1), kept]},
+        result(1),
+        says("tool", "result-2", tool_call_id="functions.get_weather:0"),
+        again,
+        says("tool", "result-3", tool_call_id="x"),
+        {**CALL, "tool_calls": [kept]},
+    ]
+    form = Dialect(named_ids=True)
+    shown = convert_for_template(form, read_messages(chat))
+    ids = [each["id"] for message in shown for each in message.get("tool_calls", ())]
+    assert ids == [f"functions.get_weather:{number}" for number in (1, 0, 2, 3, 4)]
+    results = [message["tool_call_id"] for message in shown if message["role"] == "tool"]
+    assert results == [f"functions.get_weather:{number}" for number in (1, 0, 3)]
+    assert call_numbers(form, chat) == [1, 0, 2, 3, 4]
+    assert call_numbers(Dialect(), chat) == []
 
 
 READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -33,6 +33,12 @@ from dflash_trt.errors import RequestError
 from tests.support.tool_templates import WRITING, renderer
 
 OUTPUTS = 100
+HEADERS = (
+    "<|im_start|>assistant\n",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "]~!b[]~b]system\n[e~[\n]~b]ai\n",
+    "<|im_assistant|>assistant<|im_middle|><think></think>",
+)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -60,6 +66,8 @@ DEFINITIONS = [
 ]
 TOOLS = parse_tools(DEFINITIONS)
 THINK = REASONING_TAGS[0]
+KIMI = "<|tool_call_argument_begin|>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="'
 WORDS = ["Paris", "ü 東京 🙂", 'he said "no"', "a\\b\\", "{[}", "<tool_call", "1\n2", "", " x "]
 every = pytest.mark.parametrize("format", FORMATS, ids=[each.sign.strip() for each in FORMATS])
 
@@ -83,7 +91,7 @@ def read(
         thought, said = thought + news.reasoning, said + news.content
         for delta in news.calls:
             if delta.index == len(calls):
-                assert len(delta.id) == 9
+                assert len(delta.id) == 9 or format.name == "kimi_k2"
                 assert delta.name
                 calls.append((delta.name, ""))
             else:
@@ -138,10 +146,13 @@ def write() -> Callable[..., str]:
                 for at, (name, arguments) in enumerate(calls)
             ],
         }
+        if format.name == "kimi_k2":
+            for at, call in enumerate(message["tool_calls"]):
+                call["id"] = f"functions.{call['function']['name']}:{at}"
         text = templates[format.sign](messages=[message], eos_token="")
-        for header in ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>"):
+        for header in HEADERS:
             text = text.removeprefix(header)
-        for end in ("<|im_end|>\n", "<|eot_id|>", CALL):
+        for end in ("<|im_end|>\n", "<|im_end|>", "<|eot_id|>", "[e~[\n", CALL):
             text = text.removesuffix(end)
         return text
 
@@ -169,7 +180,7 @@ def test_calls_are_read_as_templates_write_them(format: Format, write: Callable[
         thought, said, found = read_any_way(format, text)
         assert (thought, said) == ("", content), text
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls, text
-        if format.name not in ("qwen3_coder", "gemma4"):  # as it stands there
+        if format.name not in ("qwen3_coder", "gemma4", "minimax_m2"):  # as it stands there
             assert all(arguments in text for _, arguments in found)
 
 
@@ -233,6 +244,12 @@ def test_broken_calls_are_said(format: Format, write: Callable[..., str]) -> Non
         ('"parameters": {', '{"name": "Bob", "age": {"years": 3}}'),
         ('"parameters": {', '<|python_tag|>brave_search.call(query="x")'),
         ("functions.", "<|channel|>commentary to=functions.f<|message|>no JSON"),
+        (KIMI, "<|tool_calls_section_begin|>nothing"),
+        (KIMI, f"<|tool_call_begin|>call_7{KIMI}{{}}<|tool_call_end|>"),
+        (KIMI, f"<|tool_call_begin|>functions.f:0{KIMI}[1]<|tool_call_end|>"),
+        (KIMI, "the id functions.get_weather:0 names a function"),
+        (MINIMAX, '<minimax:tool_call>\n<invoke name="a b">\n</invoke>\n</minimax:tool_call>'),
+        (MINIMAX, "<minimax:tool_call> is a mark"),
     ],
 )
 def test_what_is_no_call_is_said(sign: str, text: str) -> None:
@@ -440,7 +457,7 @@ def test_what_a_grammar_admits_is_read(format: Format, special: bool) -> None:
         assert (said, bool(found)) == ("", True), text
         for name, arguments in found:
             jsonschema.validate(json.loads(arguments, strict=False), schemas[name])
-    assert ended > 10
+    assert ended >= 10
 
 
 @every
@@ -526,21 +543,24 @@ def test_an_answer_is_calls_or_what_was_asked_of_it(
     assert not alone.admits(text)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "minimax_m2"])
 def test_beside_an_answer_arguments_that_cannot_be_enforced_are_free(name: str) -> None:
     [format] = [each for each in FORMATS if each.name == name]
     parameters = {"properties": {"a": {"type": "string", "pattern": "x+"}}}
     tools = parse_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     either = Grammar(format, tools, special=False, answer={"const": "yes"})
     assert either.admits('"yes"')
-    assert either.admits(
-        '<|tool_call>call:f{a:<|"|>y<|"|>}<tool_call|>'
-        if name == "gemma4"
-        else "<tool_call>\n<function=f>\n<parameter=a>\ny\n</parameter>\n</function>\n</tool_call>"
-    )
+    calls = {
+        "gemma4": '<|tool_call>call:f{a:<|"|>y<|"|>}<tool_call|>',
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\ny\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">y</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+    }
+    assert either.admits(calls[name])
 
 
-@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "minimax_m2"])
 def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
     [format] = [each for each in FORMATS if each.name == name]
     for schema, said in (
@@ -559,3 +579,4 @@ def test_a_template_tells_the_format(format: Format) -> None:
     dialect = dialect_of(renderer(WRITING[format.sign]), {})
     assert dialect.format is format
     assert dialect.shows_tools
+    assert dialect.named_ids == dialect.typescript == (format.name == "kimi_k2")

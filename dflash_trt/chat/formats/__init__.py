@@ -1,11 +1,20 @@
 """Formats of reasoning, content and calls in answers: one file each, chosen by probing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dflash_trt.chat.formats import gemma, harmony, hermes, llama, mistral, qwen_coder
+from dflash_trt.chat.formats import (
+    gemma,
+    harmony,
+    hermes,
+    kimi,
+    llama,
+    minimax,
+    mistral,
+    qwen_coder,
+)
 from dflash_trt.chat.formats.definitions import Tool, parse_tools, required_tools
 from dflash_trt.chat.formats.lark import Lark
 from dflash_trt.chat.formats.reader import (
@@ -60,13 +69,30 @@ FORMATS = (
     Format(
         "qwen3_coder",
         qwen_coder.SIGN,
-        qwen_coder.MARKERS,
-        (qwen_coder.OPEN, qwen_coder.FUNCTION),
+        qwen_coder.TAGS.markers,
+        (qwen_coder.TAGS.open, qwen_coder.TAGS.function),
         qwen_coder.read,
         qwen_coder.calls,
         is_special=False,
     ),
+    Format(
+        "minimax_m2",
+        minimax.SIGN,
+        minimax.TAGS.markers,
+        (minimax.TAGS.open, minimax.TAGS.function),
+        minimax.read,
+        minimax.calls,
+    ),
     HERMES,
+    Format(
+        "kimi_k2",
+        kimi.ARGUMENTS,
+        kimi.MARKERS,
+        kimi.OPENS,
+        kimi.read,
+        kimi.calls,
+        starts=kimi.starts,
+    ),
     Format(
         "gemma4",
         gemma.OPEN,
@@ -103,7 +129,7 @@ class AnswerParser:
 
     format: None: no calls; thinking: it begins within reasoning, which the prompt opened; begun:
     the text before the answer, which the answer goes on with. Of it only a call that has not
-    ended is told again.
+    ended is told again. numbers: of the calls before, where ids count the conversation's.
     """
 
     def __init__(
@@ -114,8 +140,10 @@ class AnswerParser:
         *,
         thinking: bool = False,
         begun: str = "",
+        numbers: Iterable[int] = (),
     ) -> None:
         self._reader = Reader()
+        self._reader.numbers.update(numbers)
         self._steps = _parse(self._reader, format, tools, tags, thinking)
         if begun:
             self._reader.begin_with(begun, self.push(begun, last=False))
@@ -227,15 +255,16 @@ def grammar(
     thinking: bool,
     is_begun: bool = False,
     answer: Any = None,
+    first_call: int = 0,
 ) -> str:
     """Return an llguidance grammar: reasoning, then one or more calls of the tools.
 
     added: ids of the tokenizer's added tokens. thinking: it begins within reasoning; is_begun: or
     else within content. answer: JSON schema of a text allowed instead of calls; arguments then are
     not restricted if the format cannot enforce their schema. Raises RequestError for an invalid or
-    unenforceable schema.
+    unenforceable schema. first_call: its number, where ids count the conversation's calls.
     """
-    lark = Lark(added)
+    lark = Lark(added, first_call)
     try:
         start = format.calls(lark, tools, parallel=parallel) if format and tools else ""
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
@@ -257,6 +286,7 @@ def grammar(
             thinking=thinking,
             is_begun=is_begun,
             answer=answer,
+            first_call=first_call,
         )
     in_text = is_begun and not thinking
     if format is HARMONY and start and in_text:

@@ -17,9 +17,13 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 
 class Lark:
-    """Rules of one grammar; added: ids of tokens not merged from others, such as markers."""
+    """Rules of one grammar; added: ids of tokens not merged from others, such as markers.
 
-    def __init__(self, added: Mapping[str, int]) -> None:
+    first_call: the number of the next call, where ids count a conversation's.
+    """
+
+    def __init__(self, added: Mapping[str, int], first_call: int = 0) -> None:
+        self.first_call = first_call
         self._added = added
         self._rules: dict[str, str] = {}
 

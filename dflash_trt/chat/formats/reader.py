@@ -91,6 +91,7 @@ class Reader:
         self.is_cut = False  # it ended where no more tokens were allowed
         self._tried: str | None = None  # text read of a possible call
         self.calls = 0
+        self.numbers = set[int]()  # in the ids of the conversation's calls, where ids have one
         self._calls_before = 0  # which were told before
         self._arguments = JsonText()
         self._space = ""  # trailing space, content only if more follows

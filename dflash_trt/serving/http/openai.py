@@ -21,6 +21,7 @@ from dflash_trt.chat import (
     ChatModel,
     Dialect,
     begun_answer,
+    call_numbers,
     load_chat_template,
     parse_tools,
     required_tools,
@@ -378,8 +379,11 @@ def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
         tools = parse_tools(fields.tools)
         only_calls = bool(required_tools(tools, fields.tool_choice))
         begun = ""
-        if fields.continue_final_message:
+        numbers: list[int] = []
+        if fields.continue_final_message or dialect.named_ids:
             messages = [message.model_dump(exclude_unset=True) for message in fields.messages]
+            numbers = call_numbers(dialect, messages)
+        if fields.continue_final_message:
             begun = begun_answer(dialect, messages)
     except RequestError as error:
         raise fields.translate_refusal(error) from None
@@ -391,7 +395,7 @@ def _readers(dialect: Dialect, fields: ChatFields) -> Callable[[], ChatReader]:
     def new_parser(thinking: bool) -> AnswerParser:
         thinking = thinking and not begun  # which opens the thought itself
         tags = dialect.reasoning_tags
-        return AnswerParser(format, tools, tags, thinking=thinking, begun=begun)
+        return AnswerParser(format, tools, tags, thinking=thinking, begun=begun, numbers=numbers)
 
     one_call = not fields.parallel_tool_calls
     return partial(ChatReader, new_parser, one_call=one_call, only_calls=only_calls)

@@ -82,7 +82,7 @@ def served_pair(sign: str, directory: Path) -> Iterator[dict[str, Served]]:
     """Serve a taught pair in both modes, with a template that writes calls of this format."""
     pair = make_pair(directory, vocab=VOCABULARY, longest=SIZES["max_seq_len"])
     teach(pair, steps=60)
-    _teach_marks(pair, dialect_of(sign))
+    teach_marks(pair, dialect_of(sign))
     with ExitStack() as stack:
         servers = {}
         for mode in MODES:
@@ -102,7 +102,7 @@ def served_pair(sign: str, directory: Path) -> Iterator[dict[str, Served]]:
         yield servers
 
 
-def _teach_marks(pair: Pair, dialect: Dialect) -> None:
+def teach_marks(pair: Pair, dialect: Dialect) -> None:
     """Give a pair a chat template, and its marks as special tokens in place of unused ones."""
     file = pair.target_dir / "tokenizer.json"
     written = json.loads(file.read_text())

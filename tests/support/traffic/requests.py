@@ -15,8 +15,12 @@ from tests.support.tool_templates import WRITING, renderer
 
 Json = dict[str, Any]
 # what templates write around an answer
-HEAD = re.compile(r"(<.start.>|<.im_start.>|<.start_header_id.>)assistant(<.end_header_id.>)?\n*")
-ENDS = ("<|im_end|>\n", "</s>", "<|eot_id|>")
+HEAD = re.compile(
+    r"(<.start.>|<.im_start.>|<.im_assistant.>|<.start_header_id.>)assistant"
+    r"(<.end_header_id.>|<.im_middle.><think></think>)?\n*|\]~b\]ai\n\n*"
+)
+ENDS = ("<|im_end|>\n", "<|im_end|>", "</s>", "<|eot_id|>", "[e~[\n")
+NAMED = "<|tool_call_argument_begin|>"  # its ids name the function
 LETTERS = "abc é"
 SCHEMA: Json = {
     "type": "object",
@@ -87,7 +91,8 @@ def dialect_of(sign: str) -> Dialect:
     render = renderer(WRITING[sign])
     function = call(1)["function"]
     function["arguments"] = json.loads(function["arguments"])
-    called = [{**call(1), "id": "abcdefghi", "function": function}]
+    sent = f"functions.{function['name']}:0" if sign == NAMED else "abcdefghi"
+    called = [{**call(1), "id": sent, "function": function}]
     message = {**CALL, "content": "", "tool_calls": called}
     before = render(messages=[USER])
     written = HEAD.sub("", render(messages=[USER, message]).removeprefix(before))
