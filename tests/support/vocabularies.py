@@ -62,6 +62,8 @@ def published(name: str) -> Real:
     about = VOCABULARIES[name]
     size = splintr.base_vocab_size(name)
     special = {text: number for text, number in known.special_tokens().items() if number < size}
+    for number in {*range(about.first)} - {*special.values()}:
+        special[f"<SPECIAL_{number}>"] = number  # as the published file names them
     special = dict(sorted(special.items(), key=lambda item: item[1]))
     make = _byte_level if about.pattern else _sentencepiece
     tokenizer = make(known, about, size, special)
