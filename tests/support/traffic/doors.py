@@ -311,10 +311,18 @@ def _events(served: Served, path: str, body: Json, cut: int) -> Iterator[Json]:
         if answer.status_code != 200:
             answer.read()
         _check(answer)
-        lines = (line[6:] for line in answer.iter_lines() if line.startswith("data: {"))
+        lines = (line[6:] for line in _lines(answer) if line.startswith(b"data: {"))
         for event in _first(map(json.loads, lines), cut):
             assert "error" not in event or event["error"] is None, event
             yield event
+
+
+def _lines(answer: httpx.Response) -> Iterator[bytes]:
+    """Yield the lines of a stream; httpx would also split at U+0085, which JSON may hold."""
+    rest = b""
+    for piece in answer.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
 
 
 def _by_index(served: Served, path: str, body: Json, cut: int) -> list[list[Json]]:
