@@ -13,39 +13,31 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import llama_cpp
 import openvino_genai
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from dflash_trt.bench import SamplingRule
 from dflash_trt.machine import cpu_model, usable_cores
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.supervisor import running_server
 
 Messages = list[dict[str, Any]]
 Speed = tuple[float, float]  # seconds to the first token, tokens/s
-
-
-class Rule(NamedTuple):
-    """What texts are sampled by; temperature 0: greedy."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-
 RULES = {
-    "greedy": Rule(),
-    "T 1": Rule(1.0),
-    "T 1, top_p 0.95": Rule(1.0, top_p=0.95),
-    "T 0.6, top_k 20, top_p 0.95": Rule(0.6, top_p=0.95, top_k=20),
+    "greedy": SamplingRule(),
+    "T 1": SamplingRule(1.0),
+    "T 1, top_p 0.95": SamplingRule(1.0, top_p=0.95),
+    "T 0.6, top_k 20, top_p 0.95": SamplingRule(0.6, top_p=0.95, top_k=20),
 }
-Way = Callable[[list[Messages], int, Rule], Speed]
+Way = Callable[[list[Messages], int, SamplingRule], Speed]
 
 
 def timed(pieces: Iterator[int]) -> Speed:
@@ -70,14 +62,16 @@ def together(run: Callable[[], int]) -> Speed:
 
 
 def served(client: Client, drafting: bool) -> Way:
-    def stream(messages: Messages, max_tokens: int, rule: Rule, ignore_eos: bool) -> Iterator[int]:
+    def stream(
+        messages: Messages, max_tokens: int, rule: SamplingRule, ignore_eos: bool
+    ) -> Iterator[int]:
         options: dict[str, Any] = {"max_tokens": max_tokens, "drafting": drafting}
         options["cache_salt"] = str(time.time_ns())  # no prefix of an earlier turn is reused
         options["ignore_eos"] = ignore_eos
-        for chunk in client.stream(messages, **rule._asdict(), **options):
+        for chunk in client.stream(messages, **asdict(rule), **options):
             yield len(chunk.token_ids)
 
-    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: SamplingRule) -> Speed:
         if len(chats) == 1:
             return timed(stream(chats[0], max_tokens, rule, ignore_eos=False))
         with ThreadPoolExecutor(len(chats)) as threads:
@@ -92,9 +86,9 @@ def by_llama_cpp(model: Path, threads: int, drafting: bool) -> Way:
     options = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 2048, "verbose": False}
     llama = llama_cpp.Llama(str(model), draft_model=draft_model, **options)
 
-    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: SamplingRule) -> Speed:
         llama.reset()
-        sampling = {**rule._asdict(), "repeat_penalty": 1.0, "min_p": 0.0}
+        sampling = {**asdict(rule), "repeat_penalty": 1.0, "min_p": 0.0}
         chunks: Any = llama.create_chat_completion(
             chats[0], max_tokens=max_tokens, stream=True, **sampling
         )
@@ -107,7 +101,7 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     """Return what decodes a sequence of each chat in one batch, as llama.cpp's server does."""
     llama = llama_cpp.Llama(str(model), verbose=False)
 
-    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: SamplingRule) -> Speed:
         prompt_ids = [
             llama.tokenize(prompts(chat).encode(), add_bos=False, special=True) for chat in chats
         ]
@@ -153,7 +147,7 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     return run
 
 
-def _llama_sampler(rule: Rule, seed: int) -> Any:
+def _llama_sampler(rule: SamplingRule, seed: int) -> Any:
     """Return a chain of llama.cpp's own samplers, in its usual order."""
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     if not rule.temperature:
@@ -171,7 +165,7 @@ def _llama_sampler(rule: Rule, seed: int) -> Any:
 def by_openvino(pipeline: Any) -> Way:
     tokenizer = pipeline.get_tokenizer()
 
-    def run(chats: list[Messages], max_tokens: int, rule: Rule) -> Speed:
+    def run(chats: list[Messages], max_tokens: int, rule: SamplingRule) -> Speed:
         config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, do_sample=False)
         if rule.temperature:
             config.do_sample = True

@@ -90,13 +90,11 @@ class Watch:
 
     def _count(self, row: Row, result: Accepted, candidates: Candidates, logits: Float32) -> None:
         counts = self.counts
-        for depth, draft in enumerate(row.drafts[: result.drafts + 1]):
-            ids = candidates.ids[depth].tolist()
+        for depth in range(min(result.drafts + 1, len(row.drafts))):
             before = candidates.ids[depth - 1].tolist().index(row.drafts[depth - 1]) if depth else 0
             counts.reached[depth] += 1
             counts.accepted[depth] += depth < result.drafts
             counts.shared[depth] += self._shared(row, candidates, depth, before, logits[depth])
-            assert draft in ids
 
     def _shared(
         self, row: Row, candidates: Candidates, depth: int, before: int, logits: Float32

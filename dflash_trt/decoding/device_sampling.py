@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dflash_trt.decoding.arrays import Int64
 from dflash_trt.decoding.messages import Logprobs
-from dflash_trt.decoding.place_rules import PlaceRules
+from dflash_trt.decoding.place_rules import WORD, PlaceRules
 from dflash_trt.decoding.sampling import (
     FIRST_FACTOR,
     HEAD,
@@ -32,7 +32,6 @@ UNIT = 2.0**44  # of masses: those of 2**18 tokens fit into 63 bits
 REST_UNIT = 2.0**54  # of masses of tokens that weigh at most HEAD
 AT_ONCE = 64  # rows of logits, of which many numbers of 8 bytes are made
 CHOICES = 64  # recorded for a step
-WORD = 32  # bits
 
 
 @dataclass(frozen=True)
