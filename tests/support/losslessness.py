@@ -68,6 +68,7 @@ NEAR = 1e-3  # logits that far apart may change places between two ways to add u
 # what quantized tokens lose of the best logit on average, in deviations of the logits, at most:
 # int8 of random pairs 0.002 to 0.044, with the mask of another layer 0.2; int4 of them says nothing
 LOST = 0.1
+SAMPLED = 0.25  # of the texts, at least, are sampled under random rules; most runs have half
 
 
 class Subject(NamedTuple):
@@ -136,6 +137,7 @@ def _sampling(dice: np.random.Generator) -> SamplingParams:
         bad_words=at_times(((7,), (3, 11)), ()),
         logprobs=at_times(5, None),
         seed=int(dice.integers(2**62)),
+        logit_bias=at_times(((5, 1.5), (11, -100.0)), ()),
     )
 
 
@@ -282,6 +284,8 @@ def _decode(
         for _, sequence, end in started:
             if len(sequence.tokens) >= end:
                 scheduler.finish(sequence, "cancelled")
+    verified["sampled"] += sum(each.request.sampling.temperature > 0 for each, _, _ in started)
+    verified["top_p"] += sum(each.request.sampling.top_p < 1 for each, _, _ in started)
     verified["reused"] += sum(sequence.cached_tokens > 0 for _, sequence, _ in started)
     return [
         (each, sequence)
@@ -311,7 +315,7 @@ def main(count: int) -> int:
             counts.update(met)
             print(f"{done} prompts, {len(wrong)} different", *different, sep="\n", flush=True)
     print(*(f"{name}: {number}" for name, number in sorted(counts.items())), sep="\n")
-    return int(bool(wrong) or done < count)
+    return int(bool(wrong) or done < count or counts["sampled"] < SAMPLED * done)
 
 
 if __name__ == "__main__":
