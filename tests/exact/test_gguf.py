@@ -34,7 +34,9 @@ from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.graphs.builder import Storage
-from dflash_trt.weights.gguf import BITS, as_directory, read_header, unpacked
+from dflash_trt.weights.gguf import BITS, as_directory
+from dflash_trt.weights.gguf.blocks import unpacked
+from dflash_trt.weights.gguf.header import read_header
 from tests.support import ggufs, reference
 from tests.support.builds import build_engines
 from tests.support.equality import target_step
@@ -300,7 +302,7 @@ def test_turns_end_texts_and_recommendations_are_read(
     pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file names only the base model's end."""
-    monkeypatch.setattr("dflash_trt.weights.gguf.ENDS_OF_TURNS", {"<|mask|>"})
+    monkeypatch.setattr("dflash_trt.weights.gguf.config.ENDS_OF_TURNS", {"<|mask|>"})
     more: dict[str, object] = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
     more |= {"tokenizer.chat_template.tool_use": "with tools"}
     file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, more=more)
@@ -357,7 +359,7 @@ def test_what_is_not_handled_is_refused_by_name(
 ) -> None:
     header = read_header(ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir))
     header.values.update(changed)
-    monkeypatch.setattr("dflash_trt.weights.gguf.read_header", lambda file: header)
+    monkeypatch.setattr("dflash_trt.weights.gguf.directory.read_header", lambda file: header)
     with pytest.raises(CheckpointError, match=message):
         load_target(as_directory(header.file))
 

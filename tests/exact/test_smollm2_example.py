@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dflash_trt.weights.gguf import LAYER_NAMES
+from dflash_trt.weights.gguf.tensors import LAYER_NAMES
 from tests.support.builds import build_engines
 from tests.support.pairs import tiny_tokenizer
 

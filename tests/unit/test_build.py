@@ -16,7 +16,7 @@ from dflash_trt.builder.opened import OpenedBuild, unserved
 from dflash_trt.builder.pipeline import build
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 from dflash_trt.files import sole_writer
-from dflash_trt.weights import gguf
+from dflash_trt.weights.gguf import directory as gguf_directory
 from tests.support.builds import assert_only, config_of, contents, quiet
 from tests.support.pairs import make_pair
 
@@ -335,7 +335,7 @@ sys.exit(main())
 def test_what_a_killed_process_left_of_a_gguf_file_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gguf_directory, "gettempdir", lambda: str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
     gone = tmp_path / f"dflash-trt-gguf-{ended.pid}-x"
@@ -343,5 +343,5 @@ def test_what_a_killed_process_left_of_a_gguf_file_goes(
     others = tmp_path / "dflash-trt-gguf-notes"
     for directory in (gone, running, others):
         (directory / "model").mkdir(parents=True)
-    gguf._remove_leftovers()
+    gguf_directory._remove_leftovers()
     assert sorted(tmp_path.iterdir()) == sorted([running, others])

@@ -15,7 +15,7 @@ from dflash_trt.decoding import Grammar, Grammars
 from dflash_trt.decoding import grammar as decoding_grammar
 from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.serving.model.output_processor import Detokenizer, Prefix
-from dflash_trt.weights import gguf
+from dflash_trt.weights.gguf import tokenizer as gguf_tokenizer
 from tests.support.vocabularies import BYTE_LEVEL, VOCABULARIES, Real, published
 from tests.unit.test_tiktoken_files import random_text
 
@@ -169,12 +169,13 @@ def test_the_pre_tokenizers_of_gguf_give_the_same_ids(name: str) -> None:
     texts = {number: text for text, number in real.tokenizer.get_vocab().items()}
     words = [texts.get(number, f"[unused {number}]") for number in range(max(texts) + 1)]
     types = [
-        gguf.CONTROL if number in real.special else gguf.NORMAL for number in range(len(words))
+        gguf_tokenizer.CONTROL if number in real.special else gguf_tokenizer.NORMAL
+        for number in range(len(words))
     ]
     merges = [" ".join(merge) for merge in model["merges"]]
     samples = [random_text(dice, MARKS) for _ in range(COUNT // 5)]
     for pre in PRE_TOKENIZERS[name]:
-        made = gguf._assemble_tokenizer(pre, words, types, merges, None)
+        made = gguf_tokenizer._assemble_tokenizer(pre, words, types, merges, None)
         made.encode_special_tokens = True
         for text in samples:
             if name == "qwen3":

@@ -1,0 +1,9 @@
+"""GGUF files (llama.cpp): tensors by Hugging Face name, and a file as a checkpoint directory.
+
+The `gguf` package, an extra, reads the header and knows the formats. Blocks of integers can also be
+read as stored, for our quantized graphs.
+"""
+
+from dflash_trt.weights.gguf.blocks import BITS, PLAIN, Blocks, Packed
+from dflash_trt.weights.gguf.directory import LINK, as_directory, find_packaged_file
+from dflash_trt.weights.gguf.tensors import open_tensors
