@@ -1,5 +1,6 @@
 """Builds of kinds `onnxruntime`, `pytorch` and `tensorrt`: graphs of both models, or plans."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +27,13 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
     tokenizer_split,
 )
-from dflash_trt.checks import NO_PLAN, check_pair
+from dflash_trt.checks import NO_PLAN, Finding, check_pair
 from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT
 from dflash_trt.errors import ConfigError
 
 DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
+STORED = "stored"  # quantize: as the GGUF file is
 
 
 def prepare(
@@ -53,6 +55,7 @@ def prepare(
         _check_kind_of_hybrid(config)
     if isinstance(config.engine, OnnxRuntime):
         quantize = _quantization(config.engine, target)
+        warnings += _dequantized(target, quantize)
         engine = config.engine.model_copy(update={"quantize": quantize})
         config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
@@ -78,11 +81,26 @@ def _check_kind_of_hybrid(config: BuildConfig) -> None:
 
 
 def _quantization(engine: OnnxRuntime, target: Target) -> str | None:
-    """Return `quantize` as configured, or as a GGUF file is quantized; None: unset."""
+    """Return `quantize` as configured, or `stored` for a quantized GGUF file; None: unset."""
     if engine.quantize is None:
-        stored = target.weights.stored_bits
-        return next((name for name, bits in BITS.items() if bits == stored), None)
+        return STORED if target.weights.has_blocks else None
+    if engine.quantize == STORED and not target.weights.has_blocks:
+        raise ConfigError(
+            f"engine.quantize is {STORED}, but {target.directory} is no quantized GGUF file",
+            "Use int8, int4 or none, or leave it out",
+        )
     return engine.quantize
+
+
+def _dequantized(target: Target, quantize: str | None) -> Iterator[Finding]:
+    """Yield a warning for each quantized type of a GGUF file that becomes float32."""
+    if quantize != STORED:
+        return
+    for kind, count in target.weights.count_dequantized().items():
+        what = f"{count:,} weights are of type {kind}, whose blocks no graph keeps: as float32 "
+        what += f"they take {4 * count / 1e6:,.0f} MB"
+        fix = "To save memory, take a file in K-quants, IQ4 or Q8_0, or write quantize: int4"
+        yield Finding("blocks-kept", "warning", what, fix)
 
 
 def _input_files(model: Target | Drafter) -> list[Path]:
@@ -135,7 +153,8 @@ def _write(
     plans = engine if isinstance(engine, TensorRT) else None
     options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
     if isinstance(engine, OnnxRuntime):
-        storage = Storage(BITS.get(engine.quantize or "none"))
+        quantize = engine.quantize or "none"
+        storage = Storage(BITS.get(quantize), keep_blocks=quantize != "none")
         options = replace(options, threads=engine.threads, storage=storage)
     if isinstance(engine, PyTorch):
         storage = Storage(fp8=engine.quantize == "fp8", keep_fp8=True)
@@ -151,8 +170,9 @@ def _write(
     if drafter is not None:
         tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
         count = _Counter("building the drafter engine", tensors, report)
-        bits: Literal[8] | None = None if options.storage.bits is None else 8
-        storage = replace(options.storage, bits=bits, int8_inputs=True)
+        storage = replace(options.storage, int8_inputs=True)
+        if storage.keep_blocks:
+            storage = replace(storage, bits=8)
         of_drafter = replace(options, progress=count, kind=engine.kind, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
     if plans:

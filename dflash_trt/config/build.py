@@ -125,11 +125,12 @@ class OnnxRuntime(Section):
         description="sets the CPU threads of one engine call; unset: as many as the "
         "machine that serves, or its container, has cores",
     )
-    quantize: Literal["int8", "int4", "none"] | None = Field(
+    quantize: Literal["int8", "int4", "stored", "none"] | None = Field(
         default=None,
         description="quantizes the target's linear layers to int8 or int4, one scale for 32 "
-        "weights, and the drafter's to int8. none: compute in float32. Unset: as none, but "
-        "a quantized GGUF file keeps its blocks, with a drafter in int8",
+        "weights, and the drafter's to int8; blocks of a GGUF file with as few bits stay. stored: "
+        "all blocks of a GGUF file stay, and nothing else is quantized but a drafter, to int8. "
+        "none: compute in float32. Unset: stored for a quantized GGUF file, else none",
     )
 
 

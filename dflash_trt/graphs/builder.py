@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,17 @@ from dflash_trt.checkpoints import DecoderSpec
 from dflash_trt.files import Entry, digest_for
 from dflash_trt.graphs.quantized import (
     BLOCK,
-    Matrix,
-    join_transposed,
-    pack_int4,
+    Floats,
+    PackedRows,
+    Rows,
+    ScaledColumns,
+    join_rows,
+    pack_rows,
     quantize_rows,
     quantize_to_7_bits,
     quantize_to_fp8,
-    widen_to_8_bits,
 )
-from dflash_trt.weights import BITS, Blocks, Span, Weights
+from dflash_trt.weights import Form, Span, Weights
 
 ALIGNMENT = 4096  # bytes: memory-mapped tensors begin on a page
 CHUNK = 1 << 19  # bytes per copy
@@ -40,6 +42,8 @@ WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory, plus one larger tensor
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 HYBRID_OPSET = 27  # and LinearAttention
+MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+INT8_INPUTS = 4  # accuracy level of products: inputs are rounded to int8, a scale for each block
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
@@ -52,6 +56,8 @@ Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
 Compute = Callable[[], npt.NDArray[np.generic]]
 Build = Callable[[], ir.Value]
+T = TypeVar("T")
+P = TypeVar("P", bound=npt.NDArray[np.generic])
 
 
 class PlacedTensor(NamedTuple):
@@ -169,6 +175,8 @@ def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
 class Storage:
     # of linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype
     bits: Bits | None = None
+    # a GGUF file's blocks stay as they are, if they have no more bits than that
+    keep_blocks: bool = False
     # layers of 8 bits multiply integers: less accurate, but 8 tokens take little longer than one
     int8_inputs: bool = False
     # of linear layers: e4m3, a scale for each output
@@ -178,6 +186,42 @@ class Storage:
 
 
 COPIED = Storage()
+
+
+class BlockForm(NamedTuple):
+    """How a matrix is kept in blocks."""
+
+    form: Form
+    copied: bool  # from the checkpoint's blocks; else quantized here
+
+
+class BlockMatrix(NamedTuple):
+    """A matrix `[out, in]` in blocks; an embedding and its tied head share it."""
+
+    codes: ir.ExternalTensor  # uint8 [out, blocks, bytes of a block]
+    scales: ir.Value  # [out, blocks]
+
+
+class Shared(Generic[T]):
+    """What several tensors are computed from; kept from the first that is asked for to the last."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+        self._readers = 0
+        self._lock = Lock()  # workers compute tensors at once
+        self._kept: list[T] = []
+
+    def part(self, read: Callable[[T], npt.NDArray[np.generic]]) -> Compute:
+        """Return a function for `lazy`, which has to be called once."""
+        self._readers += 1
+        return lambda: read(self._take())
+
+    def _take(self) -> T:
+        with self._lock:
+            if not self._kept:
+                self._kept.append(self._compute())
+            self._readers -= 1
+            return self._kept[0] if self._readers else self._kept.pop()
 
 
 class GraphBuilder:
@@ -199,8 +243,10 @@ class GraphBuilder:
         self.kind = kind
         self.storage = storage
         self.has_fp8 = False  # whether a matrix is in e4m3
+        self.has_blocks = False  # whether a matrix is in blocks
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
+        self._block_matrices: dict[tuple[Path, str], BlockMatrix] = {}
         opset = HYBRID_OPSET if spec.delta_nets else OPSET
         self.graph = ir.Graph((), (), nodes=(), opset_imports={"": opset}, name=name)
         self._tape = Tape(self.graph)
@@ -227,6 +273,11 @@ class GraphBuilder:
         self, op_type: str, *inputs: ir.Value, **attributes: int | float | str | Sequence[int]
     ) -> ir.Value:
         return self._nodes.op(op_type, inputs, attributes)
+
+    def runtime_op(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        """Add a node of ONNX Runtime's own."""
+        self.graph.opset_imports[MICROSOFT] = 1
+        return self._nodes.op(op_type, inputs, attributes, domain=MICROSOFT)
 
     def ops(
         self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
@@ -341,51 +392,125 @@ class GraphBuilder:
         assert block is not None
         return self.op("DequantizeLinear", codes, scales, axis=1, block_size=block)
 
-    def multiply_quantized(
-        self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
+    def block_form(self, weights: Weights, name: str, bits: Bits | None) -> BlockForm | None:
+        """Return how a matrix `[out, in]` is kept if it is to have at most `bits`; None: plain."""
+        form = weights.form(name) if self.storage.keep_blocks else None
+        if form is not None and form.bits <= (bits or 8):
+            return BlockForm(form, copied=True)
+        if bits is None or weights.shape(name)[1] % BLOCK:
+            return None
+        return BlockForm(Form(bits, BLOCK), copied=False)
+
+    def multiply_blocks(
+        self, weights: Weights, x: ir.Value, names: Sequence[str], kept: BlockForm
     ) -> ir.Value:
-        """Multiply `x` `[T, in]` by matrices `[out, in]`, in blocks of 32 inputs: `[T, outs]`.
+        """Multiply `x` `[T, in]` by matrices `[out, in]` in blocks: `[T, sum of outs]`.
 
-        Blocks of equal or fewer bits in the checkpoint are copied. Weights are stored transposed,
-        because ONNX Runtime multiplies quantized weights only in that form.
+        ONNX Runtime rounds `x` to int8. Offsets of blocks are multiplied apart, by sums of `x`.
         """
-        shape = _joined_shape(weights, names)
-        name = f"{'|'.join(names)}.{bits}_bit"
-        formats = {name: weights.block_format(name) for name in names}
-        copied = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
-        has_offsets = "Q4_1" in formats.values() and bits == 4
-        has_zeros = len(copied) < len(names) if bits == 4 else "Q4_1" in formats.values()
-
-        def pieces() -> Iterator[Blocks]:
-            for name in names:
-                if name not in copied:
-                    for rows in weights.pieces(name, ROWS):
-                        yield quantize_rows(rows.astype(np.float32), bits)
-                    continue
-                for blocks in weights.blocks(name, ROWS):
-                    widens = blocks.offsets is not None and bits == 8
-                    yield widen_to_8_bits(blocks) if widens else blocks
-
-        def integers(whole: npt.NDArray[np.int8]) -> npt.NDArray[np.generic]:
-            return whole if bits == 8 else pack_int4(whole)
-
-        dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
-        blocks = (shape[0] // BLOCK, shape[1])
-        parts = self._matrix_of(pieces, shape, blocks[0], 2 + has_zeros + has_offsets)
-        inputs = [
-            self.lazy(name, shape, lambda: integers(parts().codes), dtype),
-            self.lazy(f"{name}_scale", blocks, lambda: parts().scales),
-        ]
-        if has_zeros:
-            inputs.append(self.lazy(f"{name}_zero", blocks, lambda: integers(parts().zeros), dtype))
-        matrix = self.op("DequantizeLinear", *inputs, axis=0, block_size=BLOCK)
-        out = self.op("MatMul", x, matrix)
-        if not has_offsets:
+        form = kept.form
+        inputs, outputs = _joined_shape(weights, names)
+        rows = self._packed(weights, names, kept)
+        matrix = self._block_matrix(weights, names, form, rows)
+        codes = _view(matrix.codes, "|".join(names), tuple(matrix.codes.shape.numpy()))
+        operands = [self._tape.initializer(codes), matrix.scales]
+        name = "|".join(names)
+        if not kept.copied and form.bits == 4:
+            read = rows.part(lambda packed: _present(packed.zeros))
+            width = -(-inputs // form.block * form.bits // 8)
+            operands.append(self.lazy(f"{name}.zeros", (outputs, width), read, ir.DataType.UINT8))
+        out = self.runtime_op(
+            "MatMulNBits",
+            x,
+            *operands,
+            K=inputs,
+            N=outputs,
+            bits=form.bits,
+            block_size=form.block,
+            accuracy_level=INT8_INPUTS,
+        )
+        if not form.has_offsets:
             return out
-        offset = self.lazy(f"{name}_offset", blocks, lambda: parts().offsets)
-        sums = self.op("Reshape", x, self.ints(0, -1, BLOCK))
+
+        def of_codes(packed: PackedRows) -> Floats:
+            """Return the offsets of codes that are shifted (2^-24 of it is lost)."""
+            return (_present(packed.offsets) + np.float32(form.shift) * packed.scales).T
+
+        shape = (inputs // form.block, outputs)
+        offsets = self.lazy(f"{name}.code_offsets", shape, rows.part(of_codes))
+        sums = self.op("Reshape", x, self.ints(0, -1, form.block))
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
-        return self.op("Gemm", sums, offset, out)
+        return self.op("Gemm", sums, offsets, out)
+
+    def embed(self, weights: Weights, name: str, ids: ir.Value) -> ir.Value:
+        """Read rows int64 `[T]` of a matrix `[vocab, width]` in float32: `[T, width]`."""
+        kept = self.block_form(weights, name, None)
+        if kept is None:
+            table = self.matrix(name, weights)
+            return self.float32(self.op("Gather", table, ids, axis=0), table.dtype)
+        form = kept.form
+        vocab, width = weights.shape(name)
+        blocks = width // form.block
+        rows = self._packed(weights, (name,), kept)
+        matrix = self._block_matrix(weights, (name,), form, rows)
+        flat = _view(matrix.codes, f"{name}.flat", (vocab, width * form.bits // 8))
+        numbers = self.runtime_op(
+            "GatherBlockQuantized",
+            self._tape.initializer(flat),
+            ids,
+            matrix.scales,
+            bits=form.bits,
+            block_size=form.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if not form.has_offsets:
+            return numbers
+        # in this order, so that the sum rounds once: both products are exact
+        read = rows.part(lambda packed: _present(packed.offsets))
+        offsets = self.lazy(f"{name}.offsets", (vocab, blocks), read)
+        shift = self.op("Mul", self.op("Gather", matrix.scales, ids), self.number(form.shift))
+        offset = self.op("Gather", offsets, ids)
+        numbers = self.op("Reshape", numbers, self.ints(0, blocks, form.block))
+        numbers = self.op("Add", numbers, self.op("Unsqueeze", shift, self.ints(2)))
+        numbers = self.op("Add", numbers, self.op("Unsqueeze", offset, self.ints(2)))
+        return self.op("Reshape", numbers, self.ints(0, width))
+
+    def _packed(
+        self, weights: Weights, names: Sequence[str], kept: BlockForm
+    ) -> Shared[PackedRows]:
+        """Return what reads matrices `[out, in]`, or quantizes them, one under the other."""
+        bits = kept.form.bits
+
+        def pieces() -> Iterator[PackedRows]:
+            for name in names:
+                if kept.copied:
+                    for blocks in weights.blocks(name, ROWS):
+                        scales, offsets = blocks.scales[..., 0], blocks.offsets
+                        offsets = None if offsets is None else offsets[..., 0]
+                        yield pack_rows(Rows(blocks.codes, scales, offsets), bits)
+                else:
+                    for rows in weights.pieces(name, ROWS):
+                        yield pack_rows(quantize_rows(rows.astype(np.float32), bits), bits)
+
+        return Shared(lambda: join_rows(pieces()))
+
+    def _block_matrix(
+        self, weights: Weights, names: Sequence[str], form: Form, rows: Shared[PackedRows]
+    ) -> BlockMatrix:
+        self.has_blocks = True
+        name = "|".join(names)
+        key = (weights.directory, name)
+        if key not in self._block_matrices:
+            inputs, outputs = _joined_shape(weights, names)
+            blocks = inputs // form.block
+            shape = (outputs, blocks, form.block * form.bits // 8)
+            read = rows.part(lambda packed: packed.codes)
+            codes = self._placed(name, shape, ir.DataType.UINT8, read)
+            read = rows.part(lambda packed: packed.scales)
+            scales = self.lazy(f"{name}.scales", (outputs, blocks), read)
+            self._block_matrices[key] = BlockMatrix(codes, scales)
+        return self._block_matrices[key]
 
     def multiply_in_int8(self, weights: Weights, x: ir.Value, names: Sequence[str]) -> ir.Value:
         """Multiply `x` `[T, in]` by matrices `[out, in]` as integers: `[T, outs]`.
@@ -395,14 +520,19 @@ class GraphBuilder:
         shape = _joined_shape(weights, names)
         name = f"{'|'.join(names)}.int8"
 
-        def pieces() -> Iterator[Blocks]:
-            for name in names:
-                for rows in weights.pieces(name, ROWS):
-                    yield quantize_to_7_bits(rows.astype(np.float32))
+        def columns() -> ScaledColumns:
+            pieces = [
+                quantize_to_7_bits(rows.astype(np.float32))
+                for name in names
+                for rows in weights.pieces(name, ROWS)
+            ]
+            codes, scales = zip(*pieces, strict=True)
+            return ScaledColumns(np.concatenate(codes, axis=1), np.concatenate(scales, axis=1))
 
-        parts = self._matrix_of(pieces, shape, 1, 2)
-        matrix = self.lazy(name, shape, lambda: parts().codes, ir.DataType.INT8)
-        scales = self.lazy(f"{name}_scale", (1, shape[1]), lambda: parts().scales / np.float32(127))
+        shared = Shared(columns)
+        matrix = self.lazy(name, shape, shared.part(lambda whole: whole.codes), ir.DataType.INT8)
+        read = shared.part(lambda whole: whole.scales / np.float32(127))
+        scales = self.lazy(f"{name}_scale", (1, shape[1]), read)
         largest = self.op("ReduceMax", self.op("Abs", x), self.ints(-1))
         largest = self.op("Max", largest, self.number(1e-9))
         codes = self.op("Mul", x, self.op("Div", self.number(127), largest))
@@ -412,25 +542,6 @@ class GraphBuilder:
         out = self.op("MatMulInteger", codes, matrix, zero)
         out = self.op("Mul", self.op("Cast", out, to=ir.DataType.FLOAT), scales)
         return self.op("Mul", out, largest)
-
-    def _matrix_of(
-        self,
-        pieces: Callable[[], Iterator[Blocks]],
-        shape: tuple[int, int],
-        blocks: int,
-        parts: int,
-    ) -> Callable[[], Matrix]:
-        """Return what computes a matrix once for its parts, which workers ask for at once."""
-        lock = Lock()
-        left: list[Matrix] = []  # one for each part that is still to come
-
-        def compute() -> Matrix:
-            with lock:
-                if not left:
-                    left.extend([join_transposed(pieces(), shape, blocks)] * parts)
-                return left.pop()
-
-        return compute
 
     def bias(self, *names: str) -> ir.Value:
         def read() -> npt.NDArray[np.generic]:
@@ -502,6 +613,18 @@ class GraphBuilder:
 
 def _size(shape: tuple[int, ...], dtype: ir.DataType) -> int:
     return math.ceil(math.prod(shape) * dtype.itemsize)  # two int4 are a byte
+
+
+def _view(tensor: ir.ExternalTensor, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
+    """Return the same bytes as a tensor of another name and shape."""
+    return ir.ExternalTensor(
+        WEIGHTS_FILE, tensor.offset, tensor.length, tensor.dtype, shape=ir.Shape(shape), name=name
+    )
+
+
+def _present(part: P | None) -> P:
+    assert part is not None
+    return part
 
 
 def _kept_fp8_block(weights: Weights, names: Sequence[str]) -> int | None:

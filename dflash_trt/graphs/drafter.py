@@ -54,8 +54,7 @@ def drafter_graph(
     shape = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
     context = g.op("Reshape", context, shape)
     embedding, output = _tables(g, spec, target)
-    table = g.matrix(embedding.name, embedding.weights)
-    hidden = embed(g, table, block)  # with the drafter's own scale (z-lab)
+    hidden = embed(g, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, index, cache_len)
         hidden = attention_block(g, layer, hidden, context, at)

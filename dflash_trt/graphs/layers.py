@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from dflash_trt.checkpoints import LayerSpec
 from dflash_trt.graphs.builder import Bits, GraphBuilder
-from dflash_trt.graphs.quantized import BLOCK
 from dflash_trt.weights import Weights
 
 
@@ -55,10 +56,9 @@ def open_layer(g: GraphBuilder, index: int, cache_len: int, most_drafts: int = 0
     return Layer(number, layer, f"{g.spec.prefix}layers.{index}.", caches)
 
 
-def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
+def embed(g: GraphBuilder, table: Table, tokens: ir.Value) -> ir.Value:
     """Embed tokens int64 `[n, S]` by a table `[vocab, hidden_size]`, scaled: `[T, hidden_size]`."""
-    rows = g.op("Gather", table, g.op("Reshape", tokens, g.ints(-1)), axis=0)
-    hidden = g.float32(rows, table.dtype)
+    hidden = g.embed(table.weights, table.name, g.op("Reshape", tokens, g.ints(-1)))
     if g.spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(g.spec.embedding_scale))
@@ -114,7 +114,7 @@ def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = 
         biases.append(g.bias(*[f"{name}.bias" for name in names]))
     matrices = [f"{name}.weight" for name in names]
     if exact:
-        return _product(g, g.weights, x, matrices, None, biases)
+        return g.op("Gemm", x, g.rows(g.weights, matrices), *biases, transB=1)
     rows = g.fp8_rows(g.weights, matrices) if g.storage.fp8 or g.storage.keep_fp8 else None
     if rows is not None:
         return g.op("Gemm", x, rows, *biases, transB=1)
@@ -132,10 +132,18 @@ def _product(
     """Multiply `[T, in]` by matrices `[out, in]`: `[T, sum of outs]`."""
     if bits == 8 and g.storage.int8_inputs:
         out = g.multiply_in_int8(weights, x, names)
-    elif bits and weights.shape(names[0])[1] % BLOCK == 0:
-        out = g.multiply_quantized(weights, x, names, bits)
-    else:
+        return g.op("Add", out, *biases) if biases else out
+    forms = [g.block_form(weights, name, bits) for name in names]
+    if not any(forms):
         return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
+    parts = []
+    for form, group in groupby(zip(forms, names, strict=True), key=itemgetter(0)):
+        same = [name for _, name in group]
+        if form is None:
+            parts.append(g.op("Gemm", x, g.rows(weights, same), transB=1))
+        else:
+            parts.append(g.multiply_blocks(weights, x, same, form))
+    out = g.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
     return g.op("Add", out, *biases) if biases else out
 
 

@@ -46,7 +46,7 @@ def target_graph(
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
     rollback = open_rollback(g, tokens) if spec.delta_nets else None
     embedding = f"{spec.prefix}embed_tokens.weight"
-    hidden = embed(g, g.matrix(embedding), tokens)
+    hidden = embed(g, Table(g.weights, embedding), tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, index, cache_len, most_drafts)

@@ -5,12 +5,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.weights.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
+from dflash_trt.weights.gguf import LINK, PLAIN, Blocks, Form, Packed, open_tensors
 from dflash_trt.weights.json_file import read_json
 from dflash_trt.weights.stored import (
     DTYPES,
@@ -117,27 +117,28 @@ class Weights:
         return tensor.read(start * size, (stop - start) * size).reshape(-1, *tensor.shape[1:])
 
     @property
-    def stored_bits(self) -> Literal[4, 8] | None:
-        """Bits for a GGUF file's layers: 4 if a weight with its scales takes at most 5, else 8."""
-        layers = [
-            tensor
+    def has_blocks(self) -> bool:
+        """Whether the layers are those of a quantized GGUF file."""
+        return any(
+            isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
             for name, tensor in self._tensors.items()
-            if isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
-        ]
-        if not layers:
-            return None  # nothing is quantized
-        bits = sum(tensor.size * 8 * tensor.block[1] / tensor.block[0] for tensor in layers)
-        return 4 if bits <= 5 * sum(tensor.size for tensor in layers) else 8
+        )
 
-    def block_format(self, name: str) -> str | None:
-        """Return a tensor's format in `gguf.BITS`, which `blocks` supports; else None."""
+    def count_dequantized(self) -> dict[str, int]:
+        """Return how many numbers have each quantized type that no graph of ours keeps."""
+        counts: Counter[str] = Counter()
+        for tensor in self._tensors.values():
+            if isinstance(tensor, Packed) and tensor.kind not in PLAIN and tensor.form is None:
+                counts[tensor.kind] += tensor.size
+        return dict(counts)
+
+    def form(self, name: str) -> Form | None:
+        """Return how `blocks` yields a tensor; None: it is not in blocks that a graph can keep."""
         tensor = self._tensor(name)
-        if not isinstance(tensor, Packed):
-            return None
-        return tensor.kind if tensor.kind in BITS else None
+        return tensor.form if isinstance(tensor, Packed) and len(tensor.shape) == 2 else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
-        """Yield a matrix as stored, `rows` of its first axis at a time; see `block_format`."""
+        """Yield a matrix as stored, `rows` of its first axis at a time; see `form`."""
         tensor = self._tensor(name)
         assert isinstance(tensor, Packed)
         for first in range(0, tensor.shape[0], rows):

@@ -3,21 +3,19 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from dflash_trt.builder.provenance import digests
-from dflash_trt.engines.info import read_info
-from dflash_trt.engines.onnxruntime import Engine, load_session
+from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.files import LARGE
 from dflash_trt.graphs import builder
-from dflash_trt.graphs.quantized import Matrix, join_transposed, quantize_rows, widen_to_8_bits
-from dflash_trt.weights.gguf import Blocks
+from dflash_trt.graphs.quantized import Rows, quantize_rows
 from tests.support.builds import build_pair
 from tests.support.pairs import make_pair, teach
 
@@ -47,16 +45,10 @@ def test_every_quantized_product_runs_packed(
     pair, _ = taught
     build_pair(pair, tmp_path / "built", quantize=f"int{bits}")
     target = tmp_path / "built" / "engines" / "target"
-    path = target / "model.onnx"
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    load_session(target, read_info(target), options)
-    optimized = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
-    before = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    after = [node.op_type for node in optimized.graph.node]
-    assert before.count("DequantizeLinear") == 4 * 4 + 1  # four a layer, and the head
-    assert after.count("MatMulNBits") == before.count("DequantizeLinear")
-    assert "DequantizeLinear" not in after
+    nodes = onnx.load(target / "model.onnx", load_external_data=False).graph.node
+    kinds = [node.op_type for node in nodes]
+    assert kinds.count("MatMulNBits") == 4 * 4 + 1  # four a layer, and the head
+    assert not {"MatMul", "Gemm"} & {*kinds}
 
 
 def test_each_matrix_is_quantized_once_though_workers_ask_for_its_parts_at_once(
@@ -64,14 +56,18 @@ def test_each_matrix_is_quantized_once_though_workers_ask_for_its_parts_at_once(
 ) -> None:
     calls = []
 
-    def slowly(*arguments: Any) -> Matrix:
-        calls.append(arguments)
-        time.sleep(0.01)
-        return join_transposed(*arguments)
+    def slowly(compute: Callable[[], Any]) -> builder.Shared[Any]:
+        def counted() -> Any:
+            calls.append(compute)
+            time.sleep(0.01)
+            return compute()
 
-    monkeypatch.setattr(builder, "join_transposed", slowly)
+        return shared(counted)
+
+    shared = builder.Shared
+    monkeypatch.setattr(builder, "Shared", slowly)
     build_pair(taught[0], tmp_path, quantize="int4")
-    products = {"target": "DequantizeLinear", "drafter": "MatMulInteger"}
+    products = {"target": "MatMulNBits", "drafter": "MatMulInteger"}
     expected = 0
     for role, op in products.items():
         path = tmp_path / "engines" / role / "model.onnx"
@@ -118,44 +114,27 @@ def test_blocks_are_quantized_to_half_a_step(bits: int, bound: float) -> None:
     """With 4 bits the farthest may be cut off, so that the others are nearer."""
     matrix = np.random.default_rng(0).standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
-    pieces = (quantize_rows(rows, bits) for rows in (matrix[:10], matrix[10:]))
-    found = join_transposed(pieces, (96, 24), 3)
-    plain = numbers(found)
-    farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
-    assert (np.abs(plain - matrix.T) <= farthest * bound + 1e-6).all()
-    assert (plain[32:64, 3] == 0).all()
-    assert (found.scales > 0).all()  # TensorRT takes no other
-    assert not found.offsets.any()
+    result = quantize_rows(matrix, bits)
+    plain = numbers(result)
+    blocks = matrix.reshape(24, 3, 32)
+    farthest = np.abs(blocks).max(-1, keepdims=True)
+    assert (np.abs(plain - blocks) <= farthest * bound + 1e-6).all()
+    assert (plain[3, 1] == 0).all()
+    assert (result.scales > 0).all()
+    assert result.offsets is None
     if bits == 8:
-        assert not found.zeros.any()
+        assert result.zeros is None
     else:
-        even = np.abs(matrix.T.reshape(3, 32, 24)).max(1, keepdims=True) / 7.5 + 1e-9
-        nearest = np.rint(matrix.T.reshape(3, 32, 24) / even).clip(-8, 7) * even
-        mean = [np.square(x.reshape(96, 24) - matrix.T).mean() for x in (plain, nearest)]
+        even = farthest / 7.5 + 1e-9
+        nearest = np.rint(blocks / even).clip(-8, 7) * even
+        mean = [np.square(values - blocks).mean() for values in (plain, nearest)]
         assert mean[0] < 0.85 * mean[1]
 
 
-def numbers(found: Matrix) -> np.ndarray[Any, Any]:
-    """Return the matrix `[in, out]`."""
-    zeros, scales, offsets = (np.repeat(x, 32, axis=0) for x in (found.zeros, *found[1:3]))
-    return (found.codes.astype(np.float32) - zeros) * scales + offsets
-
-
-def test_blocks_with_offsets_are_nearly_the_same_in_bytes() -> None:
-    rng = np.random.default_rng(0)
-    codes = rng.integers(-8, 8, (50, 40, 32)).astype(np.int8)
-    scales = rng.uniform(0.1, 2, (50, 40, 1)).astype(np.float32)
-    around = (scales * rng.normal(0, 2, scales.shape)).astype(np.float32)
-    away = (scales * rng.choice([-9, 10, 300, -1e4], scales.shape)).astype(np.float32)
-    for offsets in (around, away):  # the second are rounded as numbers are
-        blocks = Blocks(codes, scales, offsets)
-        found = numbers(join_transposed([widen_to_8_bits(blocks)], (1280, 50), 40))
-        error = found - numbers(join_transposed([blocks], (1280, 50), 40))
-        largest = np.repeat(np.abs(offsets[..., 0]).T + 8 * scales[..., 0].T, 32, axis=0)
-        assert (np.abs(error) <= largest / 250).all()
-        if offsets is around:
-            steps = error / np.repeat(scales[..., 0].T, 32, axis=0)
-            assert np.sqrt(np.mean(steps**2)) < 0.01
+def numbers(rows: Rows) -> np.ndarray[Any, Any]:
+    """Return the matrix `[out, blocks, block]`."""
+    zeros = 0 if rows.zeros is None else rows.zeros[..., None]
+    return (rows.codes.astype(np.float32) - zeros) * rows.scales[..., None]
 
 
 def test_a_large_file_has_the_digest_that_b3sum_prints(tmp_path: Path) -> None:

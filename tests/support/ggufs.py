@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 # where in a block of a K quant its float16 scales are: `gguf` reads these but does not write them
 SCALES = {Kind.Q2_K: (80, 84), Kind.Q3_K: (108, 110), Kind.Q4_K: (0, 4), Kind.Q5_K: (0, 4)}
-SCALES |= {Kind.Q6_K: (208, 210)}
+SCALES |= {Kind.Q6_K: (208, 210), Kind.IQ4_XS: (0, 2), Kind.IQ2_XXS: (0, 2)}
 TEXTS = [path.read_text() for path in sorted(Path(__file__).parents[2].glob("docs/*.md"))[:4]]
 
 

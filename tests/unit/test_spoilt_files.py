@@ -145,7 +145,7 @@ def weights_read(home: Path, target: str) -> None:
     weights = Weights(as_directory(home / target))
     for name in weights.names:
         weights.read(name)
-        if weights.block_format(name):
+        if weights.form(name):
             list(weights.blocks(name, 512))
 
 

@@ -4,6 +4,6 @@ The `gguf` package, an extra, reads the header and knows the formats. Blocks of 
 read as stored, for our quantized graphs.
 """
 
-from dflash_trt.weights.gguf.blocks import BITS, PLAIN, Blocks, Packed
+from dflash_trt.weights.gguf.blocks import PLAIN, Blocks, Form, Packed
 from dflash_trt.weights.gguf.directory import LINK, as_directory, find_packaged_file
 from dflash_trt.weights.gguf.tensors import open_tensors
