@@ -96,11 +96,12 @@ def _dequantized(target: Target, quantize: str | None) -> Iterator[Finding]:
     """Yield a warning for each quantized type of a GGUF file that becomes float32."""
     if quantize != STORED:
         return
-    for kind, count in target.weights.count_dequantized().items():
-        what = f"{count:,} weights are of type {kind}, whose blocks no graph keeps: as float32 "
-        what += f"they take {4 * count / 1e6:,.0f} MB"
-        fix = "To save memory, take a file in K-quants, IQ4 or Q8_0, or write quantize: int4"
-        yield Finding("blocks-kept", "warning", what, fix)
+    for kind, sizes in target.weights.block_sizes().items():
+        if not sizes.kept:
+            what = f"{sizes.tensors} tensors are of type {kind}, whose blocks no graph keeps: "
+            what += f"{sizes.bytes / 1e6:,.0f} MB become {sizes.build_bytes / 1e6:,.0f} MB"
+            fix = "To save memory, take a file in K-quants, IQ4 or Q8_0, or write quantize: int4"
+            yield Finding("blocks-kept", "warning", what, fix)
 
 
 def _input_files(model: Target | Drafter) -> list[Path]:

@@ -57,6 +57,7 @@ def _describe(model: Model[Any]) -> dict[str, Any]:
         **{name: model.number_or_none(name) for name in SIZES.split()},
         "layers": _count_layers(model),
         "weights": _describe_weights(model),
+        "blocks": _describe_blocks(model),
         **_memory(model),
         "kv_bytes_per_token": cached and {name: cached * n for name, n in CACHE_BYTES.items()},
         "state_bytes": size and state_bytes(size),
@@ -100,6 +101,12 @@ def _describe_weights(model: Model[Any]) -> dict[str, Any] | None:
     return {"files": len(files), "bytes": size, "tensors": dict(tensors)}
 
 
+def _describe_blocks(model: Model[Any]) -> dict[str, Any] | None:
+    """Return by type what the blocks of a GGUF file take, there and in a build that keeps them."""
+    sizes = model.stored.block_sizes() if model.stored else {}
+    return {kind: size._asdict() for kind, size in sizes.items()} or None
+
+
 def _memory(model: Model[Any]) -> dict[str, Any]:
     """Return the parameters and their bytes by dtype; int8 and int4 keep vectors float32."""
     weights = model.stored
@@ -117,6 +124,8 @@ def _memory(model: Model[Any]) -> dict[str, Any]:
     for dtype, size in BYTES.items():
         size_of_others = size if size >= 2 else BYTES["float32"]
         memory[dtype] = int(matrices * size + others * size_of_others)
+    if weights.has_blocks:
+        memory["stored"] = weights.kept_bytes()
     return {"parameters": matrices + others, "memory_bytes": memory}
 
 

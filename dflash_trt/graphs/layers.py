@@ -87,7 +87,7 @@ def head(
     x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
     # int8 even if other layers are int4: on the demo pair int8 here adds nothing to their error
     # (5.3 % rms), int4 a seventh of it
-    logits = _product(g, table.weights, x, [table.name], 8 if g.storage.bits else None)
+    logits = product(g, table.weights, x, [table.name], 8 if g.storage.bits else None)
     if g.spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
     if g.spec.final_logit_softcapping is not None:
@@ -118,10 +118,10 @@ def linear(g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = 
     rows = g.fp8_rows(g.weights, matrices) if g.storage.fp8 or g.storage.keep_fp8 else None
     if rows is not None:
         return g.op("Gemm", x, rows, *biases, transB=1)
-    return _product(g, g.weights, x, matrices, g.storage.bits, biases)
+    return product(g, g.weights, x, matrices, g.storage.bits, biases)
 
 
-def _product(
+def product(
     g: GraphBuilder,
     weights: Weights,
     x: ir.Value,

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Experts
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
-from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm
+from dflash_trt.graphs.layers import Layer, activation, linear, product, rms_norm
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.weights import Weights
 
@@ -133,6 +133,8 @@ def _multiply_each(
             matrix = g.float32(g.lazy(f"{name}.{i}", shape, read, dtype), dtype)
             outs.append(g.op("MatMul", x, matrix))
         return outs
+    if g.block_form(g.weights, f"{names[0][0]}.weight", None) is not None:
+        return [_multiply_in_company(g, x, layers) for x, layers in zip(pieces, names, strict=True)]
     if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: results must not depend on how many tokens share an expert
         return [
@@ -143,6 +145,17 @@ def _multiply_each(
     stack = g.rows(g.weights, [f"{name}.weight" for layers in names for name in layers])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
+
+
+def _multiply_in_company(g: GraphBuilder, x: ir.Value, names: Sequence[str]) -> ir.Value:
+    """Multiply `[T, in]` by matrices in blocks, with the first row twice.
+
+    So no row is alone, for which ONNX Runtime has another kernel with other bits; none stays none.
+    """
+    first = g.op("Slice", x, g.ints(0), g.ints(1), g.ints(0))
+    more = g.op("Concat", x, first, axis=0)
+    out = product(g, g.weights, more, [f"{name}.weight" for name in names], None)
+    return g.op("Slice", out, g.ints(0), g.ints(-1), g.ints(0))
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:

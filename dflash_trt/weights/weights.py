@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,15 @@ def count_stored_types(file: Path) -> Counter[str]:
     for tensor in tensors.values():
         counted[tensor.kind if isinstance(tensor, Packed) else tensor.dtype] += 1
     return counted
+
+
+class BlockSizes(NamedTuple):
+    """What the tensors of one quantized type take."""
+
+    kept: bool  # as blocks, by a build that keeps what it can; else as float32
+    tensors: int
+    bytes: int  # in the file
+    build_bytes: int  # in such a build
 
 
 class Weights:
@@ -124,13 +133,30 @@ class Weights:
             for name, tensor in self._tensors.items()
         )
 
-    def count_dequantized(self) -> dict[str, int]:
-        """Return how many numbers have each quantized type that no graph of ours keeps."""
-        counts: Counter[str] = Counter()
+    def block_sizes(self) -> dict[str, BlockSizes]:
+        """Return what tensors in blocks take, by their type in a GGUF file."""
+        sizes: dict[str, BlockSizes] = {}
         for tensor in self._tensors.values():
-            if isinstance(tensor, Packed) and tensor.kind not in PLAIN and tensor.form is None:
-                counts[tensor.kind] += tensor.size
-        return dict(counts)
+            if not isinstance(tensor, Packed) or tensor.kind in PLAIN:
+                continue
+            bits = tensor.form.bits_per_weight if tensor.form else 32
+            before = sizes.get(tensor.kind, BlockSizes(tensor.form is not None, 0, 0, 0))
+            sizes[tensor.kind] = BlockSizes(
+                kept=before.kept,
+                tensors=before.tensors + 1,
+                bytes=before.bytes + tensor.stored_bytes,
+                build_bytes=before.build_bytes + int(tensor.size * bits / 8),
+            )
+        return sizes
+
+    def kept_bytes(self) -> int:
+        """Return what all tensors take in a build that keeps blocks."""
+        plain = [
+            math.prod(tensor.shape) * int(DTYPES[tensor.dtype].itemsize)
+            for tensor in self._tensors.values()
+            if not isinstance(tensor, Packed) or tensor.kind in PLAIN
+        ]
+        return sum(plain) + sum(size.build_bytes for size in self.block_sizes().values())
 
     def form(self, name: str) -> Form | None:
         """Return how `blocks` yields a tensor; None: it is not in blocks that a graph can keep."""

@@ -40,6 +40,11 @@ class Form(NamedTuple):
     def has_offsets(self) -> bool:
         return self.shift > 0
 
+    @property
+    def bits_per_weight(self) -> float:
+        """With its share of a scale and an offset in float32."""
+        return self.bits + 32 * (1 + self.has_offsets) / self.block
+
 
 @dataclass(frozen=True)
 class Packed(Stored):
@@ -66,6 +71,11 @@ class Packed(Stored):
     def form(self) -> Form | None:
         """How `blocks` returns this format; None: it can only be dequantized."""
         return FORMS.get(self.kind)
+
+    @property
+    def stored_bytes(self) -> int:
+        numbers, size = self.block
+        return self.size // numbers * size
 
     def blocks(self, first: int, last: int) -> Blocks:
         """Return rows `first .. last-1` of a format in `FORMS`."""
