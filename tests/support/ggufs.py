@@ -54,15 +54,20 @@ def write(
     tensors: Mapping[str, Array] | None = None,
     seed: int = 0,
     parts: int = 0,
+    without: tuple[str, ...] = (),
 ) -> Path:
     """Write a Hugging Face target as llama.cpp's converter does; returns the first part's path.
 
     kind: of matrices; K quants are random blocks. more: metadata, None leaves out; tensors: added
-    ones. parts: in so many files.
+    ones; without: ends of names that are left out. parts: in so many files.
     """
     config = json.loads((target / "config.json").read_text())
     name = ARCHITECTURES.get(config["model_type"], config["model_type"])
-    stored = _converted(kept_order(target), config)
+    stored = {
+        tensor: values
+        for tensor, values in _converted(kept_order(target), config).items()
+        if not tensor.endswith(without)
+    }
     most = -(-len(stored | dict(tensors or {})) // parts) if parts else 0
     writer = gguf.GGUFWriter(file, name, split_max_tensors=most)
     stated = {f"{name}.{key}": value for key, value in _metadata(config).items()}
@@ -86,7 +91,8 @@ def write(
     chance = np.random.default_rng(seed)
     for tensor, values in sorted(stored.items()):
         found = names.get_name(tensor, try_suffixes=(".weight", ".bias")) or tensor
-        in_blocks = values.ndim > 1 and values.shape[-1] % 32 == 0 and "gate_inp" not in found
+        in_blocks = values.ndim > 1 and values.shape[-1] % 32 == 0 and found.endswith("weight")
+        in_blocks = in_blocks and "gate_inp" not in found  # nor does llama.cpp quantize these
         if not in_blocks or kind == Kind.F32:
             writer.add_tensor(found, np.ascontiguousarray(values, np.float32))
         elif kind in SCALES:
