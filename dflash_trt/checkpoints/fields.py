@@ -186,6 +186,7 @@ def delta_net(config: Config, *, grouped: bool) -> DeltaNet:
         value_dim=config.number("linear_value_head_dim", 128),
         kernel_size=config.number("linear_conv_kernel_dim", 4, minimum=2),
         grouped=grouped,
+        tiled=bool(config.flag("linear_value_heads_tiled")),  # of a GGUF file
     )
     if net.num_value_heads % net.num_key_heads:
         raise config.wrong(

@@ -62,6 +62,7 @@ class DeltaNet:
     value_dim: int  # linear_value_head_dim
     kernel_size: int  # of the convolution over tokens, including their own (linear_conv_kernel_dim)
     grouped: bool  # rows of projections are stored by key head (Qwen3-Next), else by kind
+    tiled: bool = False  # value heads that share a key head lie num_key_heads apart (llama.cpp)
 
     @property
     def keys(self) -> int:

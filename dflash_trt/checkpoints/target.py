@@ -298,7 +298,8 @@ def _with_experts(config: Config, fields: dict[str, Any], sparse: Experts) -> di
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:
-    fields = _hybrid(config, grouped=True)
+    grouped = not config.flag("linear_projections_by_kind")  # of a GGUF file
+    fields = _hybrid(config, grouped=grouped)
     return _with_experts(config, fields, _with_shared(config, config.flag("norm_topk_prob", True)))
 
 

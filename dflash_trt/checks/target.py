@@ -7,6 +7,7 @@ from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
 from dflash_trt.checkpoints.tiktoken_files import KIMI_PATTERN, RANKS
 from dflash_trt.checks.findings import Check, Found, check
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.gguf import LINK, left_out
 from dflash_trt.weights.weights import Weights
 
 # of hybrids: layers that predict the token after the next, and the vision tower (transformers
@@ -22,7 +23,12 @@ def target_tensors(pair: Pair) -> Found:
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
     names = target.weights.names
     beside = tuple(name for name in names if target.spec.delta_nets and name.startswith(BESIDE))
-    return tensors_fit(target.weights, target_shapes(target.spec), scope, beside)
+    fit = tensors_fit(target.weights, target_shapes(target.spec), scope, beside)
+    file = target.directory / LINK
+    parts = left_out(file) if file.is_file() else []
+    if not parts:
+        return fit
+    return Found(False, f"{fit.what}; left out: {', '.join(parts)}", "Nothing to do", "warning")
 
 
 @check("error")

@@ -267,7 +267,7 @@ def _repeat(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
     if shared == 1:
         return x
     x = g.op("Reshape", x, g.ints(0, 0, net.num_key_heads, net.key_dim))
-    x = g.op("Concat", *[x] * shared, axis=3)
+    x = g.op("Concat", *[x] * shared, axis=2 if net.tiled else 3)
     return g.op("Reshape", x, g.ints(0, 0, net.num_value_heads * net.key_dim))
 
 

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.weights.gguf import LINK, PLAIN, Blocks, Form, Packed, open_tensors
+from dflash_trt.weights.gguf import (
+    LINK,
+    PLAIN,
+    Blocks,
+    Form,
+    Packed,
+    open_tensors,
+    tensor_types,
+)
 from dflash_trt.weights.json_file import read_json
 from dflash_trt.weights.stored import (
     DTYPES,
@@ -45,11 +53,11 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
 
 
 def count_stored_types(file: Path) -> Counter[str]:
-    tensors = open_tensors(file) if file.name == LINK else read_header(file)
-    counted: Counter[str] = Counter()
-    for tensor in tensors.values():
-        counted[tensor.kind if isinstance(tensor, Packed) else tensor.dtype] += 1
-    return counted
+    if file.name == LINK:
+        return Counter(tensor_types(file))
+    if file.suffix == ".gguf":  # counted with the first part
+        return Counter()
+    return Counter(tensor.dtype for tensor in read_header(file).values())
 
 
 class BlockSizes(NamedTuple):
@@ -73,7 +81,7 @@ class Weights:
         self.directory = directory
         self._tensors: dict[str, Stored | Quantized]
         if (directory / LINK).is_file():
-            self.files = [directory / LINK]
+            self.files = [directory / LINK, *sorted(directory.glob("model-*.gguf"))]
             self._tensors = {**open_tensors(directory / LINK)}
         else:
             self.files, stored = open_files(directory)
@@ -189,7 +197,7 @@ class Weights:
     def place(self, name: str) -> tuple[Path, int] | None:
         """Return file and byte offset of a tensor stored as `read` returns it; else None."""
         tensor = self._tensor(name)
-        if not isinstance(tensor, Stored) or isinstance(tensor, Packed):
+        if type(tensor) is not Stored:
             return None
         return tensor.file, tensor.offset
 

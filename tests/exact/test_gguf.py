@@ -403,15 +403,18 @@ def test_a_file_in_a_package(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"general.architecture": "gemma3"}, "architecture is 'gemma3'"),
-    ({"general.architecture": "qwen35"}, "architecture is 'qwen35'"),
+    ({"general.architecture": "mamba"}, "architecture is 'mamba'"),
+    ({"general.architecture": None}, "architecture is 'None'"),
     ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
     ({"tokenizer.ggml.model": "llama"}, "tokenizer is 'llama'"),
     ({"tokenizer.ggml.pre": None}, "pre-tokenizer None"),
     ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token"),
     ({"tokenizer.ggml.bos_token_id": 320}, "make no model"),
-    ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
+    ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
+    ({"llama.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor is 2.0"),
+    ({"llama.block_count": 1 << 20}, "it has 1048576 layers"),
+    ({"llama.block_count": [4]}, r"llama.block_count is \[4\]"),
 ]
 
 

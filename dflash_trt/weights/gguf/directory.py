@@ -46,7 +46,10 @@ def as_directory(file: Path) -> Path:
     directory.mkdir()
     for name, text in files.items():
         (directory / name).write_text(text + "\n", encoding="utf-8")
-    (directory / LINK).symlink_to(file.resolve())
+    count = len(header.parts)
+    for i, part in enumerate(header.parts):
+        name = f"model-{i + 1:05}-of-{count:05}.gguf" if i else LINK
+        (directory / name).symlink_to(part)
     return directory
 
 

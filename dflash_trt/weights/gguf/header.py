@@ -1,5 +1,7 @@
 """The header of a GGUF file: metadata and where its tensors are."""
 
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,16 +12,40 @@ from dflash_trt.errors import CheckpointError
 
 CONVERT_FILE = "Download or convert the file again"
 INSTEAD = "Use another model, or its safetensors"
+MERGE = "Put the parts into one folder, or together with `llama-gguf-split --merge`"
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # a file's name, as llama.cpp splits a model
+MAX_PARTS = 1024
+MAX_LINKS = 40
 MAX_READS = 1 << 22  # of a header, one per value: vocabularies of 256,000 need 2 million
 
 
 class Header(NamedTuple):
-    file: Path
+    file: Path  # the first part of a model in several files
     values: dict[str, Any]
     tensors: dict[str, Any]  # of `gguf.ReaderTensor`
+    places: Mapping[str, Path] = {}  # files by tensor, of a model in several
 
     def wrong(self, what: str, fix: str = CONVERT_FILE) -> CheckpointError:
         return CheckpointError(f"{self.file}: {what}"[:400], fix)
+
+    def place(self, tensor: str) -> Path:
+        return self.places.get(tensor, self.file)
+
+    @property
+    def architecture(self) -> str:
+        return str(self.values.get("general.architecture"))
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files, in order."""
+        return list(dict.fromkeys([self.file, *self.places.values()]))
+
+    def count(self, key: str, default: int = 0) -> int:
+        """Return an integer of the architecture's metadata."""
+        value = self.values.get(f"{self.architecture}.{key}", default)
+        if type(value) is not int or not 0 <= value <= 1 << 24:
+            raise self.wrong(f"{self.architecture}.{key} is {value!r}, not a count")
+        return value
 
 
 def library() -> Any:
@@ -35,13 +61,63 @@ def library() -> Any:
 
 
 def read_header(file: Path) -> Header:
-    """Read a file's header; CheckpointError if it is not a valid GGUF file."""
+    """Read the header of a file, or of all parts of a model; CheckpointError if one is invalid."""
     library()  # an extra may be missing
-    return _read(file.resolve(), file.stat().st_mtime_ns if file.is_file() else 0)
+    file = _behind_links(file)
+    name = PART.fullmatch(file.name)
+    files = [file]
+    if name is not None and 1 < int(name[3]) <= MAX_PARTS:
+        numbers = range(1, int(name[3]) + 1)
+        files = [file.with_name(f"{name[1]}-{i:05}-of-{name[3]}.gguf") for i in numbers]
+    for part in files:
+        if file.is_file() and not part.is_file():
+            raise CheckpointError(f"{file} is a part of a model, and {part.name} is missing", MERGE)
+    changed = [part.stat().st_mtime_ns if part.is_file() else 0 for part in files]
+    return _read_parts(tuple(files), tuple(changed))
+
+
+def _behind_links(file: Path) -> Path:
+    """Follow links up to a part's name, which what it links to may lack, as in the Hub's cache."""
+    for _ in range(MAX_LINKS):
+        if PART.fullmatch(file.name) or not file.is_symlink():
+            break
+        file = file.parent / file.readlink()
+    return file.absolute()
 
 
 @lru_cache(maxsize=1)  # takes a second; needed for the config and the weights
-def _read(file: Path, _changed: int) -> Header:
+def _read_parts(files: tuple[Path, ...], _changed: tuple[int, ...]) -> Header:
+    headers = [_read(file) for file in files]
+    whole = headers[0]
+    for i, header in enumerate(headers):
+        count = header.values.get("split.count", 0)
+        if count in (0, 1) and len(files) == 1:
+            return header
+        if len(files) == 1:
+            what = f"it is one of the {count} parts of a model, but its name is not that of a part"
+            raise header.wrong(what, MERGE)
+        if (count, header.values.get("split.no")) != (len(files), i):
+            number = header.values.get("split.no")
+            what = f"its name is that of part {i + 1} of {len(files)}, but it says that it is "
+            raise header.wrong(f"{what}number {number!r} (from 0) of {count!r}", MERGE)
+    tensors: dict[str, Any] = {}
+    places: dict[str, Path] = {}
+    for header in headers:
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise header.wrong(f"tensor {name} is in {places[name].name} too", MERGE)
+            tensors[name] = tensor
+            places[name] = header.file
+        stated = header.values.get("split.tensors.count", whole.values.get("split.tensors.count"))
+        if stated != whole.values.get("split.tensors.count"):
+            raise header.wrong(f"it is a part of another model than {whole.file.name}", MERGE)
+    stated = whole.values.get("split.tensors.count", len(tensors))
+    if stated != len(tensors):
+        raise whole.wrong(f"its parts have {len(tensors)} tensors, not {stated!r}", MERGE)
+    return Header(whole.file, whole.values, tensors, places)
+
+
+def _read(file: Path) -> Header:
     base = library().GGUFReader
 
     class Reader(base):  # type: ignore[misc, valid-type]
@@ -77,9 +153,4 @@ def _read(file: Path, _changed: int) -> Header:
         raise CheckpointError(
             f"{file} is truncated or is not a GGUF file ({error})"[:500], CONVERT_FILE
         ) from error
-    header = Header(file, values, {tensor.name: tensor for tensor in reader.tensors})
-    count = values.get("split.count", 0)
-    if count not in (0, 1):
-        fix = "Put them together with `llama-gguf-split --merge`"
-        raise header.wrong(f"it is one of the {count} parts of a model", fix)
-    return header
+    return Header(file, values, {tensor.name: tensor for tensor in reader.tensors})
