@@ -1,8 +1,10 @@
 """Compare a build, as it serves, with llama.cpp and OpenVINO GenAI on the same GGUF file, in turns.
 
     python scripts/compare_peers.py BUILD MODEL.gguf CHATS.jsonl [--streams 8] [--rule "T 1"]...
+        [--llama-server PROGRAM --drafter DRAFTER.gguf]
 
 CHATS has a JSON object with `messages` in each line. Needs llama-cpp-python and openvino-genai.
+With a drafter, llama.cpp's own server takes turns as well, plain and with its DFlash.
 With one stream, rates are tokens/s after the first token; llama.cpp drafts by its own default,
 lookup in the text. With several, they are tokens/s of all streams, prompts included, to the end of
 the last text, past the end of texts. Rules of sampling take turns, too.
@@ -10,9 +12,11 @@ the last text, past the end of texts. Rules of sampling take turns, too.
 
 import argparse
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -20,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
 import llama_cpp
 import openvino_genai
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -27,6 +32,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from dflash_trt.bench import SamplingRule
 from dflash_trt.machine import cpu_model, usable_cores
 from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.supervisor import running_server
 
 Messages = list[dict[str, Any]]
@@ -147,6 +153,75 @@ def by_llama_cpp_at_once(model: Path, threads: int, prompts: Callable[[Messages]
     return run
 
 
+@contextmanager
+def llama_server(command: list[str]) -> Iterator[str]:
+    """Run llama.cpp's own server; yields its address."""
+    port = free_ports().http
+    with subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                if _answers(f"{url}/health") or process.poll() is not None:
+                    break
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def by_llama_server(url: str) -> Way:
+    """Return what asks llama.cpp's server, one chat at a time or all at once; rates are its own."""
+
+    def ask(messages: Messages, max_tokens: int, rule: SamplingRule, ignore_eos: bool) -> Any:
+        body = {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": rule.temperature,
+            "top_p": rule.top_p,
+            "top_k": rule.top_k,
+            "min_p": 0.0,
+            "cache_prompt": False,
+            "ignore_eos": ignore_eos,
+        }
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+        return answer.raise_for_status().json()["timings"]
+
+    def run(chats: list[Messages], max_tokens: int, rule: SamplingRule) -> Speed:
+        if len(chats) == 1:
+            timings = ask(chats[0], max_tokens, rule, ignore_eos=False)
+            return timings["prompt_ms"] / 1000, timings["predicted_per_second"]
+        with ThreadPoolExecutor(len(chats)) as threads:
+            count = partial(ask, max_tokens=max_tokens, rule=rule, ignore_eos=True)
+            return together(
+                lambda: sum(timings["predicted_n"] for timings in threads.map(count, chats))
+            )
+
+    return run
+
+
+def llama_commands(args: argparse.Namespace, threads: int) -> dict[str, list[str]]:
+    """Return how llama.cpp's server is started, plain and with its DFlash, by name."""
+    if args.drafter is None:
+        return {}
+    context = str(2048 * args.streams)
+    plain = [args.llama_server, "-m", str(args.model), "-np", str(args.streams), "-c", context]
+    plain += ["-t", str(threads), "-tb", str(threads), "--jinja"]
+    commands = {"llama-server": plain}
+    for drafts in args.drafts:
+        more = ["-md", str(args.drafter), "--spec-type", "draft-dflash"]
+        commands[f"llama-server, DFlash {drafts}"] = [
+            *plain, *more, "--spec-draft-n-max", str(drafts)
+        ]  # fmt: skip
+    return commands
+
+
 def _llama_sampler(rule: SamplingRule, seed: int) -> Any:
     """Return a chain of llama.cpp's own samplers, in its usual order."""
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
@@ -199,14 +274,21 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--rule", action="append", choices=RULES, help="default: greedy")
+    parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's program")
+    parser.add_argument("--drafter", type=Path, help="GGUF drafter for it")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="its draft tokens")
     args = parser.parse_args()
     lines = args.chats.read_text().splitlines()[: args.count]
     chats = [json.loads(line)["messages"] for line in lines]
     threads = usable_cores()
     pipeline = openvino_genai.LLMPipeline(str(args.model), "CPU", INFERENCE_NUM_THREADS=threads)
     prompt = partial(pipeline.get_tokenizer().apply_chat_template, add_generation_prompt=True)
-    with running_server(args.build) as ports, Client(f"127.0.0.1:{ports.grpc}") as client:
+    with ExitStack() as servers:
+        ports = servers.enter_context(running_server(args.build))
+        client = servers.enter_context(Client(f"127.0.0.1:{ports.grpc}"))
         ways = {"dflash-trt": served(client, False), "dflash-trt, drafts": served(client, True)}
+        for name, command in llama_commands(args, threads).items():
+            ways[name] = by_llama_server(servers.enter_context(llama_server(command)))
         ways["OpenVINO GenAI"] = by_openvino(pipeline)
         if args.streams == 1:
             ways["llama.cpp"] = by_llama_cpp(args.model, threads, drafting=False)
