@@ -22,6 +22,8 @@ from dflash_trt.engines.pytorch.engine import Engine
 from dflash_trt.engines.pytorch.program import Calls
 from dflash_trt.graphs import Storage
 from dflash_trt.speculation import Fixed
+from dflash_trt.weights.gguf import as_directory
+from tests.support import ggufs
 from tests.support.builds import build_engines, edit, edit_weights
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import make, pair_of
@@ -133,6 +135,13 @@ def test_kernels_of_every_kind(
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "scales, all at top level"])
 def test_kernels_of_hybrids_and_forms(name: str, tmp_path: Path, lowered: list[Calls]) -> None:
     assert_numbers_stay(built(make(name, tmp_path), tmp_path), lowered)
+
+
+@pytest.mark.models
+def test_kernels_of_tiled_value_heads(tmp_path: Path, lowered: list[Calls]) -> None:
+    pair = make("qwen3.5", tmp_path)
+    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir)
+    assert_numbers_stay(built(Pair(as_directory(file), pair.drafter_dir), tmp_path), lowered)
 
 
 def test_kernels_read_fp8(tmp_path: Path, lowered: list[Calls]) -> None:

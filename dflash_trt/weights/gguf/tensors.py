@@ -114,7 +114,10 @@ def open_tensors(file: Path) -> dict[str, Stored]:
     for name in header.tensors:
         if name == ROPE_FREQS or _layer_of(name) >= layer_count(header):
             continue
-        tensors |= _named(header, name)
+        held = _named(header, name)
+        for again in held.keys() & tensors.keys():
+            raise header.wrong(f"tensors {tensors[again].name} and {name} are both {again}")
+        tensors |= held
     return _stack_experts(tensors) if header.architecture == "gpt-oss" else tensors
 
 
@@ -167,7 +170,7 @@ def _named(header: Header, name: str) -> dict[str, Stored]:
         return {f"{prefix}.{WITHOUT_SUFFIX[rest]}": _undone(header, stem, tensor)}
     if stem in EXPERTS and len(tensor.shape) >= 2:
         return _experts(header, f"{prefix}.mlp.experts", stem, kind, tensor)
-    if stem == "ssm_ba" and not has_tensor(header, GROUPED):
+    if stem == "ssm_ba" and len(tensor.shape) == 2 and not has_tensor(header, GROUPED):
         return {
             f"{prefix}.linear_attn.in_proj_{gate}.weight": _gate(header, tensor, part)
             for part, gate in enumerate("ba")
