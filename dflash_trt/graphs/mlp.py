@@ -124,6 +124,10 @@ def _multiply_each(
 ) -> list[ir.Value]:
     names = [_tensor_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
+        by_name = g.weights.experts_in_blocks()
+        one_by_one = [_names_of_one(layer, half, index) for index in range(experts.count)]
+        if one_by_one[0][0] in by_name.names and g.block_form(by_name, one_by_one[0][0], None):
+            return _multiply_blocks_each(g, by_name, pieces, one_by_one)
         [name] = names[0]  # of all experts
         shape = g.weights.shape(name)[1:]
         dtype = DTYPES[g.weights.dtype(name)]
@@ -133,29 +137,44 @@ def _multiply_each(
             matrix = g.float32(g.lazy(f"{name}.{i}", shape, read, dtype), dtype)
             outs.append(g.op("MatMul", x, matrix))
         return outs
-    if g.block_form(g.weights, f"{names[0][0]}.weight", None) is not None:
-        return [_multiply_in_company(g, x, layers) for x, layers in zip(pieces, names, strict=True)]
-    if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
+    matrices = [[f"{name}.weight" for name in layers] for layers in names]
+    if g.block_form(g.weights, matrices[0][0], None) is not None:
+        return _multiply_blocks_each(g, g.weights, pieces, matrices)
+    if g.weights.dtype(matrices[0][0]) == "F32":
         # exact: results must not depend on how many tokens share an expert
         return [
             linear(g, x, *layers, bias=False, exact=True)
             for x, layers in zip(pieces, names, strict=True)
         ]
     # one Cast for all: thousands of them slow down loading
-    stack = g.rows(g.weights, [f"{name}.weight" for layers in names for name in layers])
+    stack = g.rows(g.weights, [name for layers in matrices for name in layers])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
-def _multiply_in_company(g: GraphBuilder, x: ir.Value, names: Sequence[str]) -> ir.Value:
-    """Multiply `[T, in]` by matrices in blocks, with the first row twice.
+def _multiply_blocks_each(
+    g: GraphBuilder,
+    weights: Weights,
+    pieces: Sequence[ir.Value],
+    names: Sequence[Sequence[str]],
+) -> list[ir.Value]:
+    """Multiply the tokens of each expert by its matrices in blocks, with the first token twice.
 
-    So no row is alone, for which ONNX Runtime has another kernel with other bits; none stays none.
+    So no token is alone: for one row ONNX Runtime has another kernel. No tokens stay none.
     """
-    first = g.op("Slice", x, g.ints(0), g.ints(1), g.ints(0))
-    more = g.op("Concat", x, first, axis=0)
-    out = product(g, g.weights, more, [f"{name}.weight" for name in names], None)
-    return g.op("Slice", out, g.ints(0), g.ints(-1), g.ints(0))
+    outs = []
+    for x, matrices in zip(pieces, names, strict=True):
+        first = g.op("Slice", x, g.ints(0), g.ints(1), g.ints(0))
+        more = g.op("Concat", x, first, axis=0)
+        out = product(g, weights, more, matrices, None)
+        outs.append(g.op("Slice", out, g.ints(0), g.ints(-1), g.ints(0)))
+    return outs
+
+
+def _names_of_one(layer: Layer, half: Half, index: int) -> list[str]:
+    """Return the names of an expert's matrices, where each has tensors of its own."""
+    prefix = f"{layer.prefix}mlp.experts.{index}"
+    return [f"{prefix}.{part}_proj.weight" for part in half.split("_")]
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:

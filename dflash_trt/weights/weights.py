@@ -16,6 +16,8 @@ from dflash_trt.weights.gguf import (
     Blocks,
     Form,
     Packed,
+    Stack,
+    cut_stack,
     open_tensors,
     tensor_types,
 )
@@ -141,10 +143,14 @@ class Weights:
             for name, tensor in self._tensors.items()
         )
 
+    def _stored_tensors(self) -> Iterator[Stored | Quantized]:
+        for tensor in self._tensors.values():
+            yield from tensor.parts if isinstance(tensor, Stack) else (tensor,)
+
     def block_sizes(self) -> dict[str, BlockSizes]:
         """Return what tensors in blocks take, by their type in a GGUF file."""
         sizes: dict[str, BlockSizes] = {}
-        for tensor in self._tensors.values():
+        for tensor in self._stored_tensors():
             if not isinstance(tensor, Packed) or tensor.kind in PLAIN:
                 continue
             bits = tensor.form.bits_per_weight if tensor.form else 32
@@ -161,7 +167,7 @@ class Weights:
         """Return what all tensors take in a build that keeps blocks."""
         plain = [
             math.prod(tensor.shape) * int(DTYPES[tensor.dtype].itemsize)
-            for tensor in self._tensors.values()
+            for tensor in self._stored_tensors()
             if not isinstance(tensor, Packed) or tensor.kind in PLAIN
         ]
         return sum(plain) + sum(size.build_bytes for size in self.block_sizes().values())
@@ -223,6 +229,19 @@ class Weights:
             for i, matrix in enumerate(_cut(tensor, tensor.shape[0] * len(parts))):
                 expert, part = divmod(i, len(parts))
                 view._tensors[f"{prefix}.experts.{expert}.{parts[part]}.weight"] = matrix
+        return view
+
+    def experts_in_blocks(self) -> "Weights":
+        """Return a view with each expert's matrices `[out, in]` of gpt-oss' GGUF files, by name."""
+        view = copy.copy(self)
+        view._tensors = {}
+        for name, tensor in self._tensors.items():
+            prefix, _, stack = name.rpartition(".experts.")
+            if stack not in STACKED or not isinstance(tensor, Stack):
+                continue
+            for part, matrices in zip(STACKED[stack], tensor.parts, strict=True):
+                for i, matrix in enumerate(cut_stack(matrices, 1)):
+                    view._tensors[f"{prefix}.experts.{i}.{part}.weight"] = matrix
         return view
 
     def _tensor(self, name: str) -> Stored | Quantized:

@@ -1,7 +1,6 @@
 """Targets in GGUF files: what is read of them against `transformers`' own reading."""
 
 import random
-import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -40,7 +39,7 @@ from dflash_trt.weights.gguf import as_directory
 from dflash_trt.weights.gguf.blocks import FORMS, unpacked
 from dflash_trt.weights.gguf.header import read_header
 from tests.support import ggufs, reference
-from tests.support.builds import build_engines
+from tests.support.builds import build_engines, with_float_inputs
 from tests.support.equality import target_step
 from tests.support.pairs import Pair, write_pair
 
@@ -272,23 +271,6 @@ def test_blocks_stay_as_they_are(
     step.inputs["head_rows"][:] = np.arange(120)
     step.run()
     assert np.array_equal(step.outputs["logits"][40:80], alone)
-
-
-def with_float_inputs(engine: Path, directory: Path) -> Path:
-    """Copy an engine whose products in blocks do not round their inputs."""
-    shutil.copytree(engine, directory)
-    model = onnx.load(directory / "model.onnx", load_external_data=False)
-    levels = [
-        attribute
-        for node in model.graph.node
-        for attribute in node.attribute
-        if attribute.name == "accuracy_level"
-    ]
-    assert levels
-    for level in levels:
-        level.i = 0
-    onnx.save(model, directory / "model.onnx")
-    return directory
 
 
 def logits_of(session: ort.InferenceSession, info: EngineInfo, tokens: list[int]) -> Any:

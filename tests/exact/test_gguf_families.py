@@ -34,7 +34,7 @@ from dflash_trt.weights.gguf import as_directory, left_out, open_tensors
 from dflash_trt.weights.gguf.header import read_header
 from tests.support import families as tiny
 from tests.support import ggufs, reference
-from tests.support.builds import build_engines, edit_weights
+from tests.support.builds import build_engines, edit_weights, with_float_inputs
 from tests.support.equality import target_step
 from tests.support.pairs import Pair, write_pair
 
@@ -194,13 +194,21 @@ def test_a_token_in_kept_blocks_stands_alone(
 ) -> None:
     """Even where an expert has it alone: of 4 bits ONNX Runtime has another kernel for one row."""
     pair = pair_of(name)
-    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.Q4_0)
+    kind = Kind.MXFP4 if name == "gpt-oss" else Kind.Q4_0
+    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, kind)
     engines = tmp_path / "e"
     options = {"storage": Storage(keep_blocks=True), "slots": 2, "max_seq_len": 64}
     build_engines(as_directory(file), pair.drafter_dir, engines, **options)
     engine = Engine(engines / "target")
     assert engine.info.quantized
     whole = target_step(engine, TOKENS, 0)["logits"].copy()
+    build_engines(as_directory(file), pair.drafter_dir, tmp_path / "f", slots=2, max_seq_len=64)
+    plain = target_step(Engine(tmp_path / "f" / "target"), TOKENS, 0)["logits"]
+    size = [(tmp_path / place / "target" / "model.onnx.data").stat().st_size for place in "ef"]
+    assert size[0] < 0.6 * size[1]  # experts, too
+    not_rounded = Engine(with_float_inputs(engines / "target", tmp_path / "not_rounded"))
+    exact = target_step(not_rounded, TOKENS, 0)["logits"]
+    np.testing.assert_allclose(exact, plain, atol=2e-4, rtol=0)
     first = target_step(engine, TOKENS[:2], 0)["logits"].copy()
     assert np.array_equal(whole[:2], first)
     for place in range(2, len(TOKENS), engine.least_rows):

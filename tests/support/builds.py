@@ -1,9 +1,12 @@
 """Configs of a pair in two directories, what a build of it holds, and checkpoints made wrong."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target
 from dflash_trt.builder.pipeline import BuildResult, build
@@ -43,6 +46,23 @@ def write_engines(
         (directory / role).mkdir(parents=True)
     build_target(target, drafter.spec, directory / "target", options)
     build_drafter(drafter, target, directory / "drafter", options)
+
+
+def with_float_inputs(engine: Path, directory: Path) -> Path:
+    """Copy an engine whose products in blocks do not round their inputs."""
+    shutil.copytree(engine, directory)
+    model = onnx.load(directory / "model.onnx", load_external_data=False)
+    levels = [
+        attribute
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "accuracy_level"
+    ]
+    assert levels
+    for level in levels:
+        level.i = 0
+    onnx.save(model, directory / "model.onnx")
+    return directory
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -6,4 +6,4 @@ read as stored, for our quantized graphs.
 
 from dflash_trt.weights.gguf.blocks import PLAIN, Blocks, Form, Packed
 from dflash_trt.weights.gguf.directory import LINK, as_directory, find_packaged_file
-from dflash_trt.weights.gguf.tensors import left_out, open_tensors, tensor_types
+from dflash_trt.weights.gguf.tensors import Stack, cut_stack, left_out, open_tensors, tensor_types

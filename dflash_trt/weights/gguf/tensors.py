@@ -240,20 +240,24 @@ def _experts(header: Header, prefix: str, stem: str, kind: str, stack: Stored) -
         return {f"{prefix}.{'_'.join(parts)}.{kind}": stack}
     if len(stack.shape) != 3 or stack.shape[1] % len(parts):
         raise header.wrong(f"tensor {stack.name} {list(stack.shape)} is no stack of experts")
+    matrices = cut_stack(stack, len(parts))
+    return {
+        f"{prefix}.{i // len(parts)}.{parts[i % len(parts)]}.{kind}": matrix
+        for i, matrix in enumerate(matrices)
+    }
+
+
+def cut_stack(stack: Stored, parts: int) -> list[Stored]:
+    """Return the matrices of a stack `[experts, out, in]`, each expert's in equal parts."""
     count, rows, width = stack.shape
-    shape = (rows // len(parts), width)
+    shape = (rows // parts, width)
     numbers = math.prod(shape)
     size = numbers * DTYPES[stack.dtype].itemsize
     if isinstance(stack, Packed):
         size = numbers // stack.block[0] * stack.block[1]
-    matrices = {}
-    for i in range(count * len(parts)):
-        expert, part = divmod(i, len(parts))
-        place = stack.offset + i * size
-        matrices[f"{prefix}.{expert}.{parts[part]}.{kind}"] = replace(
-            stack, offset=place, shape=shape
-        )
-    return matrices
+    return [
+        replace(stack, offset=stack.offset + i * size, shape=shape) for i in range(count * parts)
+    ]
 
 
 def _stack_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
