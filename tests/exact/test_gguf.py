@@ -62,7 +62,7 @@ DRAFTER: dict[str, Any] = {
 }
 ALIGNMENT = 32  # of tensors in a GGUF file, unless it says otherwise
 WRITTEN = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
-PRESETS = ("smollm", "llama-bpe", "qwen2", "gpt-2")
+PRESETS = ("smollm", "llama-bpe", "qwen2", "gpt-2", "qwen35", "tekken", "gpt-4o")
 QUICK = (("llama", Kind.Q4_1), ("qwen3", Kind.F16))
 CELLS = [
     pytest.param(name, kind, id=f"{name}-{kind.name}", marks=marks)
@@ -389,10 +389,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"general.architecture": None}, "architecture is 'None'"),
     ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
-    ({"tokenizer.ggml.model": "llama"}, "tokenizer is 'llama'"),
+    ({"tokenizer.ggml.model": "bert"}, "tokenizer is 'bert'"),
     ({"tokenizer.ggml.pre": None}, "pre-tokenizer None"),
     ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token"),
-    ({"tokenizer.ggml.bos_token_id": 320}, "make no model"),
+    ({"tokenizer.ggml.bos_token_id": 320}, "bos_token_id is 320, but there are 320 tokens"),
     ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
     ({"llama.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor is 2.0"),
     ({"llama.block_count": 1 << 20}, "it has 1048576 layers"),

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from dflash_trt.decoding import Grammar, Grammars
 from dflash_trt.decoding import grammar as decoding_grammar
 from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.serving.model.output_processor import Detokenizer, Prefix
-from dflash_trt.weights.gguf import tokenizer as gguf_tokenizer
 from tests.support.vocabularies import BYTE_LEVEL, VOCABULARIES, Real, published
 from tests.unit.test_tiktoken_files import random_text
 
@@ -155,29 +153,3 @@ def written(matcher: Matcher, dice: random.Random) -> str:
         ends = [byte for byte in ascii if chr(byte) in '"}]']
         path.append(dice.choice(ends if ends and dice.random() < 0.3 else ascii))
     return bytes(path).decode()
-
-
-PRE_TOKENIZERS = {"llama3": ("llama-bpe", "llama3", "llama-v3"), "qwen3": ("qwen2",)}
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_the_pre_tokenizers_of_gguf_give_the_same_ids(name: str) -> None:
-    real = published(name)
-    dice = random.Random(name)
-    model = json.loads(real.tokenizer.to_str())["model"]
-    texts = {number: text for text, number in real.tokenizer.get_vocab().items()}
-    words = [texts.get(number, f"[unused {number}]") for number in range(max(texts) + 1)]
-    types = [
-        gguf_tokenizer.CONTROL if number in real.special else gguf_tokenizer.NORMAL
-        for number in range(len(words))
-    ]
-    merges = [" ".join(merge) for merge in model["merges"]]
-    samples = [random_text(dice, MARKS) for _ in range(COUNT // 5)]
-    for pre in PRE_TOKENIZERS[name]:
-        made = gguf_tokenizer._assemble_tokenizer(pre, words, types, merges, None)
-        made.encode_special_tokens = True
-        for text in samples:
-            if name == "qwen3":
-                text = unicodedata.normalize("NFC", text)
-            assert made.encode(text).ids == real.encode(text), text

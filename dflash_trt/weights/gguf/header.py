@@ -16,7 +16,7 @@ MERGE = "Put the parts into one folder, or together with `llama-gguf-split --mer
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # a file's name, as llama.cpp splits a model
 MAX_PARTS = 1024
 MAX_LINKS = 40
-MAX_READS = 1 << 22  # of a header, one per value: vocabularies of 256,000 need 2 million
+MAX_READS = 1 << 22  # of a header, one per value: 262,144 tokens and their merges are 1.3 million
 
 
 class Header(NamedTuple):
@@ -85,7 +85,7 @@ def _behind_links(file: Path) -> Path:
     return file.absolute()
 
 
-@lru_cache(maxsize=1)  # takes a second; needed for the config and the weights
+@lru_cache(maxsize=2)  # a target's and a drafter's; needed for the config and the weights
 def _read_parts(files: tuple[Path, ...], _changed: tuple[int, ...]) -> Header:
     headers = [_read(file) for file in files]
     whole = headers[0]
@@ -118,18 +118,40 @@ def _read_parts(files: tuple[Path, ...], _changed: tuple[int, ...]) -> Header:
 
 
 def _read(file: Path) -> Header:
-    base = library().GGUFReader
+    gguf = library()
+    base = gguf.GGUFReader
 
     class Reader(base):  # type: ignore[misc, valid-type]
-        """Reader that stops at the file's end, which the package's own does not."""
+        """Reader that stops at the file's end and reads lists at once, unlike the package's own."""
 
         reads = 0
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            self.reads += 1
+            self._spend(1)
+            return np.frombuffer(self.data, dtype, int(count), offset)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
+            if kind == gguf.GGUFValueType.ARRAY:
+                raise ValueError("it has lists of lists")
+            count = int(self._get(orig_offs + 4, np.uint64)[0])
+            self._spend(count)
+            start = orig_offs + 12
+            if kind == gguf.GGUFValueType.STRING:
+                parts: list[Any]
+                parts, end = _read_strings(memoryview(self.data), start, count)
+            else:
+                parts = [np.frombuffer(self.data, self.gguf_scalar_to_np[kind], count, start)]
+                end = start + parts[0].nbytes
+            types = [gguf.GGUFValueType.ARRAY, kind]
+            return end - orig_offs, parts, [*range(len(parts))], types
+
+        def _spend(self, count: int) -> None:
+            self.reads += count
             if self.reads > MAX_READS:
                 raise ValueError(f"its header has more than {MAX_READS} values")
-            return np.frombuffer(self.data, dtype, int(count), offset)
 
     try:
         if not file.is_file():  # a pipe would never end
@@ -154,3 +176,16 @@ def _read(file: Path) -> Header:
             f"{file} is truncated or is not a GGUF file ({error})"[:500], CONVERT_FILE
         ) from error
     return Header(file, values, {tensor.name: tensor for tensor in reader.tensors})
+
+
+def _read_strings(data: memoryview, start: int, count: int) -> tuple[list[memoryview], int]:
+    """Return the bytes of a list's strings, and where the list ends."""
+    strings = []
+    for _ in range(count):
+        first = start + 8
+        end = first + int.from_bytes(data[start:first], "little")
+        if end > len(data):
+            raise ValueError("it ends within a list of texts")
+        strings.append(data[first:end])
+        start = end
+    return strings, start

@@ -2,79 +2,118 @@
 
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers import AddedToken, Tokenizer, processors
 
 from dflash_trt.errors import panics_as_errors
+from dflash_trt.weights.gguf.byte_level import FAMILY_OF, Family, byte_level_tokenizer
 from dflash_trt.weights.gguf.header import Header
+from dflash_trt.weights.gguf.sentencepiece import (
+    SPACE,
+    merges_of_scores,
+    piece_tokenizer,
+    with_spaces_as_pieces,
+)
+from dflash_trt.weights.gguf.vocabulary import (
+    SPECIAL,
+    STATED,
+    TOKENIZER_JSON,
+    USER_DEFINED,
+    Vocabulary,
+    read_vocabulary,
+    role_id,
+    stated_flag,
+)
 
 TEMPLATE = "tokenizer.chat_template"
-STATED = "tokenizer.ggml"
 SPECIAL_TOKENS = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token",
 }  # fmt: skip
-# types of tokens
-NORMAL = 1
-CONTROL = 3
-USER_DEFINED = 4
-UNUSED = 5
-# names of pre-tokenizers, by behavior
-GPT2 = ("default", "gpt-2")
-DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's after one that separates digits
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-QWEN2 = ("qwen2", "deepseek-r1-qwen")
-PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
-WORDS = (  # with the number of digits in one piece
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# values of `model`
+BYTE_LEVEL = "gpt2"
+SENTENCEPIECE = "llama"
+GEMMA4 = "gemma4"  # pieces with merges; also a name of `pre`
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
+    """Assemble the tokenizer; CheckpointError if it is of a kind that is not read."""
     model = header.values.get(f"{STATED}.model")
     pre = header.values.get(f"{STATED}.pre")
-    if model != "gpt2" or pre not in PRE_TOKENIZERS or header.values.get(f"{STATED}.add_eos_token"):
-        what = f"its tokenizer is {model!r} with pre-tokenizer {pre!r}; read are those of gpt2 "
-        what += f"that end no prompts (add_eos_token), with {', '.join(PRE_TOKENIZERS)}"
-        raise header.wrong(what, "Use the model's safetensors with their tokenizer.json")
-    tokens = header.values[f"{STATED}.tokens"]
-    types = header.values.get(f"{STATED}.token_type", [NORMAL] * len(tokens))
-    adds_bos = header.values.get(f"{STATED}.add_bos_token", pre in LLAMA3)
-    bos = tokens[header.values[f"{STATED}.bos_token_id"]] if adds_bos else None
+    of_pieces = model in (SENTENCEPIECE, GEMMA4) or (model == BYTE_LEVEL and pre == GEMMA4)
+    if not of_pieces and (model != BYTE_LEVEL or pre not in FAMILY_OF):
+        names = ", ".join((*FAMILY_OF, GEMMA4))
+        what = f"its tokenizer is {model!r} with pre-tokenizer {pre!r}; read are {SENTENCEPIECE}, "
+        what += f"{GEMMA4}, and {BYTE_LEVEL} with {names}"
+        raise header.wrong(what, TOKENIZER_JSON)
+    vocabulary = read_vocabulary(header)
     with panics_as_errors():
-        return _assemble_tokenizer(pre, tokens, types, header.values[f"{STATED}.merges"], bos)
+        if not of_pieces:
+            return _byte_level(header, vocabulary, FAMILY_OF[str(pre)])
+        if model == SENTENCEPIECE:
+            return _scored_pieces(header, vocabulary)
+        return _merged_pieces(header, vocabulary)
 
 
-def _assemble_tokenizer(
-    pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None
-) -> Tokenizer:
-    vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
-    pairs = []
-    for merge in merges:
-        left, right = merge.split(" ")
-        pairs.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
-    if pre in QWEN2:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = Sequence(_pre_tokenizers(pre))
-    tokenizer.decoder = decoders.ByteLevel()
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        texts = [text for i, text in enumerate(tokens) if types[i] == kind]
-        tokenizer.add_tokens([AddedToken(t, special=special, normalized=False) for t in texts])
-    if bos is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="bos $A", special_tokens=[{"id": "bos", "ids": [vocab[bos]], "tokens": [bos]}]
-        )
+def _byte_level(header: Header, vocabulary: Vocabulary, family: Family) -> Tokenizer:
+    tokenizer = byte_level_tokenizer(family, vocabulary, _stated_merges(header))
+    _add_tokens(tokenizer, vocabulary)
+    if stated_flag(header, "add_bos_token", family.adds_bos):
+        _begin_with_bos(header, tokenizer)
     return tokenizer
 
 
-def _pre_tokenizers(pre: str) -> list[PreTokenizer]:
-    if pre in (*LLAMA3, *QWEN2):
-        digits = 3 if pre in LLAMA3 else 1
-        words = Split(Regex(WORDS % digits), "isolated")
-        return [words, ByteLevel(add_prefix_space=False, use_regex=False)]
-    gpt2 = ByteLevel(add_prefix_space=False)
-    return [Digits(individual_digits=True), gpt2] if pre in DIGITS else [gpt2]
+def _scored_pieces(header: Header, vocabulary: Vocabulary) -> Tokenizer:
+    """Assemble SentencePiece's BPE, whose merges its scores imply."""
+    if vocabulary.scores is None:
+        raise header.wrong(f"its tokenizer is {SENTENCEPIECE!r}, without {STATED}.scores")
+    vocabulary = with_spaces_as_pieces(vocabulary)
+    prefix = stated_flag(header, "add_space_prefix", True)
+    tokenizer = piece_tokenizer(
+        vocabulary, merges_of_scores(vocabulary), _unknown(header), space_prefix=prefix
+    )
+    _add_tokens(tokenizer, vocabulary)
+    if stated_flag(header, "add_bos_token", True):
+        _begin_with_bos(header, tokenizer)
+    return tokenizer
+
+
+def _merged_pieces(header: Header, vocabulary: Vocabulary) -> Tokenizer:
+    """Assemble Gemma 4's, which begins no text with a token: its chat template does."""
+    tokenizer = piece_tokenizer(
+        vocabulary, _stated_merges(header), _unknown(header), space_prefix=False
+    )
+    _add_tokens(tokenizer, vocabulary)
+    return tokenizer
+
+
+def _stated_merges(header: Header) -> list[tuple[str, str]]:
+    merges = []
+    for merge in header.values[f"{STATED}.merges"]:
+        left, right = merge.split(" ")
+        merges.append((left, right))
+    return merges
+
+
+def _unknown(header: Header) -> str | None:
+    token = role_id(header, "unknown")
+    return None if token is None else str(header.values[f"{STATED}.tokens"][token])
+
+
+def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Add what is a token wherever it stands in a text; spaces are one by merges."""
+    special = vocabulary.of_type(*SPECIAL)
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    others = [text for text in vocabulary.of_type(USER_DEFINED) if text.strip(SPACE)]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in others])
+
+
+def _begin_with_bos(header: Header, tokenizer: Tokenizer) -> None:
+    number = role_id(header, "bos")
+    if number is None:
+        raise header.wrong(f"texts begin with a token, but there is no {STATED}.bos_token_id")
+    text = header.values[f"{STATED}.tokens"][number]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="bos $A", special_tokens=[{"id": "bos", "ids": [number], "tokens": [text]}]
+    )
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
@@ -82,7 +121,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
     tokens = values[f"{STATED}.tokens"]
     special = {}
     for key, name in SPECIAL_TOKENS.items():
-        token = values.get(f"{STATED}.{key}_token_id")
+        token = role_id(header, key)
         if token is not None:
             special[name] = tokens[token]
     prefix = f"{TEMPLATE}."
