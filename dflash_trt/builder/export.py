@@ -55,6 +55,10 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 
 
 def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> str:
+    for role, source in (("target", config.target), ("drafter", config.drafter)):
+        if source is not None and source.gguf is not None:
+            problem = f"the {role} is a GGUF file; scripts for other engines name safetensors"
+            raise ConfigError(problem, f"Give {role}.path, or {role}.hub and {role}.revision")
     machine = config.llm.machine
     target = locate_config(config.target, "target", report, scratch)
     drafter = None
@@ -73,7 +77,7 @@ def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> 
             f"{machine.gpus}; scripts for other engines are for one node",
             f"Set engine.gpus to at most {machine.gpus}",
         )
-    form = drafter_format(pair.drafter.values)
+    form = drafter_format(pair.drafter)
     layout = drafter_layout(pair)
     if engine != "vllm" and form != "z-lab":
         raise PairError(f"{engine} does not read drafters in the {form} format", layout.fix)

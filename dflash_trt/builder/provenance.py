@@ -36,7 +36,7 @@ from dflash_trt.builder.manifest import (
 from dflash_trt.builder.program import program
 from dflash_trt.checkpoints import Located, Report, read_card
 from dflash_trt.checks import Finding
-from dflash_trt.config import BuildConfig, TargetSource
+from dflash_trt.config import BuildConfig
 from dflash_trt.files import Entry, manifest_entry
 from dflash_trt.weights import read_json
 
@@ -93,7 +93,6 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
     """
     config = job.config
     models = job.models
-    package = _package(config)
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
         for role, model in models.items()
@@ -110,7 +109,7 @@ def inputs_manifest(job: Job, text: str, report: Report) -> Manifest:
             for role, model in models.items()
             if model.at.commit
         },
-        "packages": {"target": package} if package else {},
+        "packages": _packages(config),
         "package_lock": _lock_digest(config),
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
@@ -124,14 +123,16 @@ def _lock_digest(config: BuildConfig) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _package(config: BuildConfig) -> dict[str, str] | None:
-    """Return the installed package that holds the target, as its index names it; None: none."""
-    source = config.target
-    if not isinstance(source, TargetSource) or source.package is None:
-        return None
-    package = _distribution_of(source.package)
-    name, number = (source.package, "") if package is None else (package.name, package.version)
-    return {"name": name, "version": number, "file": str(source.gguf)}
+def _packages(config: BuildConfig) -> dict[str, dict[str, str]]:
+    """Return the installed packages that hold models, by role, as their index names them."""
+    packages = {}
+    for role, source in (("target", config.target), ("drafter", config.drafter)):
+        if source is None or source.package is None:
+            continue
+        package = _distribution_of(source.package)
+        name, number = (source.package, "") if package is None else (package.name, package.version)
+        packages[role] = {"name": name, "version": number, "file": str(source.gguf)}
+    return packages
 
 
 def _distribution_of(module: str) -> Distribution | None:

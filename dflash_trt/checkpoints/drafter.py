@@ -1,4 +1,4 @@
-"""Drafters: DFlash checkpoints in the layout of z-lab (ModelOpt too), speculators or DeepSpec.
+"""Drafters: DFlash in the layout of z-lab (ModelOpt too), speculators, DeepSpec or llama.cpp.
 
 z-lab's have no embedding, head or prefix. Those of speculators (0.9.0) have a nested transformer
 config and often a vocabulary map. DeepSpec's are z-lab's with an embedding and a head, and draft
@@ -23,6 +23,7 @@ from dflash_trt.checkpoints.spec import (
     Selector,
 )
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.gguf import LINK
 from dflash_trt.weights.weights import Weights
 
 DFLASH2 = "DFlash2DraftModel"
@@ -128,6 +129,20 @@ def deepspec(config: Config) -> DrafterSpec:
         raise values.wrong(f"{DEEPSPEC} drafts from the anchor's place", EXPORT_DRAFTER)
     spec = zlab(config.overridden_by(dict.fromkeys(FROM_ANCHOR, True)))
     return replace(spec, own_tables=TABLES)
+
+
+def llama_cpp(config: Config, names: Sequence[str]) -> DrafterSpec:
+    """Read what a GGUF file states: z-lab's fields, with tables of its own where it has them.
+
+    It does not state for how many layers it was trained.
+    """
+    spec = zlab(config.overridden_by({"num_target_layers": 1}))
+    return replace(
+        spec,
+        num_target_layers=None,
+        own_tables=tuple(table for table in TABLES if f"{table}.weight" in names),
+        draft_vocab_size=None if config.get("head_rows") is None else config.number("head_rows"),
+    )
 
 
 def mask_token(values: Config, add: str) -> int:
@@ -242,6 +257,8 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
     if (directory / MASK_EMBEDDING).exists():
         what = f"{directory}: the drafter has an embedding of its own for masks ({MASK_EMBEDDING})"
         raise CheckpointError(what, OUR_FORMATS)
+    if (directory / LINK).is_file():
+        return llama_cpp(config, weights.names), weights
     if "speculators_model_type" in config:
         return speculators(config, weights.names), weights
     if is_deepspec(config):
@@ -266,7 +283,10 @@ def is_deepspec(config: Mapping[str, Any]) -> bool:
     return plain and config.get("architectures") == [DEEPSPEC]
 
 
-def drafter_format(config: Mapping[str, Any]) -> str:
+def drafter_format(drafter: Drafter) -> str:
+    config = drafter.values
+    if (drafter.directory / LINK).is_file():
+        return "GGUF"
     if "speculators_model_type" in config:
         return "speculators"
     return "DeepSpec" if is_deepspec(config) else "z-lab"

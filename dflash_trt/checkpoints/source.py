@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints.directory import CARD, MORE_TEMPLATES, check_inside
 from dflash_trt.checkpoints.tiktoken_files import CODE, RANKS
-from dflash_trt.config import Source, TargetSource
+from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import published_config
 from dflash_trt.weights.gguf import as_directory, find_packaged_file
@@ -46,7 +46,7 @@ def locate(
     """
     if source.path is not None:
         return Located(source.path, None)
-    if isinstance(source, TargetSource) and source.gguf is not None:
+    if source.gguf is not None:
         file = find_packaged_file(source.package, source.gguf) if source.package else source.gguf
         return Located(as_directory(file), None)
     # imported here: it takes longer than everything else in a finished build
@@ -144,11 +144,11 @@ def locate_argument(argument: str, role: str, report: Report, scratch: Path) -> 
             "Give the two themselves, or run `dflash-trt build` with the config",
         )
     if path.is_file():
-        source: Source = TargetSource(gguf=path)
+        source = Source(gguf=path)
     elif hub and not path.exists():
         source = Source(hub=hub[1], revision=hub[2])
     elif packaged and not path.exists():
-        source = TargetSource(package=packaged[1], gguf=Path(packaged[2]))
+        source = Source(package=packaged[1], gguf=Path(packaged[2]))
     else:
         raise CheckpointError(
             f"the {role} {argument} is not a directory",

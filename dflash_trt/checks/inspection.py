@@ -71,7 +71,7 @@ def _describe_drafter(model: Drafter) -> dict[str, Any]:
         taps = None
     fields = ("block_size", "mask_token_id", "draft_vocab_size", "num_target_layers")
     known = {name: model.number_or_none(name) for name in fields}
-    return {"format": drafter_format(model.values), "taps": taps, **known}
+    return {"format": drafter_format(model), "taps": taps, **known}
 
 
 def _count_layers(model: Model[Any]) -> list[str] | None:

@@ -50,7 +50,7 @@ def target_layout(pair: Pair) -> Found:
 @check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
     """Check the drafter's layout: others have other names, or tables of their own."""
-    form = drafter_format(pair.drafter.values)
+    form = drafter_format(pair.drafter)
     layout = "its own layout" if form == "z-lab" else f"the {form} format"
     if form == "z-lab" and any(pair.drafter.values.get(name) for name in FROM_ANCHOR):
         what = "the drafter drafts from the anchor's place; TensorRT-LLM reads masks alone"

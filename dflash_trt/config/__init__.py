@@ -11,7 +11,6 @@ from dflash_trt.config.build import (
     PyTorch,
     Source,
     Speculation,
-    TargetSource,
     TensorRT,
     TensorRTLLM,
     Version,

@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    JsonValue,
     Tag,
     ValidationInfo,
     field_validator,
@@ -25,7 +24,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, Machine, find_machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
-PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
+PLACES = (("path",), ("hub", "revision"), ("gguf",))  # of a model, by required fields
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how our engines run rounds
 RECOMPUTE_TAIL = "recompute_tail"  # value of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens with models up to 8B, and less than their weights
@@ -49,10 +48,11 @@ LocalPath = Annotated[Path, AfterValidator(_from_folder)]
 
 
 class Source(Section):
-    """Source of a checkpoint: on this machine, or on the Hugging Face Hub at a revision."""
+    """Source of a model: a directory, the Hugging Face Hub at a revision, or a GGUF file."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": PLACES})
-    places: ClassVar[tuple[str, ...]] = ("path", "hub")
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [*place]} for place in PLACES]}
+    )
 
     path: LocalPath | None = Field(
         default=None, description="names a checkpoint directory, absolute or relative to this file"
@@ -66,26 +66,6 @@ class Source(Section):
         default=None, min_length=1, description="with hub: selects a commit, tag or branch"
     )
 
-    @model_validator(mode="after")
-    def _is_one_place(self) -> Self:
-        if sum(getattr(self, place) is not None for place in self.places) != 1:
-            message = "give exactly one of {places}"
-            raise PydanticCustomError("source", message, {"places": ", ".join(self.places)})
-        if (self.hub is None) != (self.revision is None):
-            raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
-        return self
-
-    def pinned(self, commit: str | None) -> Self:
-        """Return the source at its commit, because a branch may move; None: not on the Hub."""
-        return self if commit is None else self.model_copy(update={"revision": commit})
-
-
-class TargetSource(Source):
-    """Source of a target: as any checkpoint, or a GGUF file."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [*PLACES, {"required": ["gguf"]}]})
-    places = ("path", "hub", "gguf")
-
     package: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z]\w*$",
@@ -97,10 +77,20 @@ class TargetSource(Source):
     )
 
     @model_validator(mode="after")
-    def _package_holds_a_file(self) -> Self:
+    def _is_one_place(self) -> Self:
+        places = [place[0] for place in PLACES]
+        if sum(getattr(self, place) is not None for place in places) != 1:
+            message = "give exactly one of {places}"
+            raise PydanticCustomError("source", message, {"places": ", ".join(places)})
+        if (self.hub is None) != (self.revision is None):
+            raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
         if self.package is not None and self.gguf is None:
             raise PydanticCustomError("source", "package goes with gguf")
         return self
+
+    def pinned(self, commit: str | None) -> Self:
+        """Return the source at its commit, because a branch may move; None: not on the Hub."""
+        return self if commit is None else self.model_copy(update={"revision": commit})
 
 
 Method = Literal["dflash", "eagle3", "ngram", "none"]
@@ -377,7 +367,7 @@ class BuildConfig(Section):
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
         description="names the build and its default output folder",
     )
-    target: TargetSource = Field(description="selects the model whose output distribution is kept")
+    target: Source = Field(description="selects the model whose output distribution is kept")
     drafter: Source | None = Field(
         default=None,
         description="selects the drafter trained for the target, of speculation.method; not needed "

@@ -30,7 +30,7 @@ from dflash_trt.checkpoints import (
     sampling_defaults,
 )
 from dflash_trt.checks import inspect
-from dflash_trt.config import TargetSource, load_config
+from dflash_trt.config import Source, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.errors import CheckpointError, ConfigError
@@ -333,7 +333,7 @@ def test_tokenizer_and_template_go_into_the_build(pairs: dict[str, Pair], tmp_pa
         "engine: {kind: onnxruntime, quantize: int4}\n"
     )
     config = load_config(tmp_path / "tiny.yaml")
-    assert config.target == TargetSource(gguf=file)
+    assert config.target == Source(gguf=file)
     built = build(config, tmp_path / "built", quiet)
     assert not build(config, tmp_path / "built", quiet).built
     assert set(built.manifest["inputs"]["target"]) >= {"config.json", "model.gguf"}
@@ -372,7 +372,7 @@ def test_a_file_in_a_package(
     (package / "__init__.py").write_text("import what_is_not_there")
     file = ggufs.write(package / "tiny.gguf", pairs["qwen2"].target_dir, Kind.Q8_0)
     monkeypatch.syspath_prepend(tmp_path)
-    source = TargetSource(package="packed_model", gguf=Path("tiny.gguf"))
+    source = Source(package="packed_model", gguf=Path("tiny.gguf"))
     expected = load_target(as_directory(file)).spec
     assert load_target(locate(source, "target", quiet).directory).spec == expected
     at = locate_argument("packed_model:tiny.gguf", "target", quiet, tmp_path)
@@ -463,7 +463,7 @@ def test_without_the_package(
 
 def test_where_gguf_may_stand(tmp_path: Path) -> None:
     for text, message in (
-        ("target: {path: t}\ndrafter: {gguf: d.gguf}", "unknown field 'drafter.gguf'"),
+        ("target: {path: t}\ndrafter: {path: d, gguf: d.gguf}", "exactly one of path, hub, gguf"),
         ("target: {path: t, package: p}\ndrafter: {path: d}", "package goes with gguf"),
         ("target: {path: t, gguf: t.gguf}\ndrafter: {path: d}", "exactly one of path, hub, gguf"),
     ):

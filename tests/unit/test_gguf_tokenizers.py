@@ -40,8 +40,8 @@ class Case(NamedTuple):
 CASES = (
     Case("llama2", "llama", "default", by_transformers=True),
     Case("mistral_v1", "llama", "default", by_transformers=True),
-    Case("gemma2", "llama", "default", runs=True, architecture="gemma2"),
-    Case("gemma3", "llama", "default", runs=True, architecture="gemma3"),
+    Case("gemma2", "llama", "default", runs=True, architecture="gemma2", by_transformers=True),
+    Case("gemma3", "llama", "default", runs=True, architecture="gemma3", by_transformers=True),
     Case("gemma4", "gemma4", "default", architecture="gemma4"),
     Case("gemma4", "gpt2", "gemma4", architecture="gemma4"),
     Case("gpt_oss", "gpt2", "gpt-4o"),

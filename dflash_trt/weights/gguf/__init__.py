@@ -5,5 +5,5 @@ read as stored, for our quantized graphs.
 """
 
 from dflash_trt.weights.gguf.blocks import PLAIN, Blocks, Form, Packed
-from dflash_trt.weights.gguf.directory import LINK, as_directory, find_packaged_file
-from dflash_trt.weights.gguf.tensors import Stack, cut_stack, left_out, open_tensors, tensor_types
+from dflash_trt.weights.gguf.directory import LINK, as_directory, find_packaged_file, open_tensors
+from dflash_trt.weights.gguf.tensors import Stack, cut_stack, left_out, tensor_types

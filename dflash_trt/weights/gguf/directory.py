@@ -13,9 +13,17 @@ from tempfile import TemporaryDirectory, gettempdir
 import yaml
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.weights.gguf import tensors
 from dflash_trt.weights.gguf.config import config_json, generation_config
-from dflash_trt.weights.gguf.header import read_header
+from dflash_trt.weights.gguf.drafter import (
+    drafter_config,
+    drafter_tensors,
+    drafter_vocabulary,
+    is_drafter,
+)
+from dflash_trt.weights.gguf.header import Header, read_header
 from dflash_trt.weights.gguf.tokenizer import read_tokenizer, tokenizer_config
+from dflash_trt.weights.stored import Stored
 
 LINK = "model.gguf"  # links to the file, in the directory that `as_directory` makes
 PREFIX = "dflash-trt-gguf-"  # then the process's number
@@ -28,13 +36,8 @@ def as_directory(file: Path) -> Path:
     card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
     card = {name: value for name, value in card.items() if value}
     try:
-        files = {
-            "config.json": json.dumps(config_json(header)),
-            "generation_config.json": json.dumps(generation_config(header)),
-            "tokenizer_config.json": json.dumps(tokenizer_config(header)),
-            "tokenizer.json": read_tokenizer(header).to_str(),
-            "README.md": f"---\n{yaml.safe_dump(card)}---",
-        }
+        files = _drafter_files(header) if is_drafter(header) else _target_files(header)
+        files["README.md"] = f"---\n{yaml.safe_dump(card)}---"
     except CheckpointError:
         raise
     except Exception as error:  # a value is missing or of another type; the tokenizer's are bare
@@ -51,6 +54,29 @@ def as_directory(file: Path) -> Path:
         name = f"model-{i + 1:05}-of-{count:05}.gguf" if i else LINK
         (directory / name).symlink_to(part)
     return directory
+
+
+def _target_files(header: Header) -> dict[str, str]:
+    return {
+        "config.json": json.dumps(config_json(header)),
+        "generation_config.json": json.dumps(generation_config(header)),
+        "tokenizer_config.json": json.dumps(tokenizer_config(header)),
+        "tokenizer.json": read_tokenizer(header).to_str(),
+    }
+
+
+def _drafter_files(header: Header) -> dict[str, str]:
+    files = {"config.json": json.dumps(drafter_config(header))}
+    vocabulary = drafter_vocabulary(header)
+    if vocabulary is not None:
+        files["tokenizer.json"] = vocabulary.to_str()
+    return files
+
+
+def open_tensors(file: Path) -> dict[str, Stored]:
+    """Return a target's or drafter's tensors by Hugging Face name."""
+    header = read_header(file)
+    return drafter_tensors(header) if is_drafter(header) else tensors.open_tensors(file)
 
 
 def _remove_leftovers() -> None:

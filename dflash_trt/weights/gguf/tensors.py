@@ -158,7 +158,7 @@ def _layer_of(name: str) -> int:
 
 def _named(header: Header, name: str) -> dict[str, Stored]:
     """Return what a stored tensor holds, by Hugging Face name."""
-    tensor = _open_tensor(header, header.tensors[name])
+    tensor = open_tensor(header, header.tensors[name])
     layer = re.fullmatch(r"blk\.(\d+)\.((\w+)(?:\.(weight|bias))?)", name)
     if layer is None:
         stem, _, kind = name.rpartition(".")
@@ -286,7 +286,7 @@ def _stack(parts: tuple[Stored, ...]) -> Stack:
     return Stack(first.name, first.file, first.offset, shape, dtype, parts)
 
 
-def _open_tensor(header: Header, tensor: Any) -> Stored:
+def open_tensor(header: Header, tensor: Any) -> Stored:
     gguf = library()
     name = tensor.name
     kind = tensor.tensor_type
