@@ -31,7 +31,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.prompts import read_prompts
 from dflash_trt.weights import Weights
 from dflash_trt.weights.gguf import as_directory
-from tests.support import ggufs
+from tests.support import gguf_drafters, ggufs
 from tests.support.builds import config_of, quiet
 from tests.support.signing_keys import write_keys
 from tests.support.strategies import DICE, EACH_ONCE, spoil, spoil_json
@@ -106,6 +106,7 @@ def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(original, home)
     target = home / "target"
     ggufs.write(home / "target.gguf", target, ggufs.Kind.Q4_1)
+    gguf_drafters.write(home / "drafter.gguf", home / "drafter", target, ggufs.Kind.Q8_0)
     (target / "chat_template.jinja").write_text(TEMPLATE)
     (target / "added_tokens.json").write_text('{"<x>": 3}')
     (home / "pair.yaml").write_text(
@@ -133,6 +134,16 @@ def prepared(home: Path, target: str) -> None:
     if target == "target":
         bundle = config_of(home, engine={"kind": "tensorrt_llm", "gpus": 1})
         tensorrt_llm.prepare(bundle, *at, quiet)
+
+
+def drafter_prepared(home: Path) -> None:
+    drafter = as_directory(home / "drafter.gguf")
+    show(inspect(home / "target", drafter))
+    at = Located(home / "target", None), Located(drafter, None)
+    onnxruntime.prepare(config_of(home, engine={"kind": "onnxruntime"}), *at, quiet)
+    weights = Weights(drafter)
+    for name in weights.names:
+        weights.read(name)
 
 
 def encoded(home: Path, target: str) -> None:
@@ -173,6 +184,7 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
     "target/model.safetensors": (spoil, PAIR),
     "drafter/model.safetensors": (spoil, PAIR),
     "target.gguf": (spoil_gguf, GGUF),
+    "drafter.gguf": (spoil_gguf, (drafter_prepared,)),
     "pair.yaml": (spoil_text, (lambda home: load_config(home / "pair.yaml"),)),
     "prompts.jsonl": (spoil_lines, (prompts_read,)),
     "asked.jsonl": (spoil_lines, (lambda home: load_prompts(str(home / "asked.jsonl"), 9),)),
