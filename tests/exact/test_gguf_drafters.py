@@ -12,12 +12,13 @@ from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
+from dflash_trt.builder.export import export
 from dflash_trt.builder.pipeline import build
 from dflash_trt.checkpoints import load_drafter, load_target, locate_argument
 from dflash_trt.checks import check_pair, inspect
-from dflash_trt.config import Source, load_config
+from dflash_trt.config import BuildConfig, Source, load_config
 from dflash_trt.decoding import Request
-from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.errors import CheckpointError, ConfigError, PairError
 from dflash_trt.speculation import Fixed
 from dflash_trt.weights.gguf import as_directory
 from tests.support import families, gguf_drafters, ggufs
@@ -153,6 +154,32 @@ def test_a_build_takes_files_and_packages(
     assert report["drafter"]["format"] == "GGUF"
     assert report["drafter"]["weights"]["tensors"] == {"Q8_0": 8, "F32": 6}
     assert "error" not in [check["result"] for check in report["checks"]]
+    reasons = {kind["kind"]: " ".join(kind["reasons"]) for kind in report["engine_kinds"]}
+    assert "the drafter is in the GGUF format" in reasons["tensorrt_llm"]
+    assert not reasons["onnxruntime"]
+
+
+def test_scripts_for_other_engines_name_no_gguf_file(pair: Pair) -> None:
+    config = BuildConfig.model_validate(
+        {
+            "name": "tiny",
+            "target": {"path": pair.target_dir},
+            "drafter": {"gguf": "d.gguf"},
+            "engine": {"kind": "tensorrt_llm"},
+        }
+    )
+    with pytest.raises(ConfigError, match="the drafter is a GGUF file"):
+        export(config, "vllm", quiet)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0, Kind.Q5_1])
+def test_every_precision_is_built(pair: Pair, tmp_path: Path, kind: Kind) -> None:
+    drafter = as_directory(written(pair, tmp_path / "d.gguf", kind=kind))
+    options: dict[str, Any] = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+    models = build_engines(pair.target_dir, drafter, tmp_path / "e", **options)
+    engines = (tmp_path / "e" / "target", tmp_path / "e" / "drafter")
+    built = BuiltPair(pair, [[*range(3, 83)]] * 4, *models, *engines)
+    assert all(len(tokens) == 40 for tokens, _ in committed(built))
 
 
 def test_a_table_of_its_own_is_used(pair: Pair, tmp_path: Path) -> None:
