@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from gguf import GGMLQuantizationType as Kind
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from dflash_trt.builder.export import export
 from dflash_trt.builder.pipeline import build
@@ -21,6 +22,7 @@ from dflash_trt.decoding import Request
 from dflash_trt.errors import CheckpointError, ConfigError, PairError
 from dflash_trt.speculation import Fixed
 from dflash_trt.weights.gguf import as_directory
+from tests.exact.test_gguf_families import MODELS
 from tests.support import families, gguf_drafters, ggufs
 from tests.support.builds import build_engines
 from tests.support.built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair, built_from
@@ -28,7 +30,14 @@ from tests.support.equality import rounds_of, run_all, scheduler_of
 from tests.support.pairs import Pair, make_pair, write_pair
 
 quiet: Callable[..., None] = lambda *_: None  # noqa: E731
-CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+PLAIN = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+TARGETS: dict[str, Callable[[], PretrainedConfig]] = {
+    **{
+        name: partial(config, **families.TARGET, tie_word_embeddings=name != "qwen3")
+        for name, config in PLAIN.items()
+    },
+    **MODELS,
+}
 OWN_FORMS = [name for name in families.FORMS if "YaRN" not in name]
 ALL_FORMS = [*families.FORMATS, *OWN_FORMS, "reduced", "yarn"]
 QUICK = ("z-lab", "dflash2", "reduced")
@@ -79,7 +88,7 @@ def test_spec_and_tensors_are_those_of_the_checkpoint(tmp_path: Path, form: str)
         ("llama", "z-lab"),
         *[
             pytest.param(family, form, marks=pytest.mark.models)
-            for family in ("llama", "qwen2", "qwen3")
+            for family in TARGETS
             for form in families.FORMATS
             if (family, form) != ("llama", "z-lab")
         ],
@@ -90,8 +99,7 @@ def test_texts_and_rounds_are_those_of_the_checkpoints(
 ) -> None:
     """Of a pair in two GGUF files, whose drafts are accepted at every length."""
     kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
-    config = CONFIGS[family](**families.TARGET, tie_word_embeddings=family != "qwen3")
-    pair = write_pair(tmp_path, config, families.FORMATS[form], drafter_class=kind)
+    pair = write_pair(tmp_path, TARGETS[family](), families.FORMATS[form], drafter_class=kind)
     built = built_from(pair, tmp_path)
     if form == "speculators":
         families.to_speculators(pair, tmp_path / form, from_anchor=False, ids=range(320))
