@@ -106,7 +106,7 @@ def _build(
         ),
         states=_states(spec.delta_nets, most_verified(block_size) - 1),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
-        quantized=graph.storage.bits is not None or graph.has_blocks,
+        quantized=graph.quantized,
         dtype=options.dtype,
         fp8=graph.has_fp8,
     )

@@ -56,7 +56,7 @@ def attention_block(
     values = _write(g, layer, "value", v, at)
     attend = partial(_attend, g, layer, keys, values)
     mask = at.layer_mask(g, layer.spec)
-    if context is None and g.storage.bits:
+    if context is None and g.quantized:
         mixed = _in_several_rows(g, layer, at, q, mask, attend)
     else:
         mixed = attend(q, mask)

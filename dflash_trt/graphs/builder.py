@@ -243,7 +243,8 @@ class GraphBuilder:
         self.kind = kind
         self.storage = storage
         self.has_fp8 = False  # whether a matrix is in e4m3
-        self.has_blocks = False  # whether a matrix is in blocks
+        # products round their inputs
+        self.quantized = storage.bits is not None or (storage.keep_blocks and weights.has_blocks)
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
         self._block_matrices: dict[tuple[Path, str], BlockMatrix] = {}
@@ -412,9 +413,9 @@ class GraphBuilder:
         inputs, outputs = _joined_shape(weights, names)
         rows = self._packed(weights, names, kept)
         matrix = self._block_matrix(weights, names, form, rows)
-        codes = _view(matrix.codes, "|".join(names), tuple(matrix.codes.shape.numpy()))
-        operands = [self._tape.initializer(codes), matrix.scales]
         name = "|".join(names)
+        codes = _view(matrix.codes, f"{name}.codes", tuple(matrix.codes.shape.numpy()))
+        operands = [self._tape.initializer(codes), matrix.scales]
         if not kept.copied and form.bits == 4:
             read = rows.part(lambda packed: _present(packed.zeros))
             width = -(-inputs // form.block * form.bits // 8)
@@ -438,7 +439,8 @@ class GraphBuilder:
 
         shape = (inputs // form.block, outputs)
         offsets = self.lazy(f"{name}.code_offsets", shape, rows.part(of_codes))
-        sums = self.op("Reshape", x, self.ints(0, -1, form.block))
+        # not (0, -1, block): an expert may have no rows
+        sums = self.op("Reshape", x, self.ints(-1, inputs // form.block, form.block))
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
         return self.op("Gemm", sums, offsets, out)
 
@@ -498,7 +500,6 @@ class GraphBuilder:
     def _block_matrix(
         self, weights: Weights, names: Sequence[str], form: Form, rows: Shared[PackedRows]
     ) -> BlockMatrix:
-        self.has_blocks = True
         name = "|".join(names)
         key = (weights.directory, name)
         if key not in self._block_matrices:

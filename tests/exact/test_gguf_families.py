@@ -183,18 +183,19 @@ def test_blocks_of_rows_stay_as_stored(
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kind"),
     [
-        name if name == "qwen3moe" else pytest.param(name, marks=pytest.mark.models)
+        pytest.param(name, kind, marks=() if name == "qwen3moe" else pytest.mark.models)
         for name in MODELS
+        for kind in (Kind.Q4_0, Kind.Q4_1, Kind.MXFP4)
     ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_token_in_kept_blocks_stands_alone(
-    pair_of: Callable[[str], Pair], tmp_path: Path, name: str
+    pair_of: Callable[[str], Pair], tmp_path: Path, name: str, kind: Kind
 ) -> None:
     """Even where an expert has it alone: of 4 bits ONNX Runtime has another kernel for one row."""
     pair = pair_of(name)
-    kind = Kind.MXFP4 if name == "gpt-oss" else Kind.Q4_0
     file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, kind)
     engines = tmp_path / "e"
     options = {"storage": Storage(keep_blocks=True), "slots": 2, "max_seq_len": 64}
@@ -205,7 +206,7 @@ def test_a_token_in_kept_blocks_stands_alone(
     build_engines(as_directory(file), pair.drafter_dir, tmp_path / "f", slots=2, max_seq_len=64)
     plain = target_step(Engine(tmp_path / "f" / "target"), TOKENS, 0)["logits"]
     size = [(tmp_path / place / "target" / "model.onnx.data").stat().st_size for place in "ef"]
-    assert size[0] < 0.6 * size[1]  # experts, too
+    assert size[0] < 0.65 * size[1]  # experts, too
     not_rounded = Engine(with_float_inputs(engines / "target", tmp_path / "not_rounded"))
     exact = target_step(not_rounded, TOKENS, 0)["logits"]
     np.testing.assert_allclose(exact, plain, atol=2e-4, rtol=0)
