@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -34,7 +35,7 @@ from dflash_trt.config import Source, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.graphs.builder import Storage
+from dflash_trt.graphs.builder import GraphBuilder, Storage
 from dflash_trt.weights.gguf import as_directory
 from dflash_trt.weights.gguf.blocks import FORMS, unpacked
 from dflash_trt.weights.gguf.header import read_header
@@ -271,6 +272,24 @@ def test_blocks_stay_as_they_are(
     step.inputs["head_rows"][:] = np.arange(120)
     step.run()
     assert np.array_equal(step.outputs["logits"][40:80], alone)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0])
+def test_embedded_tokens_are_the_very_numbers(
+    pairs: dict[str, Pair], tmp_path: Path, kind: Kind
+) -> None:
+    file = ggufs.write(tmp_path / "model.gguf", pairs["llama"].target_dir, kind)
+    target = load_target(as_directory(file))
+    table = "model.embed_tokens.weight"
+    g = GraphBuilder("embedding", target.spec, target.weights, storage=Storage(keep_blocks=True))
+    ids = g.input("ids", ir.DataType.INT64, ("n",))
+    rows = g.embed(target.weights, table, ids)
+    g.output(rows, "rows", ir.DataType.FLOAT, ("n", target.spec.hidden_size))
+    g.save(tmp_path, lambda name: None)
+    session = ort.InferenceSession(tmp_path / "model.onnx")
+    chosen = np.array([7, 0, 319, 7])
+    [numbers] = session.run(None, {"ids": chosen})
+    assert np.array_equal(numbers, target.weights.read(table)[chosen])
 
 
 def logits_of(session: ort.InferenceSession, info: EngineInfo, tokens: list[int]) -> Any:

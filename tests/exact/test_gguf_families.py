@@ -218,6 +218,18 @@ def test_a_token_in_kept_blocks_stands_alone(
             break
         alone = target_step(engine, some, place)["logits"]
         assert np.array_equal(whole[place : place + len(some)], alone), place
+    if engine.info.states is not None:
+        return
+    target_step(engine, TOKENS, 0, row=1)
+    last = len(TOKENS) - 1
+    step = engine.step(0, 2, 1, len(TOKENS), 2)  # a token of each of two sequences
+    step.inputs["tokens"][:] = TOKENS[last]
+    step.inputs["positions"][:] = last
+    step.inputs["write_index"][:] = last
+    step.inputs["mask"][:] = True
+    step.inputs["head_rows"][:] = [0, 1]
+    step.run()
+    assert np.array_equal(step.outputs["logits"], whole[[last, last]])
 
 
 def test_gate_and_up_of_experts_in_one_tensor(

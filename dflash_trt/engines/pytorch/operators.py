@@ -49,22 +49,13 @@ def concat(*parts: Tensor, axis: int) -> Tensor:
     return torch.cat(parts, axis)
 
 
-def dequantize_linear(
-    codes: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int, block_size: int = 0
-) -> Tensor:
+def dequantize_linear(codes: Tensor, scale: Tensor, *, axis: int, block_size: int = 0) -> Tensor:
     """Widen a matrix with a scale for each block, or without blocks for each row."""
-
-    def widened(blocks: Tensor) -> Tensor:
-        if block_size:
-            whole = blocks.repeat_interleave(block_size, axis)
-            return whole.narrow(axis, 0, codes.shape[axis])  # the last block may be cut off
+    if not block_size:
         assert axis == 0
-        return blocks[:, None]
-
-    numbers = codes.float()
-    if zero is not None:
-        numbers = numbers - widened(zero.float())
-    return numbers * widened(scale)
+        return codes.float() * scale[:, None]
+    whole = scale.repeat_interleave(block_size, axis)
+    return codes.float() * whole.narrow(axis, 0, codes.shape[axis])  # the last may be cut off
 
 
 def divide(x: Tensor, y: Tensor) -> Tensor:
@@ -129,11 +120,6 @@ def linear_attention(
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Multiply numbers of the second one's type, and add up in float32, as the kernels do."""
     return torch.matmul(x.to(y.dtype).float(), y.float())
-
-
-def matmul_integer(x: Tensor, y: Tensor, zero: Tensor) -> Tensor:
-    # sums of products of 8 bits are exact in float64
-    return torch.matmul(x.double() - zero.double(), y.double()).to(torch.int64)
 
 
 def pad(x: Tensor, pads: Sizes) -> Tensor:
@@ -290,7 +276,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Less": torch.lt,
     "LinearAttention": linear_attention,
     "MatMul": matmul,
-    "MatMulInteger": matmul_integer,
     "Max": _of_all(torch.maximum),
     "Min": _of_all(torch.minimum),
     "Mul": torch.mul,

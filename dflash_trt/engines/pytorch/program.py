@@ -338,12 +338,9 @@ def _reader(directory: Path) -> Callable[[Any], Tensor]:
         return flat.reshape(tuple(tensor.shape.numpy()))
 
     def read(tensor: Any) -> Tensor:
-        if isinstance(tensor, ir.ExternalTensor) and tensor.dtype != ir.DataType.INT4:
+        if isinstance(tensor, ir.ExternalTensor):
             return external(tensor)
-        array = tensor.numpy()
-        if tensor.dtype == ir.DataType.INT4:
-            array = array.astype(np.int8)
-        return torch.from_numpy(np.array(array))
+        return torch.from_numpy(np.array(tensor.numpy()))
 
     return read
 
