@@ -140,17 +140,19 @@ class Weights:
         """Whether the layers are those of a quantized GGUF file."""
         return any(
             isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
-            for name, tensor in self._tensors.items()
+            for name, tensor in self._stored_tensors()
         )
 
-    def _stored_tensors(self) -> Iterator[Stored | Quantized]:
-        for tensor in self._tensors.values():
-            yield from tensor.parts if isinstance(tensor, Stack) else (tensor,)
+    def _stored_tensors(self) -> Iterator[tuple[str, Stored | Quantized]]:
+        """Yield all tensors by name, those of a stack of experts one by one."""
+        for name, tensor in self._tensors.items():
+            for part in tensor.parts if isinstance(tensor, Stack) else (tensor,):
+                yield name, part
 
     def block_sizes(self) -> dict[str, BlockSizes]:
         """Return what tensors in blocks take, by their type in a GGUF file."""
         sizes: dict[str, BlockSizes] = {}
-        for tensor in self._stored_tensors():
+        for _, tensor in self._stored_tensors():
             if not isinstance(tensor, Packed) or tensor.kind in PLAIN:
                 continue
             bits = tensor.form.bits_per_weight if tensor.form else 32
@@ -167,7 +169,7 @@ class Weights:
         """Return what all tensors take in a build that keeps blocks."""
         plain = [
             math.prod(tensor.shape) * int(DTYPES[tensor.dtype].itemsize)
-            for tensor in self._stored_tensors()
+            for _, tensor in self._stored_tensors()
             if not isinstance(tensor, Packed) or tensor.kind in PLAIN
         ]
         return sum(plain) + sum(size.build_bytes for size in self.block_sizes().values())

@@ -175,7 +175,9 @@ def test_blocks_of_rows_stay_as_stored(
         if kind == Kind.Q8_0 and weights.form(tensor):
             kept += 1
             [piece] = weights.blocks(tensor, len(rows))
-            assert np.array_equal((piece.codes * piece.scales).reshape(rows.shape), plain)
+            assert np.array_equal(
+                (piece.codes * piece.scales).reshape(rows.shape), plain
+            )
     assert kept >= least
     for tensor in weights.names:
         pieces = list(weights.pieces(tensor, 3))
@@ -230,6 +232,17 @@ def test_a_token_in_kept_blocks_stands_alone(
     step.inputs["head_rows"][:] = [0, 1]
     step.run()
     assert np.array_equal(step.outputs["logits"], whole[[last, last]])
+
+
+def test_a_file_whose_experts_alone_are_in_blocks_is_quantized(tmp_path: Path) -> None:
+    """Such are gpt-oss' files with the other layers in 16 bits."""
+    narrow = {"hidden_size": 48, "head_dim": 12, "intermediate_size": 64}
+    config = GptOssConfig(**tiny.TARGET | narrow, num_experts_per_tok=3, num_local_experts=8)
+    pair = write_pair(tmp_path, config, tiny.DRAFTER)
+    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.MXFP4)
+    weights = load_target(as_directory(file)).weights
+    assert {kind: sizes.tensors for kind, sizes in weights.block_sizes().items()} == {"MXFP4": 4}
+    assert weights.has_blocks
 
 
 def test_gate_and_up_of_experts_in_one_tensor(
