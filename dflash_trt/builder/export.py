@@ -55,8 +55,8 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 
 
 def _export(config: BuildConfig, engine: str, report: Report, scratch: Path) -> str:
-    for role, source in (("target", config.target), ("drafter", config.drafter)):
-        if source is not None and source.gguf is not None:
+    for role, source in config.sources.items():
+        if source.gguf is not None:
             problem = f"the {role} is a GGUF file; scripts for other engines name safetensors"
             raise ConfigError(problem, f"Give {role}.path, or {role}.hub and {role}.revision")
     machine = config.llm.machine

@@ -126,8 +126,8 @@ def _lock_digest(config: BuildConfig) -> str | None:
 def _packages(config: BuildConfig) -> dict[str, dict[str, str]]:
     """Return the installed packages that hold models, by role, as their index names them."""
     packages = {}
-    for role, source in (("target", config.target), ("drafter", config.drafter)):
-        if source is None or source.package is None:
+    for role, source in config.sources.items():
+        if source.package is None:
             continue
         package = _distribution_of(source.package)
         name, number = (source.package, "") if package is None else (package.name, package.version)

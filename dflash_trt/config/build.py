@@ -388,6 +388,12 @@ class BuildConfig(Section):
     serving: Serving = Field(default=Serving(), validate_default=True)
 
     @property
+    def sources(self) -> dict[str, Source]:
+        """Where the models come from, by role."""
+        sources = {"target": self.target, "drafter": self.drafter}
+        return {role: source for role, source in sources.items() if source is not None}
+
+    @property
     def llm(self) -> TensorRTLLM:
         """The engine; ConfigError unless its kind is tensorrt_llm."""
         if not isinstance(self.engine, TensorRTLLM):

@@ -488,9 +488,7 @@ class GraphBuilder:
             for name in names:
                 if kept.copied:
                     for blocks in weights.blocks(name, ROWS):
-                        scales, offsets = blocks.scales[..., 0], blocks.offsets
-                        offsets = None if offsets is None else offsets[..., 0]
-                        yield pack_rows(Rows(blocks.codes, scales, offsets), bits)
+                        yield pack_rows(Rows(*blocks), bits)
                 else:
                     for rows in weights.pieces(name, ROWS):
                         yield pack_rows(quantize_rows(rows.astype(np.float32), bits), bits)

@@ -124,11 +124,11 @@ def _multiply_each(
 ) -> list[ir.Value]:
     names = [_tensor_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
-        by_name = g.weights.experts_in_blocks()
+        [name] = names[0]  # of all experts
+        by_name = g.weights.experts_in_blocks(name)
         one_by_one = [_names_of_one(layer, half, index) for index in range(experts.count)]
         if one_by_one[0][0] in by_name.names and g.block_form(by_name, one_by_one[0][0], None):
             return _multiply_blocks_each(g, by_name, pieces, one_by_one)
-        [name] = names[0]  # of all experts
         shape = g.weights.shape(name)[1:]
         dtype = DTYPES[g.weights.dtype(name)]
         outs = []

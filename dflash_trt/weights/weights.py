@@ -228,37 +228,30 @@ class Weights:
                     "Use a checkpoint with a tensor for each expert",
                 )
             parts = STACKED[stack]
-            for i, matrix in enumerate(_cut(tensor, tensor.shape[0] * len(parts))):
+            for i, matrix in enumerate(cut_stack(tensor, len(parts))):
                 expert, part = divmod(i, len(parts))
                 view._tensors[f"{prefix}.experts.{expert}.{parts[part]}.weight"] = matrix
         return view
 
-    def experts_in_blocks(self) -> "Weights":
-        """Return a view with each expert's matrices `[out, in]` of gpt-oss' GGUF files, by name."""
+    def experts_in_blocks(self, name: str) -> "Weights":
+        """Return a view with each expert's matrices `[out, in]` of gpt-oss' stack, by name.
+
+        It is empty but for a stack of a GGUF file.
+        """
         view = copy.copy(self)
         view._tensors = {}
-        for name, tensor in self._tensors.items():
-            prefix, _, stack = name.rpartition(".experts.")
-            if stack not in STACKED or not isinstance(tensor, Stack):
-                continue
+        tensor = self._tensor(name)
+        if isinstance(tensor, Stack):
+            prefix, _, stack = name.rpartition(".")
             for part, matrices in zip(STACKED[stack], tensor.parts, strict=True):
                 for i, matrix in enumerate(cut_stack(matrices, 1)):
-                    view._tensors[f"{prefix}.experts.{i}.{part}.weight"] = matrix
+                    view._tensors[f"{prefix}.{i}.{part}.weight"] = matrix
         return view
 
     def _tensor(self, name: str) -> Stored | Quantized:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", EXPORT_CHECKPOINT)
         return self._tensors[name]
-
-
-def _cut(stack: Stored, count: int) -> Iterator[Stored]:
-    """Yield `count` equal matrices of a stack, one after the other."""
-    rows = stack.shape[0] * stack.shape[1] // count
-    shape = (rows, stack.shape[2])
-    size = math.prod(shape) * DTYPES[stack.dtype].itemsize
-    for i in range(count):
-        yield Stored(stack.name, stack.file, stack.offset + i * size, shape, stack.dtype)
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:

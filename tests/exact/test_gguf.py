@@ -157,9 +157,11 @@ def test_blocks_are_the_very_numbers(kind: str) -> None:
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(rows, Kind[kind])
         blocks = unpacked(rows, kind)
-        numbers = (blocks.codes.astype(np.float32) + FORMS[kind].shift) * blocks.scales
+        shifted = blocks.codes.astype(np.float32) + FORMS[kind].shift
+        numbers = shifted * blocks.scales[..., None]
         if FORMS[kind].has_offsets:
-            numbers = numbers + blocks.offsets
+            assert blocks.offsets is not None
+            numbers = numbers + blocks.offsets[..., None]
     assert np.array_equal(numbers.reshape(expected.shape), expected, equal_nan=True)
 
 

@@ -25,7 +25,7 @@ class Blocks(NamedTuple):
     """Rows of a matrix: (codes + shift) * scales + offsets; the shift is the format's (`Form`)."""
 
     codes: Codes  # [r, in / block, block]
-    scales: Floats  # [r, in / block, 1]
+    scales: Floats  # [r, in / block]
     offsets: Floats | None = None  # shaped as scales; None: nothing to add
 
 
@@ -107,8 +107,8 @@ def unpacked(rows: Bytes, kind: str) -> Blocks:
     width = FORMS[kind].block
     return Blocks(
         blocks.codes.reshape(len(rows), -1, width),
-        blocks.scales.reshape(len(rows), -1, 1),
-        None if blocks.offsets is None else blocks.offsets.reshape(len(rows), -1, 1),
+        blocks.scales.reshape(len(rows), -1),
+        None if blocks.offsets is None else blocks.offsets.reshape(len(rows), -1),
     )
 
 

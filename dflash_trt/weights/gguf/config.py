@@ -134,12 +134,7 @@ def config_json(header: Header) -> Fields:
     if kind not in FAMILIES:
         what = f"of GGUF {', '.join(FAMILIES)} are read, but the architecture is {kind!r}"
         raise header.wrong(what, INSTEAD)
-    prefix = f"{kind}."
-    stated = {
-        key.removeprefix(prefix): value
-        for key, value in header.values.items()
-        if key.startswith(prefix)
-    }
+    stated = header.stated
     family = FAMILIES[kind]
     metadata = Metadata(header, stated)
     for key, value in stated.items():

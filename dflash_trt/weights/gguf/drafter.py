@@ -9,6 +9,18 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from dflash_trt.errors import panics_as_errors
+from dflash_trt.weights.gguf.config import (
+    BASE,
+    CAP,
+    EPSILON,
+    PATTERN,
+    ROTATED,
+    SCALING,
+    SECTIONS,
+    WINDOW,
+    YARN,
+)
+from dflash_trt.weights.gguf.config import FIELDS as DECODER_FIELDS
 from dflash_trt.weights.gguf.header import Header
 from dflash_trt.weights.gguf.sentencepiece import with_spaces_as_pieces
 from dflash_trt.weights.gguf.tensors import LAYER_NAMES, open_tensor
@@ -27,32 +39,21 @@ OTHERWISE = "Use the drafter's safetensors, or one without it"
 DEFAULT_BLOCK = 16
 # metadata by field of config.json, of the decoder and in dflash_config
 FIELDS = {
-    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads", "attention.key_length": "head_dim",
-    "attention.head_count_kv": "num_key_value_heads", "hidden_activation": "hidden_act",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.causal": "is_causal",
+    **DECODER_FIELDS, "block_count": "num_hidden_layers", "attention.key_length": "head_dim",
+    "hidden_activation": "hidden_act", "attention.causal": "is_causal", EPSILON: "rms_norm_eps",
 }  # fmt: skip
-OWN_FIELDS = {
+DFLASH_FIELDS = {
     "conv_kernel_size": "conv_kernel_size", "conv_group_size": "conv_group_size",
     "selector_rank": "selector_rank", "selector_top_k": "selector_top_k",
     "embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier",
-    "final_logit_softcapping": "final_logit_softcapping",
+    CAP: CAP,
     "attention.value_scale": "attention_value_scale", "sample_from_anchor": "sample_from_anchor",
 }  # fmt: skip
-ROPE_FIELDS = {
-    "factor": "factor", "original_context_length": "original_max_position_embeddings",
-    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
-    "yarn_attn_factor": "attention_factor",
-}  # fmt: skip
-WINDOW = "attention.sliding_window"
-PATTERN = "attention.sliding_window_pattern"
-SECTIONS = "rope.dimension_sections"
-OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
+ROPE_FIELDS = YARN | {"rope.scaling.yarn_attn_factor": "attention_factor"}
+OF_HEADS = ("attention.value_length", ROTATED)  # must equal head_dim
 READ = {
-    *FIELDS, *OWN_FIELDS, *OF_HEADS, WINDOW, PATTERN, SECTIONS,
-    "block_size", "target_layers", "vocab_size", "rope.freq_base", "rope.scaling.type",
-    *(f"rope.scaling.{name}" for name in ROPE_FIELDS),
+    *FIELDS, *DFLASH_FIELDS, *ROPE_FIELDS, *OF_HEADS, WINDOW, PATTERN, SECTIONS, BASE, SCALING,
+    "block_size", "target_layers", "vocab_size",
 }  # fmt: skip
 NEUTRAL = {  # nothing reads these, and no other value
     "has_confidence_head": False, "rope.scaling.yarn_ext_factor": 1.0,
@@ -88,7 +89,7 @@ class TokenIds(Stored):
 
 
 def is_drafter(header: Header) -> bool:
-    return header.values.get("general.architecture") == DFLASH
+    return header.architecture == DFLASH
 
 
 def drafter_config(header: Header) -> dict[str, Any]:
@@ -101,17 +102,17 @@ def drafter_config(header: Header) -> dict[str, Any]:
         raise header.wrong(what, "Use a DFlash drafter of the same target")
     stated = _stated(header)
     fields = {name: stated[key] for key, name in FIELDS.items() if key in stated}
-    own = {name: stated[key] for key, name in OWN_FIELDS.items() if key in stated}
-    own["target_layer_ids"] = [layer - 1 for layer in stated.get("target_layers", [])]
-    own["block_size"] = stated.get("block_size", DEFAULT_BLOCK)
-    own["mask_token_id"] = role_id(header, "mask")
-    if not own.get("final_logit_softcapping"):
-        own.pop("final_logit_softcapping", None)
-    own["attention_sink_bias"] = "blk.0.attn_sinks.weight" in header.tensors
+    dflash = {name: stated[key] for key, name in DFLASH_FIELDS.items() if key in stated}
+    dflash["target_layer_ids"] = [layer - 1 for layer in stated.get("target_layers", [])]
+    dflash["block_size"] = stated.get("block_size", DEFAULT_BLOCK)
+    dflash["mask_token_id"] = role_id(header, "mask")
+    if not dflash.get(CAP):
+        dflash.pop(CAP, None)
+    dflash["attention_sink_bias"] = "blk.0.attn_sinks.weight" in header.tensors
     second = "selector_hidden.weight" in header.tensors
     if not second:
         for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
-            own.pop(name, None)
+            dflash.pop(name, None)
     row_ids = header.tensors.get(ROW_IDS)
     if row_ids is not None and header.tensors.keys().isdisjoint(("output.weight", EMBEDDED)):
         raise header.wrong(f"{ROW_IDS} maps the rows of a head, but it has none", OTHERWISE)
@@ -122,21 +123,17 @@ def drafter_config(header: Header) -> dict[str, Any]:
         "model_type": "qwen3",
         "vocab_size": _vocab_size(header, stated),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "rope_theta": stated.get("rope.freq_base", 10000.0),
+        "rope_theta": stated.get(BASE, 10000.0),
         "rope_scaling": _rope_scaling(stated),
         "head_rows": None if row_ids is None else int(row_ids.n_elements),
-        "dflash_config": own,
+        "dflash_config": dflash,
     }
 
 
 def _stated(header: Header) -> dict[str, Any]:
     """Return the drafter's metadata; CheckpointError for what is not read."""
     prefix = f"{DFLASH}."
-    stated = {
-        key.removeprefix(prefix): value
-        for key, value in header.values.items()
-        if key.startswith(prefix)
-    }
+    stated = header.stated
     for key in stated.keys() - READ:
         if key not in NEUTRAL or stated[key] != NEUTRAL[key]:
             what = f"{prefix}{key} is {stated[key]!r}"[:200]
@@ -167,14 +164,11 @@ def _windows(header: Header, stated: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_scaling(stated: dict[str, Any]) -> dict[str, Any] | None:
-    kind = stated.get("rope.scaling.type", "none")
+    kind = stated.get(SCALING, "none")
     if kind == "none":
         return None
-    scaling = {"rope_type": kind}
-    for key, name in ROPE_FIELDS.items():
-        if f"rope.scaling.{key}" in stated:
-            scaling[name] = stated[f"rope.scaling.{key}"]
-    return scaling
+    named = {name: stated[key] for key, name in ROPE_FIELDS.items() if key in stated}
+    return {"rope_type": kind, **named}
 
 
 def _vocab_size(header: Header, stated: dict[str, Any]) -> int | None:

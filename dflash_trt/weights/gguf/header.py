@@ -36,6 +36,16 @@ class Header(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     @property
+    def stated(self) -> dict[str, Any]:
+        """The architecture's metadata, without its name before them."""
+        prefix = f"{self.architecture}."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.values.items()
+            if key.startswith(prefix)
+        }
+
+    @property
     def parts(self) -> list[Path]:
         """The files, in order."""
         return list(dict.fromkeys([self.file, *self.places.values()]))
