@@ -26,7 +26,8 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
-NAMES = {name: stored for stored, name in LAYER_NAMES.items()}
+# of two names for one tensor, the first is a Llama's
+NAMES = {name: stored for stored, name in reversed(LAYER_NAMES.items())}
 
 
 @pytest.fixture(scope="module")
