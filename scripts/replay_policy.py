@@ -40,16 +40,17 @@ from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import load_engine
 from dflash_trt.speculation import (
     Adaptive,
+    Choice,
     CostProfile,
     Fixed,
+    NextStep,
     Policy,
     Proposal,
-    RoundPlan,
-    SequenceProposals,
+    SequenceView,
     estimator,
 )
 from dflash_trt.speculation import policy as policies
-from dflash_trt.speculation.gate import Gate
+from dflash_trt.speculation.costs import CostModel
 
 CANDIDATES = 8
 
@@ -67,15 +68,8 @@ class Text:
 class EveryToken(Fixed):
     """A policy that verifies nothing and runs the drafter after every token."""
 
-    def choose(
-        self,
-        rows: Sequence[SequenceProposals],
-        context: int,
-        feed: bool = False,
-        waiting: bool = False,
-        coming: int = 0,
-    ) -> RoundPlan:
-        return RoundPlan([None] * len(rows), self.draft_tokens)
+    def choose(self, step: NextStep) -> Choice:
+        return Choice([None] * len(step.sequences), self.draft_tokens)
 
 
 def decode(
@@ -193,7 +187,7 @@ def replay(
     rows, timed = by.rows, policy.timed
     of = {tuple(text.request.prompt): text for text in texts}
 
-    def noted(sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
+    def noted(sequences: Sequence[SequenceState]) -> list[SequenceView]:
         proposed = rows(sequences)
         for sequence, row in zip(sequences, proposed, strict=True):
             text = of[tuple(sequence.request.prompt)]
@@ -252,10 +246,11 @@ def strategies(info: EngineInfo, costs: CostProfile) -> Iterator[tuple[str, Made
 
 
 MECHANISMS: Mapping[str, tuple[object, str, object]] = {
-    "the gate": (Gate, "add", lambda *_: None),
-    "probes": (policies, "PROBING", 1e-9),
-    "a rest where texts repeat": (Adaptive, "_repeats", lambda *_: False),
-    "hysteresis": (policies, "CLEARLY", 1.0),
+    "asking whether the drafter pays": (Adaptive, "_gain", lambda *_: np.inf),
+    "exploring": (policies, "EXPLORING", 1e-9),
+    "a margin": (policies, "CLEARLY", 1.0),
+    "a plain step now and then": (CostModel, "needs_plain", lambda *_, **__: False),
+    "what rounds cost beyond their parts": (CostModel, "overrun", lambda *_, **__: 1.0),
     "calibration": (estimator._Calibration, "observe", lambda *_: None),
     "the length of a match": (estimator, "MATCHES", (1,)),
 }

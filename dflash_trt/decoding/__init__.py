@@ -7,7 +7,6 @@ from dflash_trt.decoding.messages import (
     Candidates,
     Copy,
     DraftResult,
-    Features,
     Logprobs,
     Round,
     RoundResult,
@@ -25,3 +24,4 @@ from dflash_trt.decoding.sequence import Draft, Request, SequenceState, check_re
 from dflash_trt.decoding.state_cache import StateCache, open_prefix_cache
 from dflash_trt.decoding.strategy import strategy
 from dflash_trt.decoding.waiting_queue import WaitingQueue
+from dflash_trt.speculation import Features

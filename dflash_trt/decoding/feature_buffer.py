@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dflash_trt.decoding.arrays import FeatureArray
-from dflash_trt.decoding.messages import Copy, Features, Round
+from dflash_trt.decoding.messages import Copy, Round
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE, most_buffered
+from dflash_trt.speculation import Features
 
 BUFFER_MULTIPLE = 16  # buffered features are padded to it, so that few shapes are bound
 
@@ -52,7 +53,7 @@ class FeatureBuffer:
         """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
         features `[n, S, F]`, in order: of each row's known tokens, accepted drafts, rejected drafts
-        and padding. If no text has room for drafts they are buffered.
+        and padding.
         """
         self._move(round.copies)
         n = len(round.rows)
@@ -68,7 +69,7 @@ class FeatureBuffer:
             self._ends[slot] = row.position + count
             if not row.follows:
                 self._parts.pop(slot, None)
-        if round.features is Features.KEEP or not round.leaves_room(accepted):
+        if round.features_after(accepted) is Features.KEEP:
             return self._keep(parts_of_rows, counts, features)
         return _join(parts_of_rows, features)
 

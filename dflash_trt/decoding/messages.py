@@ -2,20 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from dflash_trt.decoding.arrays import FeatureArray, Float32, Int32, Int64
 from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
 from dflash_trt.engines import FIRST_BLOCK
-
-
-class Features(Enum):
-    """What happens to the tap features of a round's tokens."""
-
-    KEEP = 0  # they wait in the feature buffer
-    # the drafter takes them in, after buffered ones, and drafts; if no text has room: KEEP
-    DRAFT = 1
-    DROP = 2  # these and all buffered ones are dropped: these sequences stop drafting
+from dflash_trt.speculation import Features
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,12 +87,17 @@ class Round:
             return True
         return not all(copy.frees_slot for copy in self.copies)
 
-    def leaves_room(self, accepted: Sequence[int]) -> bool:
-        """Return whether any text goes on after a round that accepted so many drafts of each."""
+    def features_after(self, accepted: Sequence[int]) -> Features:
+        """Return what becomes of the features, once it is known how many drafts were accepted.
+
+        If no text that the drafter follows goes on, there is nothing to draft.
+        """
+        if self.features is not Features.DRAFT:
+            return self.features
         for row, count in zip(self.rows, accepted, strict=True):
             if row.follows and (row.prompt_goes_on or row.budget - count > 1):
-                return True
-        return False
+                return Features.DRAFT
+        return Features.KEEP
 
 
 @dataclass(slots=True)

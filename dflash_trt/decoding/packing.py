@@ -19,7 +19,6 @@ from dflash_trt.decoding.messages import (
     Copy,
     DrafterInput,
     DraftResult,
-    Features,
     Logprobs,
     Round,
     RoundResult,
@@ -27,6 +26,7 @@ from dflash_trt.decoding.messages import (
     RowResult,
     VerifyResult,
 )
+from dflash_trt.speculation import Features
 
 NONE = -1  # in any tensor, where a value is None, a row shorter than others, or all bits are set
 COPY_NUMBERS = 4  # in `RoundTensors.batch`

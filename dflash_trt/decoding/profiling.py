@@ -9,9 +9,10 @@ import numpy as np
 
 from dflash_trt.decoding.arrays import Float64
 from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
-from dflash_trt.decoding.messages import Features, Round, Row, RunRound
+from dflash_trt.decoding.messages import Round, Row, RunRound
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.engines import EngineInfo, few_sizes
+from dflash_trt.speculation import Features
 from dflash_trt.speculation.profile import CostProfile
 
 CANDIDATES = 8  # requested for each draft while measuring

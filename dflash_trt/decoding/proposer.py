@@ -11,8 +11,8 @@ from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Candidates
 from dflash_trt.decoding.sampling import SamplingParams, noise
 from dflash_trt.decoding.sequence import SequenceState
+from dflash_trt.speculation import Proposal, SequenceView
 from dflash_trt.speculation.lookup import NgramIndex
-from dflash_trt.speculation.proposal import Proposal, SequenceProposals
 
 ALL = 64  # candidates per draft: all that the drafter's graph returns
 LOOKED_AT = 16  # candidates per position, best first
@@ -108,6 +108,19 @@ class _AllowedChain:
         self.forced.append(forced)
 
 
+def view(sequence: SequenceState, proposals: Sequence[Proposal] = ()) -> SequenceView:
+    """Return what decisions depend on of a sequence."""
+    return SequenceView(
+        proposals,
+        sampled=sequence.sampled,
+        drafting=sequence.request.drafting,
+        always_drafts=sequence.request.always_drafts,
+        follows=not sequence.out_of_sync,
+        budget=sequence.budget,
+        buffered=sequence.buffered,
+    )
+
+
 class Proposer:
     def __init__(
         self, max_drafts: int | None = None, *, lookup: bool = False, candidates: int = ALL
@@ -117,16 +130,12 @@ class Proposer:
         self._lookup = lookup
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
-        """Return what may be verified next of each sequence."""
-        rows = []
-        for sequence in sequences:
-            sampled = bool(sequence.request.sampling.temperature)
-            out_of_sync = sequence.out_of_sync and sequence.request.drafting
-            rows.append(SequenceProposals(self._proposals(sequence, sampled), sampled, out_of_sync))
-        return rows
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+        """Return what decisions depend on, with what may be verified next of each sequence."""
+        return [view(sequence, self._proposals(sequence)) for sequence in sequences]
 
-    def _proposals(self, sequence: SequenceState, sampled: bool) -> list[Proposal]:
+    def _proposals(self, sequence: SequenceState) -> list[Proposal]:
+        sampled = sequence.sampled
         count = sequence.budget - 1
         if self._max_drafts is not None:
             count = min(self._max_drafts, count)

@@ -17,7 +17,6 @@ from dflash_trt.decoding.messages import (
     Copy,
     DrafterInput,
     DraftResult,
-    Features,
     Round,
     RoundResult,
     Row,
@@ -27,6 +26,7 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.decoding.step_logits import Scored, StepLogits, logits_of
 from dflash_trt.engines import Engine, Step, most_buffered
+from dflash_trt.speculation import Features
 
 
 def verify(engine: Engine, round: Round, buffer: FeatureBuffer | None = None) -> VerifyResult:

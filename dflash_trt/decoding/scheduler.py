@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from dflash_trt.decoding.arrays import Int32
 from dflash_trt.decoding.grammar import Matcher
-from dflash_trt.decoding.messages import Features, Round, RoundResult, Row, RowResult, RunRound
+from dflash_trt.decoding.messages import Round, RoundResult, Row, RowResult, RunRound
 from dflash_trt.decoding.prefix_cache import PrefixCache
-from dflash_trt.decoding.proposer import Proposer
+from dflash_trt.decoding.proposer import Proposer, view
 from dflash_trt.decoding.sequence import Request, SequenceState, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.waiting_queue import WaitingQueue
-from dflash_trt.engines import MAX_BUFFERED, most_verified
-from dflash_trt.speculation import Fixed, Policy, Proposal, RoundPlan
+from dflash_trt.engines import most_verified
+from dflash_trt.speculation import Decision, Features, NextStep, Policy, Proposal
 
 # prompt tokens of a chunk while others decode; more if their rounds have more
 CHUNK_BESIDE_ROUNDS = 128
@@ -120,10 +120,8 @@ class Scheduler:
             return
         self._slots.prefilling = sequence
         sequence.started = time.monotonic()
-        if self._expected == 1 and sequence.request.drafting:
-            self._policy.begin(_is_sampled(sequence))
-        fate = self._features([sequence], 0, drafts=self._drafts_after_prompt(sequence))
-        self._slots.load(sequence, for_drafts=fate is not Features.DROP)
+        decision = self._policy.decide(self._prompt_step(sequence, 0, ends=False))
+        self._slots.load(sequence, for_drafts=decision.features is not Features.DROP)
 
     def _prefill(self, sequence: SequenceState) -> list[SequenceState]:
         """Run the next chunk of a prompt; after the last one the sequence decodes."""
@@ -131,14 +129,9 @@ class Scheduler:
         row = self._next_chunk(sequence)
         count = row.known
         last = sequence.position + count == len(sequence.request.prompt)
-        drafts = self._drafts_after_prompt(sequence)
-        features = self._features([sequence], count, drafts=drafts, ends_prompt=last)
-        draft_tokens = self._policy.draft_tokens if features is Features.DRAFT else 0
-        result, report = self._run([row], features, draft_tokens, slot=len(decoding))
+        decision = self._policy.decide(self._prompt_step(sequence, count, ends=last))
+        result, report = self._run([row], decision, slot=len(decoding))
         report.prompt_tokens = count
-        if drafts and report.draft_seconds:
-            policy = self._policy_for([sequence])
-            policy.prefilled(self._expected, _is_sampled(sequence), report.draft_seconds)
         (row_result,) = result.rows
         if row.scores_prompt and row_result.logprobs is not None:
             scored = count - 1 if last else count  # the last one scores a generated token
@@ -150,34 +143,18 @@ class Scheduler:
             return []
         self._slots.prefilling = None
         decoding.append(sequence)
-        self._commit_prompt(sequence, result, draft_tokens)
+        self._commit_prompt(sequence, result, decision.draft_tokens)
         return [sequence]
 
-    def _features(
-        self,
-        sequences: Sequence[SequenceState],
-        new_tokens: int,
-        *,
-        drafts: bool,
-        ends_prompt: bool = False,
-    ) -> Features:
-        """Return what becomes of a step's features.
-
-        new_tokens: of a sequence, at most; drafts: the policy wants some; ends_prompt: the step is
-        the last chunk of a prompt.
-        """
-        following = [sequence for sequence in sequences if not sequence.out_of_sync]
-        if not following:
-            return Features.DROP
-        if drafts:
-            return Features.DRAFT
-        if not self._policy.keeps_features(max(sequence.budget for sequence in following)):
-            return Features.DROP
-        # without the drafter a prompt's cached blocks would serve no request that drafts
-        if ends_prompt and self._slots.cache is not None:
-            return Features.DRAFT
-        longest = max(sequence.buffered for sequence in following) + new_tokens
-        return Features.DRAFT if longest > MAX_BUFFERED else Features.KEEP
+    def _prompt_step(self, sequence: SequenceState, new_tokens: int, *, ends: bool) -> NextStep:
+        return NextStep(
+            [view(sequence)],
+            context=sequence.position,
+            new_tokens=new_tokens,
+            coming=self._expected - 1,
+            is_prompt=True,
+            fills_cache=ends and self._slots.cache is not None,
+        )
 
     def _next_chunk(self, sequence: SequenceState) -> Row:
         """Return the next tokens of a prompt, with its grammar's mask after the last one."""
@@ -224,82 +201,46 @@ class Scheduler:
         if sequence.finish_reason is None:
             self._slots.store_prompt(sequence)
 
-    def _drafts_after_prompt(self, sequence: SequenceState) -> bool:
-        if not sequence.request.drafting:
-            return False
-        return self._policy_for([sequence]).prefill(self._expected, _is_sampled(sequence))
-
     @property
     def _expected(self) -> int:
         """Sequences that will decode together once those that wait have a slot."""
         return min(self.active + len(self._queue), self._max_slots)
 
-    def _policy_for(self, sequences: Sequence[SequenceState]) -> Policy:
-        """Return the policy; if one sequence always drafts, the whole batch does."""
-        draft_tokens = self._policy.draft_tokens
-        if draft_tokens and any(sequence.request.always_drafts for sequence in sequences):
-            return Fixed(draft_tokens)
-        return self._policy
-
     def _decode(self, sequences: list[SequenceState]) -> list[SequenceState]:
         """Run one round for all sequences; the policy learns from it if it chose the round."""
         start = time.perf_counter()
-        if any(sequence.request.drafting for sequence in sequences):
-            policy = self._policy_for(sequences)
-            features = self._features(sequences, self._max_verified, drafts=False)
-            plan = self._choose(policy, sequences, feed=features is Features.DRAFT)
-            if plan.draft_tokens:
-                features = self._features(sequences, self._max_verified, drafts=True)
-            learns = policy is self._policy
-        else:
-            features = Features.DROP
-            plan = RoundPlan([None] * len(sequences), 0)
-            learns = False
-        report = self._run_plan(sequences, plan, features, learns=learns)
-        if learns:
+        step = NextStep(
+            self._proposer.rows(sequences),
+            context=sum(sequence.position for sequence in sequences) // len(sequences),
+            new_tokens=self._max_verified,
+            coming=self._expected - len(sequences),
+            waiting=len(self._queue) > 0,
+        )
+        decision = self._policy.decide(step)
+        report = self._execute(sequences, decision)
+        if decision.learns:
             seconds = time.perf_counter() - start - report.draft_seconds
             self._policy.timed(seconds, report.draft_seconds)
         return sequences
 
-    def _choose(
-        self, policy: Policy, sequences: Sequence[SequenceState], *, feed: bool
-    ) -> RoundPlan:
-        context = sum(sequence.position for sequence in sequences) // len(sequences)
-        rows = self._proposer.rows(sequences)
-        return policy.choose(
-            rows,
-            context,
-            feed=feed,
-            waiting=len(self._queue) > 0,
-            coming=self._expected - len(sequences),
-        )
-
-    def _run_plan(
-        self,
-        sequences: Sequence[SequenceState],
-        plan: RoundPlan,
-        features: Features,
-        *,
-        learns: bool,
-    ) -> StepReport:
-        """Run a round and commit what it accepted; learns: the policy observes the outcome."""
+    def _execute(self, sequences: Sequence[SequenceState], decision: Decision) -> StepReport:
+        """Run a round and commit what it accepted."""
         rows = [
             _decoding_row(sequence, proposal)
-            for sequence, proposal in zip(sequences, plan.chosen, strict=True)
+            for sequence, proposal in zip(sequences, decision.proposals, strict=True)
         ]
-        self._last_verified = len(rows) * (1 + plan.draft_len)
-        draft_tokens = plan.draft_tokens if features is Features.DRAFT else 0
-        result, report = self._run(rows, features, draft_tokens)
+        self._last_verified = len(rows) * (1 + decision.draft_len)
+        result, report = self._run(rows, decision)
         for index, sequence in enumerate(sequences):
             row_result = result.rows[index]
-            proposal = plan.chosen[index]
+            proposal = decision.proposals[index]
             if row_result.failed:
                 self.finish(sequence, "error")
                 continue
             _commit_round(sequence, proposal, row_result, report)
-            if proposal is not None and learns:
+            if proposal is not None and decision.learns:
                 self._policy.observe(proposal, row_result.accepted)
-            self._end_row(sequence, result, index, draft_tokens)
+            self._end_row(sequence, result, index, decision.draft_tokens)
         return report
 
     def _end_row(
@@ -314,13 +255,13 @@ class Scheduler:
             sequence.take_candidates(result.drafts.rows[index], draft_tokens)
 
     def _run(
-        self, rows: Sequence[Row], features: Features, draft_tokens: int, slot: int = 0
+        self, rows: Sequence[Row], decision: Decision, slot: int = 0
     ) -> tuple[RoundResult, StepReport]:
         round = Round(
             self._slots.first + slot,
             rows,
-            features,
-            draft_tokens,
+            decision.features,
+            decision.draft_tokens,
             self._proposer.candidates,
             self._slots.take_copies(),
         )
@@ -379,7 +320,3 @@ def _masks(sequence: SequenceState, proposal: Proposal | None) -> Sequence[Int32
     if all(mask is None for mask in masks):
         return ()
     return masks
-
-
-def _is_sampled(sequence: SequenceState) -> bool:
-    return bool(sequence.request.sampling.temperature)

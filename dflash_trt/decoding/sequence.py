@@ -87,6 +87,11 @@ class SequenceState:
         self.out_of_sync = not self.request.drafting
 
     @property
+    def sampled(self) -> bool:
+        """Whether its request has a temperature."""
+        return bool(self.request.sampling.temperature)
+
+    @property
     def rounds(self) -> int:
         return len(self.committed_per_round)
 

@@ -9,6 +9,7 @@ from operator import mul
 from dflash_trt.speculation.proposal import Proposal
 
 MEMORY = 0.98  # decay per outcome
+FADING = 0.99  # decay per round of what is typical
 PRIOR = 4.0  # weight of the prior, in outcomes
 MATCHES = (1, 2, 3, 5, 8)  # buckets of match length: the shortest of each
 # chance that a new drafter's draft is accepted, given that those before it were
@@ -27,17 +28,20 @@ class AcceptanceEstimator:
             lambda: _Calibration(max_drafts)
         )
         self._copied: dict[tuple[bool, int], _CopyAcceptance] = {}
-        self._typical = defaultdict[bool, _TypicalAcceptance](
-            lambda: _TypicalAcceptance(max_drafts)
-        )
+        self._typical = defaultdict[bool, _Typical](lambda: _Typical(max_drafts))
 
     def typical(self, sampled: bool) -> list[float]:
-        """Return the accepted tokens that the drafter's first 0, 1, .. drafts bring on average."""
+        """Return how many of the drafter's first 0, 1, .. drafts are accepted on average."""
         return self._typical[sampled].expected()
 
-    def note(self, proposal: Proposal) -> None:
-        """Add what a proposal of the drafter promises to what is typical."""
-        self._typical[proposal.sampled].add(self.expected(proposal))
+    def note(self, expected: Sequence[float], sampled: bool) -> None:
+        """Add what a proposal of the drafter promises, as `expected` returns it, to the average."""
+        self._typical[sampled].add(expected)
+
+    def fade(self) -> None:
+        """Let a round pass: what is typical changes, even while nothing is drafted."""
+        for typical in self._typical.values():
+            typical.fade()
 
     def expected(self, proposal: Proposal) -> list[float]:
         """Return the expected accepted tokens among the first 0, 1, .. drafts."""
@@ -85,21 +89,31 @@ class _CopyAcceptance:
         return [*accumulate(accumulate(chances, mul), initial=0.0)]
 
 
-class _TypicalAcceptance:
+class _Typical:
     """Mean of the expected accepted tokens at each depth, from a guess on."""
 
     def __init__(self, max_depth: int) -> None:
         self._sums = [PRIOR * FIRST_GUESS**depth for depth in range(1, max_depth + 1)]
         self._weight = PRIOR
+        self._mean = self._sum_up()
+
+    def expected(self) -> list[float]:
+        return self._mean
 
     def add(self, expected: Sequence[float]) -> None:
         """Add a proposal's line; depths beyond it count as never accepted."""
         gains = [after - before for before, after in pairwise(expected)]
         gains += [0.0] * (len(self._sums) - len(gains))
-        self._sums = [total * MEMORY + gain for total, gain in zip(self._sums, gains, strict=True)]
-        self._weight = self._weight * MEMORY + 1.0
+        self._sums = [total + gain for total, gain in zip(self._sums, gains, strict=True)]
+        self._weight += 1.0
+        self._mean = self._sum_up()
 
-    def expected(self) -> list[float]:
+    def fade(self) -> None:
+        if self._weight > 1:
+            self._weight *= FADING
+            self._sums = [total * FADING for total in self._sums]
+
+    def _sum_up(self) -> list[float]:
         return [*accumulate((total / self._weight for total in self._sums), initial=0.0)]
 
 

@@ -1,4 +1,4 @@
-"""Proposals: drafts of one sequence, and the plan of a round."""
+"""Proposals: drafts of one sequence."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -35,21 +35,3 @@ class Proposal(NamedTuple):
     def kind(self) -> str:
         """What a round verifies with it, one of `VERIFIED`."""
         return "drafts" if self.source == "drafter" else self.source
-
-
-class SequenceProposals(NamedTuple):
-    """What may be verified next of one sequence."""
-
-    proposals: Sequence[Proposal]
-    sampled: bool  # whether its request has a temperature
-    out_of_sync: bool = False  # whether the drafter lacks features of it and drafts no more
-
-
-class RoundPlan(NamedTuple):
-    chosen: Sequence[Proposal | None]  # proposal to verify for each row
-    draft_tokens: int  # requested of the drafter afterwards; 0: it does not run
-
-    @property
-    def draft_len(self) -> int:
-        """The most drafts of a row."""
-        return max((len(proposal.tokens) for proposal in self.chosen if proposal), default=0)

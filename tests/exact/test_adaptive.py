@@ -4,7 +4,7 @@ That any text is the target's is in test_lossless.py.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.speculation import Fixed, RoundPlan, SequenceProposals
+from dflash_trt.speculation import Choice, Fixed, NextStep
 from tests.support import equality as exact
 from tests.support import families, reference
 from tests.support.built_pairs import BuildPair, BuiltPair, built_from
@@ -93,18 +93,8 @@ def decode(scheduler: Scheduler, case: Case) -> None:
 class EveryToken(AtRandom):
     """A policy that verifies nothing and runs the drafter after every token."""
 
-    def choose(
-        self,
-        rows: Sequence[SequenceProposals],
-        context: int,
-        feed: bool = False,
-        waiting: bool = False,
-        coming: int = 0,
-    ) -> RoundPlan:
-        return RoundPlan([None] * len(rows), self.draft_tokens)
-
-    def prefill(self, n: int, sampled: bool) -> bool:
-        return True
+    def choose(self, step: NextStep) -> Choice:
+        return Choice([None] * len(step.sequences), self.draft_tokens)
 
 
 def guesses_of(case: Case, seed: int) -> Guesses:

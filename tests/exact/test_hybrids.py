@@ -31,12 +31,13 @@ from dflash_trt.decoding import (
     SequenceState,
     in_process,
 )
+from dflash_trt.decoding.proposer import view
 from dflash_trt.engines.onnxruntime import Engine, use_one_pool
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs import target_graph, use_cpu_kernels
 from dflash_trt.graphs.builder import OPSET
 from dflash_trt.graphs.positions import inverse_frequencies
-from dflash_trt.speculation import Fixed, Proposal, SequenceProposals
+from dflash_trt.speculation import Fixed, Proposal, SequenceView
 from dflash_trt.weights import Weights
 from tests.support import equality as exact
 from tests.support import families, reference
@@ -84,8 +85,8 @@ class Lucky(Proposer):
         super().__init__()
         self._texts, self._right, self._count = texts, right, count
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
-        return [SequenceProposals([self._guess(sequence)], False) for sequence in sequences]
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+        return [view(sequence, [self._guess(sequence)]) for sequence in sequences]
 
     def _guess(self, sequence: SequenceState) -> Proposal:
         key = id(sequence.request)
@@ -119,12 +120,12 @@ def test_rounds_without_drafts_come_between_rounds_with_some(case: Case) -> None
     class InTurns(Lucky):
         turn = 0
 
-        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
+        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
             self.turn += 1
             return (
                 super().rows(sequences)
                 if self.turn % 3
-                else [SequenceProposals([], False)] * len(sequences)
+                else [view(sequence) for sequence in sequences]
             )
 
     proposer = InTurns(texts, dict.fromkeys(texts, 3), 5)

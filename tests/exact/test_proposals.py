@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dflash_trt.decoding import Proposer, Request, SequenceState, in_process
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.speculation import Fixed, SequenceProposals
+from dflash_trt.speculation import Fixed, SequenceView
 from dflash_trt.speculation.lookup import NgramIndex
 from tests.support.built_pairs import BuildPair
 from tests.support.equality import run_all, scheduler_of
@@ -17,7 +17,7 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
     built, compared = built_pair(**QWEN3), 0
 
     class Compared(Proposer):
-        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
+        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
             nonlocal compared
             rows = super().rows(sequences)
             for sequence, row in zip(sequences, rows, strict=True):

@@ -38,7 +38,6 @@ def test_replays_and_oracle(
         policy, proposer = strategy(Speculation(), info, table)
         assert isinstance(policy, Adaptive)
         monkeypatch.setattr(policy, "timed", by_costs(policy, table))
-        monkeypatch.setattr(policy, "prefilled", prompts_by_costs(policy, table))
         live = decode([text.request for text in texts], rounds, info, policy, proposer, streams)
         assert [x.tokens for x in live] == [x.tokens for x in replayed]
         assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
@@ -54,12 +53,3 @@ def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float], N
         timed(table.verify(last.sequences, 1 + last.draft_len, last.context), draft)
 
     return timed_by_table
-
-
-def prompts_by_costs(policy: Adaptive, table: CostProfile) -> Callable[[int, bool, float], None]:
-    prefilled = policy.prefilled
-
-    def prefilled_by_table(n: int, sampled: bool, _: float) -> None:
-        prefilled(n, sampled, table.draft(1, 0))
-
-    return prefilled_by_table

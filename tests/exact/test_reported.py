@@ -34,9 +34,10 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
 from dflash_trt.decoding.prefix_cache import BLOCK
+from dflash_trt.decoding.proposer import view
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.model.output_processor import OutputProcessor, Prefix
-from dflash_trt.speculation import Fixed, Proposal, SequenceProposals
+from dflash_trt.speculation import Fixed, Proposal, SequenceView
 from dflash_trt.speculation.costs import StepCosts
 from tests.support import equality as exact
 from tests.support import reference
@@ -64,12 +65,15 @@ class Right(Proposer):
         super().__init__(7)
         self._texts = texts
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
         rest = [
             self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
         ]
         chains = [Proposal("drafter", x, [1.0] * len(x)) for x in rest]
-        return [SequenceProposals([x] if x.tokens else [], False) for x in chains]
+        return [
+            view(sequence, [chain] if chain.tokens else [])
+            for sequence, chain in zip(sequences, chains, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

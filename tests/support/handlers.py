@@ -90,8 +90,8 @@ class CountingModel:
             error, self.error = self.error, None
             raise error
         results = [_count_up(row) for row in round.rows]
-        has_room = round.leaves_room([result.accepted for result in results])
-        if round.features is not Features.DRAFT or not has_room:
+        accepted = [result.accepted for result in results]
+        if round.features_after(accepted) is not Features.DRAFT:
             return RoundResult(results, 0.0)
         candidates = [_next_numbers(row, round.draft_tokens) for row in round.rows]
         return RoundResult(results, 0.0, DraftResult(candidates, 0.0))

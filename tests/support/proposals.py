@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_trt.speculation import Proposal, RoundPlan, SequenceProposals
+from dflash_trt.speculation import Choice, Decision, Proposal, SequenceView
 
 MOST = 7  # drafts of a row
 SECOND = 1e-2  # of a plain step
@@ -39,9 +39,10 @@ def looked_up(match: int, count: int = MOST) -> Proposal:
     return Proposal("lookup", [6] * count, match=match)
 
 
-def rows(*proposals: Proposal) -> list[SequenceProposals]:
-    return [SequenceProposals([each], False) for each in proposals]
+def views(*proposals: Proposal) -> list[SequenceView]:
+    """Return sequences with a proposal each, and many tokens to go."""
+    return [SequenceView([each], budget=1000) for each in proposals]
 
 
-def draft_lens(plan: RoundPlan) -> list[int]:
-    return [len(each.tokens) if each else 0 for each in plan.chosen]
+def draft_lens(decision: Choice | Decision) -> list[int]:
+    return [len(each.tokens) if each else 0 for each in decision.proposals]

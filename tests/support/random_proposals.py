@@ -6,7 +6,15 @@ import numpy as np
 
 from dflash_trt.decoding import Proposer, SequenceState
 from dflash_trt.engines.info import MAX_BUFFERED, EngineInfo
-from dflash_trt.speculation import Policy, Proposal, RoundPlan, SequenceProposals
+from dflash_trt.speculation import (
+    Choice,
+    Decision,
+    Features,
+    NextStep,
+    Policy,
+    Proposal,
+    SequenceView,
+)
 
 Drafts = tuple[Sequence[Sequence[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -45,32 +53,28 @@ class AtRandom(Policy):
         self._resting = 0
         self.fed = 0  # rounds in which the drafter had to run
 
-    def choose(
-        self,
-        rows: Sequence[SequenceProposals],
-        context: int,
-        feed: bool = False,
-        waiting: bool = False,
-        coming: int = 0,
-    ) -> RoundPlan:
+    def decide(self, step: NextStep) -> Decision:
+        decision = super().decide(step)
+        if self._resting and decision.features is Features.DRAFT and not step.is_prompt:
+            self._resting = 0
+            self.fed += 1
+        return decision
+
+    def choose(self, step: NextStep) -> Choice:
+        if step.is_prompt:
+            return Choice([None], self.draft_tokens if self._dice.random() < 0.5 else 0)
         width = int(self._dice.integers(16))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)
             if row.proposals and width and self._dice.random() < 0.9
             else None
-            for row in rows
+            for row in step.sequences
         ]
         if not self._resting and self._dice.random() < 0.2:
             self._resting = int(self._dice.choice([1, 3, 9, 400], p=[0.2, 0.4, 0.2, 0.2]))
-        self._resting = 0 if feed else max(self._resting - 1, 0)
-        self.fed += feed
-        if self._resting and not any(taken):
-            return RoundPlan(taken, 0)
+        self._resting = max(self._resting - 1, 0)
         asked = 1 + int(self._dice.integers(self.draft_tokens))
-        return RoundPlan(taken, 0 if self._resting else asked)
-
-    def prefill(self, n: int, sampled: bool) -> bool:
-        return bool(self._dice.random() < 0.5)
+        return Choice(taken, 0 if self._resting else asked)
 
     def keeps_features(self, budget: int) -> bool:
         return bool(self._dice.random() >= self._dropping)
@@ -93,7 +97,7 @@ class Guesses(Proposer):
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceProposals]:
+    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences), strict=True):
             assert sequence.buffered <= MAX_BUFFERED
@@ -105,7 +109,7 @@ class Guesses(Proposer):
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
             free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
             proposals = [x for x in (*row.proposals, self._guess(text, free)) if x.tokens]
-            rows.append(SequenceProposals(proposals, row.sampled))
+            rows.append(row._replace(proposals=proposals))
         return rows
 
     def _guess(self, text: list[int], free: list[int]) -> Proposal:

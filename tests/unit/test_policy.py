@@ -5,34 +5,51 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dflash_trt.speculation import Adaptive, Fixed, Policy, Proposal, RoundPlan, SequenceProposals
+from dflash_trt.engines import MAX_BUFFERED
+from dflash_trt.speculation import (
+    Adaptive,
+    Decision,
+    Features,
+    Fixed,
+    NextStep,
+    Policy,
+    Proposal,
+    SequenceView,
+)
 from dflash_trt.speculation.costs import STALE, TIMED, WINDOW, CostModel
-from dflash_trt.speculation.policy import ALONE, CLEARLY, RESTING
-from tests.support.proposals import MOST, SECOND, Costs, chain, draft_lens, linear, looked_up, rows
+from dflash_trt.speculation.policy import CLEARLY
+from tests.support.proposals import MOST, SECOND, Costs, chain, draft_lens, linear, looked_up, views
+
+PLAIN = SequenceView(budget=1000)  # nothing is proposed for it
 
 
 def test_a_batch_has_one_draft_length() -> None:
-    """Two rows alike and one hopeless: the three together gain per time, 3 / 1 without drafts.
+    """Two rows alike and one hopeless: the three together gain per time.
 
-    Tokens are the rows' harmonic mean, times the rows.
+    Tokens are the sequences' harmonic mean; without drafts it is 1.
     """
-    good, _, bad = rows(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
-    policy = adaptive(Costs([1, 1.4, 2.4]))
-    assert draft_lens(policy.choose([good, good, bad], 0)) == [1, 1, 0]  # 4.6 / 1.4, 5.8 / 2.4
-    assert draft_lens(policy.choose([good, bad], 0)) == [0, 0]  # 2.8 / 1.4, 3.3 / 2.4
-    others = [SequenceProposals([], False), SequenceProposals([chain([0.9])], True)]
-    assert draft_lens(adaptive(Costs([1, 1, 1])).choose([good, *others], 0)) == [2, 0, 1]
+    good, _, bad = views(chain([0.9, 0.8]), chain([0.9, 0.8]), chain([0.0, 0.0]))
+    costs = Costs([1, 1.38, 2.4])
+    three = adaptive(costs).decide(NextStep([good, good, bad]))
+    assert draft_lens(three) == [1, 1, 0]  # 1.46 / 1.38, 1.66 / 2.4
+    two = adaptive(costs).decide(NextStep([good, bad]))
+    assert draft_lens(two) == [0, 0]  # 1.31 / 1.38, 1.46 / 2.4
+    others = [PLAIN, SequenceView([chain([0.9])], sampled=True, budget=1000)]
+    assert draft_lens(adaptive(Costs([1, 1, 1])).decide(NextStep([good, *others]))) == [2, 0, 1]
 
 
 def test_some_rows_are_not_hurried_at_the_cost_of_others() -> None:
     """All tokens together would gain, 5.5 / 1.35 against 4 / 1; the two others lose a quarter."""
-    good, bad = rows(chain([0.75]), chain([0.0]))
-    assert draft_lens(adaptive(Costs([1, 1.35])).choose([good, good, bad, bad], 0)) == [0, 0, 0, 0]
-    (better,) = rows(chain([0.9]))
+    good, bad = views(chain([0.75]), chain([0.0]))
+    four = adaptive(Costs([1, 1.35])).decide(NextStep([good, good, bad, bad]))
+    assert draft_lens(four) == [0, 0, 0, 0]
+    (better,) = views(chain([0.9]))
     for waiting, draft_len in ((False, 0), (True, 1)):  # those who wait are company, 5.8 / 1.35
-        plan = adaptive(Costs([1, 1.35])).choose([better, better, bad, bad], 0, waiting=waiting)
+        plan = adaptive(Costs([1, 1.35])).decide(
+            NextStep([better, better, bad, bad], waiting=waiting)
+        )
         assert draft_lens(plan)[:2] == [draft_len, draft_len]
-    assert draft_lens(adaptive(Costs([1, 1.35])).choose([good, good], 0)) == [1, 1]
+    assert draft_lens(adaptive(Costs([1, 1.35])).decide(NextStep([good, good]))) == [1, 1]
 
 
 def test_the_draft_length_is_the_best_of_all() -> None:
@@ -43,10 +60,10 @@ def test_the_draft_length_is_the_best_of_all() -> None:
         chances = rng.beta(2, 1, (n, MOST)).cumprod(1)
         lengths = rng.integers(0, MOST + 1, n)
         batch = [
-            SequenceProposals([chain(line[:length].tolist())] if length else [], False)
+            SequenceView([chain(line[:length].tolist())] if length else [])
             for line, length in zip(chances, lengths, strict=True)
         ]
-        plan = adaptive(Costs(steps.tolist())).choose(batch, 0)
+        plan = adaptive(Costs(steps.tolist())).decide(NextStep(batch))
         times = [
             [1 / (1 + line[: min(w, k)].sum()) for line, k in zip(chances, lengths, strict=True)]
             for w in range(lengths.max() + 1)
@@ -60,29 +77,61 @@ def test_the_draft_length_is_the_best_of_all() -> None:
 
 
 def test_fixed_takes_all() -> None:
-    plan = Fixed(MOST).choose([*rows(chain([0.1] * MOST)), SequenceProposals([], False)], 0)
-    assert (draft_lens(plan), plan.draft_tokens) == ([MOST, 0], MOST)
-    assert Fixed(0).choose([SequenceProposals([], False)], 0) == RoundPlan([None], 0)
+    step = NextStep([*views(chain([0.1] * MOST)), PLAIN])
+    decision = Fixed(MOST).decide(step)
+    assert (draft_lens(decision), decision.draft_tokens) == ([MOST, 0], MOST)
+    assert decision.features is Features.DRAFT
+    assert Fixed(0).decide(NextStep([PLAIN])) == Decision([None], 0, Features.DROP, learns=True)
+
+
+def test_texts_that_want_no_drafts_get_none() -> None:
+    """A batch without any is decoded plainly, and nothing is learned of it."""
+    undrafted = SequenceView([chain([1.0])], drafting=False, follows=False)
+    assert Fixed(MOST).decide(NextStep([undrafted])) == Decision([None], 0, Features.DROP)
+
+
+def test_a_request_that_always_wants_drafts_gets_them() -> None:
+    """The whole batch does, whatever it costs; the policy learns nothing of it."""
+    policy = closed(Costs(linear(0.3), 5.0))
+    (sequence,) = views(chain([0.1] * MOST))
+    step = NextStep([sequence, sequence._replace(always_drafts=True)])
+    decision = policy.decide(step)
+    assert draft_lens(decision) == [MOST, MOST]
+    assert decision.draft_tokens == MOST
+    assert not decision.learns
 
 
 def test_a_drafter_that_has_to_run_does() -> None:
-    policy = closed(Costs(linear(0.3), 5.0))
-    assert not policy.choose(rows(chain([0.1])), 0).draft_tokens
-    assert policy.choose(rows(chain([0.1])), 0, feed=True).draft_tokens
-
-
-def test_a_drafter_that_had_to_run_counts_as_a_probe() -> None:
-    """Features that waited make it dear: 4 steps, so that the next run is due in 800 rounds."""
+    """It does before more features are buffered than may be, and before a prompt is cached."""
     policy = closed(Costs(linear(0.3), 0.5))
-    plain = SequenceProposals([], False)
-    policy.choose([plain], 0)
-    policy.timed(SECOND, 0.0)
-    assert policy.keeps_features(400)
-    assert policy.choose([plain], 0, feed=True).draft_tokens
+    (sequence,) = views(chain([0.1]))
+    full = sequence._replace(buffered=MAX_BUFFERED - 7)
+    assert policy.decide(NextStep([sequence], new_tokens=8)).features is Features.KEEP
+    assert policy.decide(NextStep([full], new_tokens=8)).features is Features.DRAFT
+    prompt = NextStep([PLAIN], new_tokens=8, is_prompt=True)
+    assert policy.decide(prompt).features is Features.KEEP
+    cached = policy.decide(prompt._replace(fills_cache=True))
+    assert (cached.features, cached.draft_tokens) == (Features.DRAFT, MOST)
+
+
+def test_features_are_kept_while_the_drafter_may_run_again() -> None:
+    """Exploring takes half a percent of the time: half a step is saved up in 100 rounds."""
+    policy = closed(Costs(linear(0.3), 0.5))
+    assert policy.decide(NextStep([PLAIN._replace(budget=400)])).features is Features.KEEP
+    assert policy.decide(NextStep([PLAIN._replace(budget=40)])).features is Features.DROP
+    lost = PLAIN._replace(follows=False)
+    assert policy.decide(NextStep([lost])).features is Features.DROP
+
+
+def test_a_drafter_that_had_to_run_counts_as_exploring() -> None:
+    """Features that were buffered make it dear: 4 steps, which are saved up in 800 rounds."""
+    policy = closed(Costs(linear(0.3), 0.5))
+    full = PLAIN._replace(buffered=MAX_BUFFERED)
+    assert policy.decide(NextStep([full], new_tokens=8)).draft_tokens
     policy.timed(SECOND, 4 * SECOND)
-    policy.choose([plain], 0)
-    assert not policy.keeps_features(400)
-    assert policy.keeps_features(800)
+    policy.decide(NextStep([PLAIN]))
+    assert not policy.keeps_features(600)
+    assert policy.keeps_features(1000)
 
 
 def test_the_first_of_a_burst_is_not_drafted_for() -> None:
@@ -93,68 +142,39 @@ def test_the_first_of_a_burst_is_not_drafted_for() -> None:
             return SECOND * (0.1 if n < 4 else 9.0)
 
     policy = adaptive(ForFew(linear(0.01)))
-    (good,) = rows(chain([0.9**k for k in range(1, 8)]))
-    assert policy.choose([good], 0).draft_tokens
-    assert not policy.choose([good], 0, coming=7).draft_tokens
-    assert policy.choose([good], 0, coming=7, feed=True).draft_tokens
-    assert policy.choose([good], 0, coming=1).draft_tokens
+    (good,) = views(chain([0.9**k for k in range(1, 8)]))
+    assert policy.decide(NextStep([good])).draft_tokens
+    assert not policy.decide(NextStep([good], coming=7)).draft_tokens
+    assert policy.decide(NextStep([good], coming=1)).draft_tokens
+    for coming, drafts in ((0, True), (7, False)):
+        prompt = NextStep([PLAIN], coming=coming, is_prompt=True)
+        assert (policy.decide(prompt).draft_tokens > 0) == drafts
 
 
-def test_a_larger_batch_begins_as_the_smaller_one_is() -> None:
-    """Where drafts did not pay for one sequence, they are not tried for two, nor then for four."""
+def test_what_one_batch_teaches_holds_for_others() -> None:
+    """Acceptance is the texts', whatever the batch: bad drafts for one are not tried for four."""
     costs = Costs(linear(0.1), 0.5)
-    (good,) = rows(chain([0.9**k for k in range(1, 8)]))
-    assert adaptive(costs).choose([good] * 2, 0).draft_tokens
+    (good,) = views(chain([0.9**k for k in range(1, 8)]))
+    assert adaptive(costs).decide(NextStep([good] * 4)).draft_tokens
     policy = closed(costs)
-    for n in (2, 4):
-        assert not policy.choose([good] * n, 0).draft_tokens
-    assert adaptive(costs).choose([good] * 4, 0).draft_tokens
+    assert not policy.decide(NextStep([PLAIN] * 4)).draft_tokens
 
 
-def test_there_are_no_drafts_beside_a_sequence_that_is_out_of_sync() -> None:
-    policy = adaptive(Costs(linear(0.1), 0.1))
-    (good,) = rows(chain([0.9**k for k in range(1, 8)]))
-    assert all(policy.choose([good], 0).draft_tokens for _ in range(50))
-    lost = good._replace(out_of_sync=True)
-    assert not any(policy.choose([good, lost], 0).draft_tokens for _ in range(500))
-    assert policy.choose([good], 0).draft_tokens
+def test_a_sequence_that_the_drafter_does_not_follow_counts_as_undrafted() -> None:
+    """Beside it drafts for others hold it up, and pay only where they cost next to nothing."""
+    (good,) = views(chain([0.9**k for k in range(1, 8)]))
+    lost = PLAIN._replace(follows=False)
+    dear, cheap = adaptive(Costs(linear(0.1), 0.6)), adaptive(Costs(linear(0.01), 0.01))
+    for policy, drafts in ((dear, False), (cheap, True)):
+        assert policy.decide(NextStep([good])).draft_tokens
+        assert (policy.decide(NextStep([PLAIN, lost])).draft_tokens > 0) == drafts
 
 
-def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
-    """Not after every copy, or there would be no drafts when one turns out wrong."""
+def test_the_drafter_rests_while_copies_are_better() -> None:
+    """Not beside every copy, or there would be no drafts when one turns out wrong."""
     for match, drafts in ((16, False), (1, True)):
-        plan = adaptive(Costs(linear(0.001), 0.01)).choose(rows(looked_up(match)), 0)
-        assert (plan.draft_len, plan.draft_tokens > 0) == (MOST, drafts)
-
-
-def resting() -> Adaptive:
-    """Return a policy after so many plain rounds that it rests in the next one."""
-    policy = adaptive(Costs(linear(0.001), 0.01))
-    lost = SequenceProposals([], False, out_of_sync=True)
-    for _ in range(RESTING):
-        assert draft_lens(policy.choose([lost], 0)) == [0]
-        policy.timed(SECOND, 0.0)
-    return policy
-
-
-def test_after_plain_rounds_every_second_one_is_plain_without_a_choice() -> None:
-    """A good copy waits for one round; drafts, a new sequence and a full buffer do not."""
-    good, drafted = rows(looked_up(16), chain([0.99**k for k in range(1, MOST + 1)]))
-    policy = resting()
-    assert draft_lens(policy.choose([good], 0)) == [0]
-    assert draft_lens(policy.choose([good], 0)) == [MOST]
-    assert draft_lens(policy.choose([good], 0)) == [MOST]
-    assert draft_lens(resting().choose([drafted], 0)) == [MOST]  # made after a prompt
-    assert draft_lens(resting().choose([good, good], 0)) == [MOST, MOST]
-    assert resting().choose([good], 0, feed=True).draft_tokens
-
-
-def test_a_round_without_a_choice_is_not_timed() -> None:
-    policy = resting()
-    for _ in range(4):
-        policy.choose([SequenceProposals([], False, out_of_sync=True)], 0)
-        policy.timed(SECOND, 0.0)
-    assert policy._costs._now == RESTING + 2
+        decision = adaptive(Costs(linear(0.001), 0.51)).decide(NextStep(views(looked_up(match))))
+        assert (decision.draft_len, decision.draft_tokens > 0) == (MOST, drafts)
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:
@@ -162,7 +182,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
     costs = Costs(linear(0.1))
     policy, chosen = adaptive(costs), []
     for _ in range(40):
-        chosen.append(policy.choose(rows(chain([0.9, 0.8])), 0).draft_len)
+        chosen.append(policy.decide(NextStep(views(chain([0.9, 0.8])))).draft_len)
         policy.timed(costs.verify(1, 1 + chosen[-1], 0) * (3 if chosen[-1] else 1), 0.0)
     assert chosen[0] == 2
     assert 0 in chosen[TIMED : 2 + 2 * TIMED]
@@ -172,9 +192,9 @@ def test_plain_steps_are_timed_when_others_were() -> None:
 def test_plain_steps_after_the_drafter_do_not_count() -> None:
     """They take longer: two rounds in a row verify nothing, and the first does not draft."""
     costs = Costs(linear(0.01), 0.01)
-    policy, plans = adaptive(costs), list[RoundPlan]()
+    policy, plans = adaptive(costs), list[Decision]()
     for _ in range(3 * STALE):
-        plans.append(policy.choose(rows(chain([0.9] * MOST)), 0))
+        plans.append(policy.decide(NextStep(views(chain([0.9] * MOST)))))
         after = len(plans) > 1 and plans[-2].draft_tokens > 0
         slow = 9.0 if after and not plans[-1].draft_len else 1.0
         policy.timed(slow * costs.verify(1, 1 + plans[-1].draft_len, 0), 0.01 * SECOND)
@@ -221,10 +241,10 @@ def test_costs_of_sampled_rounds_are_apart() -> None:
 def test_drafts_of_sampled_texts_pay_where_sampling_hides_their_cost() -> None:
     """A step that samples is dear anyway, so the same drafts pay in it and not in a greedy one."""
     policy = adaptive(Costs(linear(0.6), sampled=3.0))
-    (greedy,) = rows(chain([0.5]))
-    sampled = SequenceProposals([chain([0.5])._replace(sampled=True)], True)
-    assert draft_lens(policy.choose([greedy], 0)) == [0]  # 1.5 / 1.6
-    assert draft_lens(policy.choose([sampled], 0)) == [1]  # 1.5 / (4.6 / 4)
+    (greedy,) = views(chain([0.5]))
+    sampled = SequenceView([chain([0.5])._replace(sampled=True)], sampled=True)
+    assert draft_lens(policy.decide(NextStep([greedy]))) == [0]  # 1.5 / 1.6
+    assert draft_lens(policy.decide(NextStep([sampled]))) == [1]  # 1.5 / (4.6 / 4)
 
 
 @dataclass
@@ -245,8 +265,9 @@ class World:
         """Return tokens per plain step of the sequence, in these rounds."""
         tokens, time = rounds, 0.0
         for _ in range(rounds):
-            plan = self.policy.choose([SequenceProposals(self._proposals(), False)], 0)
-            if proposal := plan.chosen[0]:
+            sequence = SequenceView(self._proposals(), budget=10_000)
+            plan = self.policy.decide(NextStep([sequence]))
+            if proposal := plan.proposals[0]:
                 chance = self.copied if proposal.source == "lookup" else self.right
                 wrong = self.rng.random(len(proposal.tokens)) >= chance
                 accepted = int(wrong.argmax()) if wrong.any() else len(wrong)
@@ -254,8 +275,10 @@ class World:
                 self.policy.observe(proposal, accepted)
             self.drafting.append(plan.draft_tokens > 0)
             self.sources.append(proposal.source if proposal else "plain")
-            time += self.costs.verify(1, 1 + plan.draft_len, 0) / SECOND
-            time += (plan.draft_tokens > 0) * self.costs.draft(1, 0) / SECOND
+            verify = self.costs.verify(1, 1 + plan.draft_len, 0)
+            draft = (plan.draft_tokens > 0) * self.costs.draft(1, 0)
+            self.policy.timed(verify, draft)
+            time += (verify + draft) / SECOND
         return tokens / time
 
     def _proposals(self) -> list[Proposal]:
@@ -277,11 +300,11 @@ def adaptive(costs: Costs) -> Adaptive:
 
 
 def closed(costs: Costs) -> Adaptive:
-    """Return a policy whose gate was closed by drafts that were never right."""
+    """Return a policy that has seen only wrong drafts, and has nothing left to explore."""
     policy = adaptive(costs)
-    while policy.prefill(1, sampled=False):
-        for proposal in filter(None, policy.choose(rows(chain([1e-3] * MOST)), 0).chosen):
-            policy.observe(proposal, 0)
+    hopeless = NextStep(views(chain([1e-3] * MOST)))
+    while policy.decide(hopeless).draft_tokens:
+        policy.timed(SECOND, costs.drafter * SECOND)
     return policy
 
 
@@ -310,37 +333,7 @@ def test_lookup_is_taken_when_it_promises_more_and_the_drafter_rests() -> None:
 
 
 def test_what_a_drafter_cannot_bring_in_is_not_tried() -> None:
-    """With eight rows a draft costs half a step: not even good ones are as fast as none."""
-    dear = adaptive(Costs(linear(0.6), 0.4))
-    assert not dear.prefill(8, False)
-    cheap = adaptive(Costs(linear(0.1), 0.1))
-    assert cheap.prefill(8, False)
-
-
-def test_the_drafter_after_prompts_has_to_be_brought_in_too() -> None:
-    policy = adaptive(Costs(linear(0.1), 0.1))
-    assert policy.prefill(4, False)
-    for _ in range(20):
-        policy.prefilled(4, False, 0.2 * SECOND)
-    assert not policy.prefill(4, False)
-    assert policy.prefill(1, False)  # of other batches nothing is known
-
-
-def test_a_text_that_begins_a_burst_is_not_drafted_for_again() -> None:
-    policy = adaptive(Costs(linear(0.1), 0.1))
-    row = SequenceProposals([], False)
-
-    def drafts(joined_after: int) -> list[bool]:
-        """Begin a text that others join; return whether the drafter ran for it, by round."""
-        policy.begin(sampled=False)
-        ran = [policy.prefill(1, sampled=False)]
-        for _ in range(joined_after):
-            ran.append(policy.choose([row], 8).draft_tokens > 0)
-        policy.choose([row], 8, coming=3)
-        return ran
-
-    alone = ALONE + 2
-    assert drafts(joined_after=2) == [True] * 3  # of the first nothing is known
-    assert drafts(joined_after=2) == [False] * 3
-    assert drafts(joined_after=alone) == [False] * (1 + ALONE) + [True] * 2
-    assert drafts(joined_after=alone) == [True] * (1 + alone)
+    """With eight sequences a draft costs half a step: not even good ones are as fast as none."""
+    prompt = NextStep([PLAIN], coming=7, is_prompt=True)
+    assert not adaptive(Costs(linear(0.6), 0.4)).decide(prompt).draft_tokens
+    assert adaptive(Costs(linear(0.1), 0.1)).decide(prompt).draft_tokens

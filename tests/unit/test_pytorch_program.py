@@ -19,7 +19,7 @@ from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Program
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import Storage
-from dflash_trt.speculation import Fixed, RoundPlan
+from dflash_trt.speculation import Choice, Fixed, NextStep
 from tests.support.builds import build_engines, build_pair
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import CELLS, FORMS, HYBRIDS, make, pair_of
@@ -89,10 +89,12 @@ class NowAndThen(Fixed):
 
     rounds = 0
 
-    def choose(self, *given: Any, **options: Any) -> RoundPlan:
-        plan = super().choose(*given, **options)
+    def choose(self, step: NextStep) -> Choice:
+        choice = super().choose(step)
+        if step.is_prompt:
+            return choice
         self.rounds += 1
-        return plan if self.rounds % 3 == 0 else RoundPlan(plan.chosen, 0)
+        return choice if self.rounds % 3 == 0 else Choice(choice.proposals, 0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3.5"])
@@ -117,12 +119,14 @@ class InTurn(Fixed):
 
     rounds = 0
 
-    def choose(self, *given: Any, **options: Any) -> RoundPlan:
-        plan = super().choose(*given, **options)
+    def choose(self, step: NextStep) -> Choice:
+        choice = super().choose(step)
+        if step.is_prompt:
+            return choice
         self.rounds += 1
         length = self.rounds % (self.draft_tokens + 1)
-        chosen = [proposal and proposal.cut(length) for proposal in plan.chosen]
-        return RoundPlan(chosen if length else [None] * len(chosen), plan.draft_tokens)
+        cut = [proposal and proposal.cut(length) for proposal in choice.proposals]
+        return Choice(cut if length else [None] * len(cut), choice.draft_tokens)
 
 
 @pytest.mark.parametrize(
