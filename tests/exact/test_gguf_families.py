@@ -30,7 +30,7 @@ from dflash_trt.checks import inspect
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs import Storage
-from dflash_trt.weights.gguf import as_directory, left_out, open_tensors
+from dflash_trt.weights.gguf import LINK, as_directory, left_out, open_tensors
 from dflash_trt.weights.gguf.header import read_header
 from tests.support import families as tiny
 from tests.support import ggufs, reference
@@ -266,6 +266,34 @@ def test_gate_and_up_of_experts_in_one_tensor(
         assert np.array_equal(weights.read(tensor), values), tensor
 
 
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["mistral3", "gpt-oss", "gemma4", "qwen35"])
+def test_queries_keys_and_values_in_one_tensor(
+    pair_of: Callable[[str], Pair], tmp_path: Path, name: str, kind: Kind
+) -> None:
+    """As the converter writes them with --fuse-qkv."""
+    target = pair_of(name).target_dir
+    apart = load_target(as_directory(ggufs.write(tmp_path / "apart.gguf", target, kind)))
+    file = ggufs.write(tmp_path / "fused.gguf", target, kind, fused=True)
+    assert "blk.3.attn_v.weight" not in read_header(file).tensors
+    model = load_target(as_directory(file))
+    assert model.spec == apart.spec
+    assert set(model.weights.names) == set(apart.weights.names)
+    for tensor in apart.weights.names:
+        assert model.weights.form(tensor) == apart.weights.form(tensor)
+        assert np.array_equal(model.weights.read(tensor), apart.weights.read(tensor)), tensor
+
+
+def test_fused_rows_that_are_not_of_the_heads(
+    pair_of: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    target = pair_of("mistral3").target_dir
+    more = {"mistral3.attention.head_count": 5}
+    file = ggufs.write(tmp_path / "m.gguf", target, fused=True, more=more)
+    with pytest.raises(CheckpointError, match=r"attn_qkv.weight \[128, 96\] is not of 9 heads"):
+        open_tensors(file)
+
+
 def test_projections_as_older_files_of_qwen3_next_have_them(
     pair_of: Callable[[str], Pair], tmp_path: Path
 ) -> None:
@@ -363,6 +391,23 @@ def test_layers_that_predict_further_tokens_are_left_out(
     assert check["result"] == "warning"
     assert "layer 4, which predicts further tokens" in check["found"]
     assert "mmproj-F16.gguf beside it" in check["found"]
+
+
+def test_vision_files_beside_a_link(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    """In the Hub's cache a model's files are links to a folder without names."""
+    blob = ggufs.write(tmp_path / "blob", pair_of("mistral3").target_dir)
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "model-Q8_0.gguf").symlink_to(Path("..", blob.name))
+    (snapshot / "mmproj-F16.gguf").touch()
+    directory = as_directory(snapshot / "model-Q8_0.gguf")
+    found = str(inspect(directory)["checks"])
+    assert "mmproj-F16.gguf beside it" in found
+    shutil.copy(snapshot / "mmproj-F16.gguf", tmp_path / "mmproj-other.gguf")
+    assert [name.split()[-3] for name in left_out(directory / LINK)] == [
+        "mmproj-F16.gguf",
+        "mmproj-other.gguf",
+    ]
 
 
 @pytest.fixture

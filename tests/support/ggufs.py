@@ -55,11 +55,13 @@ def write(
     seed: int = 0,
     parts: int = 0,
     without: tuple[str, ...] = (),
+    fused: bool = False,
 ) -> Path:
     """Write a Hugging Face target as llama.cpp's converter does; returns the first part's path.
 
     kind: of matrices; K quants are random blocks. more: metadata, None leaves out; tensors: added
-    ones; without: ends of names that are left out. parts: in so many files.
+    ones; without: ends of names that are left out. parts: in so many files. fused: queries, keys
+    and values of a layer in one tensor.
     """
     config = json.loads((target / "config.json").read_text())
     name = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -68,6 +70,7 @@ def write(
         for tensor, values in _converted(kept_order(target), config).items()
         if not tensor.endswith(without)
     }
+    stored = _with_fused_attention(stored) if fused else stored
     most = -(-len(stored | dict(tensors or {})) // parts) if parts else 0
     writer = gguf.GGUFWriter(file, name, split_max_tensors=most)
     stated = {f"{name}.{key}": value for key, value in _metadata(config).items()}
@@ -280,6 +283,20 @@ def _converted(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         divisors = [1.0] * rotated + [1e30] * (count - rotated)
         changed["rope_freqs.weight"] = np.array(divisors, np.float32)
     return changed
+
+
+def _with_fused_attention(tensors: Tensors) -> Tensors:
+    fused = dict(tensors)
+    for name in tensors:
+        projection = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.q_proj\.(weight|bias)", name)
+        if projection is None:
+            continue
+        names = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        if fused.keys() >= set(names):
+            layer, kind = projection.groups()
+            rows = np.concatenate([fused.pop(part) for part in names])
+            fused[f"blk.{layer}.attn_qkv.{kind}"] = rows
+    return fused
 
 
 def _head_dims(config: Mapping[str, Any]) -> list[int]:

@@ -278,7 +278,8 @@ def gemma4(metadata: Metadata) -> Fields:
             "num_key_value_heads": heads[i],
             "intermediate_size": widths[i],
         }
-        if is_global and f"blk.{i}.attn_v.weight" not in metadata.header.tensors:
+        names = {f"blk.{i}.attn_{part}.weight" for part in ("v", "qkv")}
+        if is_global and names.isdisjoint(metadata.header.tensors):
             shares_keys = True
     ropes = {
         "sliding_attention": {"rope_theta": metadata.value(f"{BASE}_swa", 10000.0)},

@@ -49,9 +49,11 @@ def as_directory(file: Path) -> Path:
     directory.mkdir()
     for name, text in files.items():
         (directory / name).write_text(text + "\n", encoding="utf-8")
-    count = len(header.parts)
-    for i, part in enumerate(header.parts):
-        name = f"model-{i + 1:05}-of-{count:05}.gguf" if i else LINK
+    first, *others = header.parts
+    # vision files lie beside the path that was given, which may be a link to another folder
+    (directory / LINK).symlink_to(first if others else file.absolute())
+    for i, part in enumerate(others, start=2):
+        name = f"model-{i:05}-of-{len(header.parts):05}.gguf"
         (directory / name).symlink_to(part)
     return directory
 

@@ -86,13 +86,18 @@ def read_header(file: Path) -> Header:
     return _read_parts(tuple(files), tuple(changed))
 
 
+def paths_of(file: Path) -> list[Path]:
+    """Return a file's path and the paths that its links lead to, in order."""
+    paths = [file.absolute()]
+    while paths[-1].is_symlink() and len(paths) <= MAX_LINKS:
+        paths.append(paths[-1].parent / paths[-1].readlink())
+    return paths
+
+
 def _behind_links(file: Path) -> Path:
     """Follow links up to a part's name, which what it links to may lack, as in the Hub's cache."""
-    for _ in range(MAX_LINKS):
-        if PART.fullmatch(file.name) or not file.is_symlink():
-            break
-        file = file.parent / file.readlink()
-    return file.absolute()
+    paths = paths_of(file)
+    return next((path for path in paths if PART.fullmatch(path.name)), paths[-1])
 
 
 @lru_cache(maxsize=2)  # a target's and a drafter's; needed for the config and the weights

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.weights.gguf.blocks import PLAIN, Packed
-from dflash_trt.weights.gguf.header import Header, library, read_header
+from dflash_trt.weights.gguf.header import Header, library, paths_of, read_header
 from dflash_trt.weights.stored import DTYPES, Stored
 
 Floats = npt.NDArray[np.float32]
@@ -46,9 +46,10 @@ LINEAR_NAMES = {
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }  # fmt: skip
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 MORE_NAMES = {  # by architecture
     **dict.fromkeys(("gemma2", "gemma3", "gemma4"), GEMMA_NAMES),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), LINEAR_NAMES),
+    **dict.fromkeys(HYBRIDS, LINEAR_NAMES),
     "gpt-oss": {"ffn_gate_inp": "mlp.router"},
 }
 WITHOUT_SUFFIX = {
@@ -59,9 +60,10 @@ EXPERTS = {  # projections that lie behind one another in each expert's part of 
     "ffn_gate_exps": ("gate_proj",), "ffn_up_exps": ("up_proj",), "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }  # fmt: skip
+FUSED = "attn_qkv"  # queries, keys and values behind one another
 TURNED = ("attn_q", "attn_k")  # Llama's, whose rows interleave the halves of a head
 LLAMAS = ("llama", "mistral3")
-SHIFTED = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # norms have 1 added
+SHIFTED = ("gemma2", "gemma3", *HYBRIDS)  # norms have 1 added
 GROUPED = ".ssm_in.weight"  # Qwen3-Next's projections as in its checkpoint, in older files
 
 
@@ -142,8 +144,9 @@ def left_out(file: Path) -> list[str]:
         for number in numbers
         if number >= layer_count(header)
     ]
-    towers = sorted(header.file.parent.glob("*mmproj*.gguf"))
-    return beside + [f"the vision or audio file {tower.name} beside it" for tower in towers]
+    folders = {path.parent for path in paths_of(file)}
+    towers = sorted({tower.name for folder in folders for tower in folder.glob("*mmproj*.gguf")})
+    return beside + [f"the vision or audio file {tower} beside it" for tower in towers]
 
 
 def has_tensor(header: Header, end: str) -> bool:
@@ -168,6 +171,11 @@ def _named(header: Header, name: str) -> dict[str, Stored]:
     prefix = f"model.layers.{number}"
     if rest in WITHOUT_SUFFIX:
         return {f"{prefix}.{WITHOUT_SUFFIX[rest]}": _undone(header, stem, tensor)}
+    if stem == FUSED and kind and f"blk.{number}.ssm_out.weight" not in header.tensors:
+        return {
+            f"{prefix}.{LAYER_NAMES[part]}.{kind}": _undone(header, part, rows)
+            for part, rows in _attention(header, tensor).items()
+        }
     if stem in EXPERTS and len(tensor.shape) >= 2:
         return _experts(header, f"{prefix}.mlp.experts", stem, kind, tensor)
     if stem == "ssm_ba" and len(tensor.shape) == 2 and not has_tensor(header, GROUPED):
@@ -193,9 +201,22 @@ def _undone(header: Header, stem: str, tensor: Stored) -> Stored:
     is_norm = stem.removesuffix(".weight").endswith("_norm") and stem != "ssm_norm"
     if is_norm and header.architecture in SHIFTED:
         return _changed(tensor, shape, _less_one)
-    if stem in TURNED and header.architecture in LLAMAS and not isinstance(tensor, Packed):
-        return _changed(tensor, shape, partial(_halved, _heads(header, stem, tensor)))
+    if stem in TURNED and header.architecture in LLAMAS:
+        return _turned(header, stem, tensor)
     return tensor
+
+
+def _turned(header: Header, stem: str, tensor: Stored) -> Stored:
+    """Return Llama's queries or keys, the first halves of a head's rows before the second."""
+    heads = _heads(header, stem, tensor)
+    if tensor.shape[0] % (2 * heads):
+        raise header.wrong(f"tensor {tensor.name} {list(tensor.shape)} is not of {heads} heads")
+    if len(tensor.shape) == 1:
+        return _changed(tensor, tensor.shape, partial(_halved, heads))
+    if isinstance(tensor, Packed):
+        return replace(tensor, heads=heads)
+    place = (tensor.name, tensor.file, tensor.offset, tensor.shape, tensor.dtype)
+    return Packed(*place, tensor.dtype, (1, DTYPES[tensor.dtype].itemsize), heads)
 
 
 def _changed(tensor: Stored, shape: tuple[int, ...], undo: Callable[[Floats], Floats]) -> Undone:
@@ -233,6 +254,24 @@ def _gate(header: Header, tensor: Stored, part: int) -> Undone:
     return _changed(tensor, (rows // 2, width), select)
 
 
+def _attention(header: Header, fused: Stored) -> dict[str, Stored]:
+    """Return a fused tensor's rows by the names of queries, keys and values."""
+    heads = {stem: _heads(header, stem, fused) for stem in ("attn_q", "attn_k", "attn_v")}
+    if header.architecture in HYBRIDS:  # a gate beside each query
+        heads["attn_q"] *= 2
+    rows, *inputs = fused.shape
+    if rows % sum(heads.values()) or (isinstance(fused, Packed) and not inputs):
+        what = f"tensor {fused.name} {list(fused.shape)} is not of {sum(heads.values())} heads"
+        raise header.wrong(what)
+    head_dim = rows // sum(heads.values())
+    parts = {}
+    offset = fused.offset
+    for stem, count in heads.items():
+        parts[stem] = replace(fused, offset=offset, shape=(count * head_dim, *inputs))
+        offset += _bytes(fused, parts[stem].size)
+    return parts
+
+
 def _experts(header: Header, prefix: str, stem: str, kind: str, stack: Stored) -> dict[str, Stored]:
     """Return each expert's matrices, whose rows stay as stored; gpt-oss' stacks as they are."""
     parts = EXPERTS[stem]
@@ -251,13 +290,18 @@ def cut_stack(stack: Stored, parts: int) -> list[Stored]:
     """Return the matrices of a stack `[experts, out, in]`, each expert's in equal parts."""
     count, rows, width = stack.shape
     shape = (rows // parts, width)
-    numbers = math.prod(shape)
-    size = numbers * DTYPES[stack.dtype].itemsize
-    if isinstance(stack, Packed):
-        size = numbers // stack.block[0] * stack.block[1]
+    size = _bytes(stack, math.prod(shape))
     return [
         replace(stack, offset=stack.offset + i * size, shape=shape) for i in range(count * parts)
     ]
+
+
+def _bytes(tensor: Stored, numbers: int) -> int:
+    """Return the bytes of so many numbers of a tensor, whole rows."""
+    if isinstance(tensor, Packed):
+        return numbers // tensor.block[0] * tensor.block[1]
+    size: int = DTYPES[tensor.dtype].itemsize
+    return numbers * size
 
 
 def _stack_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
@@ -299,23 +343,21 @@ def open_tensor(header: Header, tensor: Any) -> Stored:
         fix = "Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1 or K quants"
         what = f"tensor {name} is of type {kind.name}, which cannot be read"
         raise header.wrong(what, fix) from None
-    heads = None
-    stem = name.removesuffix(".weight").rpartition(".")[2]
     place = (name, header.place(name), tensor.data_offset, shape)
-    if header.architecture in LLAMAS and stem in TURNED:
-        heads = _heads(header, stem, Stored(*place, kind.name))
-    if kind.name in PLAIN and heads is None:
+    if kind.name in PLAIN:
         return Stored(*place, kind.name)
-    dtype = kind.name if kind.name in PLAIN else "F32"
-    return Packed(*place, dtype, kind.name, block, heads)
+    return Packed(*place, "F32", kind.name, block)
 
 
 def _heads(header: Header, stem: str, tensor: Stored) -> int:
-    """Return the heads of a tensor in `TURNED`."""
-    kind = header.architecture
-    heads = header.values.get(f"{kind}.attention.head_count", 0)
-    if stem == "attn_k":
-        heads = header.values.get(f"{kind}.attention.head_count_kv", heads)
-    if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
+    """Return the heads of queries (`attn_q`), or of keys and values, in a tensor's layer."""
+    stated = header.stated
+    heads = stated.get("attention.head_count")
+    if stem != "attn_q":
+        heads = stated.get("attention.head_count_kv", heads)
+    layer = _layer_of(tensor.name)
+    if isinstance(heads, list) and layer < len(heads):
+        heads = heads[layer]
+    if type(heads) is not int or heads < 1:
         raise header.wrong(f"tensor {tensor.name} {list(tensor.shape)} is not of {heads!r} heads")
     return heads
