@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from dflash_trt.weights.gguf import as_directory
 from tests.exact.test_gguf_families import MODELS
 from tests.support import families, gguf_drafters, ggufs
 from tests.support.builds import build_engines
-from tests.support.built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair, built_from
+from tests.support.built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 from tests.support.equality import rounds_of, run_all, scheduler_of
-from tests.support.pairs import Pair, make_pair, write_pair
+from tests.support.pairs import Pair, make_pair, teach, write_pair
 
 quiet: Callable[..., None] = lambda *_: None  # noqa: E731
 PLAIN = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -38,8 +38,13 @@ TARGETS: dict[str, Callable[[], PretrainedConfig]] = {
     },
     **MODELS,
 }
-OWN_FORMS = [name for name in families.FORMS if "YaRN" not in name]
-ALL_FORMS = [*families.FORMATS, *OWN_FORMS, "reduced", "yarn"]
+YARN = families.YARN | {"rope_theta": 5e4, "factor": 4.0, families.ORIGINAL: 128}
+OWN_FORMS: dict[str, dict[str, Any]] = {
+    **{name: fields for name, fields in families.FORMS.items() if "YaRN" not in name},
+    "yarn": {"attention_bias": True, "rope_parameters": YARN | {"truncate": True}},
+    "reduced": {},  # a head of its own with some tokens, and a draft from the anchor's row
+}
+ALL_FORMS = [*families.FORMATS, *OWN_FORMS]
 QUICK = ("z-lab", "dflash2", "reduced")
 forms = pytest.mark.parametrize(
     "form",
@@ -50,18 +55,14 @@ forms = pytest.mark.parametrize(
 def pair_in_form(form: str, directory: Path) -> Pair:
     if form in families.FORMATS:
         return families.pair_of("qwen3", form, directory)
-    if form == "reduced":  # a head of its own with some tokens, and a draft from the anchor's row
-        pair = write_pair(directory, families.FAMILIES["llama"](), families.DRAFTER)
-        families.to_speculators(pair, directory / form, from_anchor=True, ids=range(0, 320, 2))
-        return Pair(pair.target_dir, directory / form)
-    if form == "yarn":
-        rope = families.YARN | {"rope_theta": 5e4, "factor": 4.0, families.ORIGINAL: 128}
-        fields = families.DRAFTER | {
-            "attention_bias": True,
-            "rope_parameters": rope | {"truncate": True},
-        }
-        return write_pair(directory, families.FAMILIES["qwen3"](), fields)
-    return families.make(form, directory)
+    pair = write_pair(directory, TARGETS["qwen3"](), families.DRAFTER | OWN_FORMS[form])
+    return reduced(pair, directory) if form == "reduced" else pair
+
+
+def reduced(pair: Pair, directory: Path) -> Pair:
+    drafter = directory / "reduced"
+    families.to_speculators(pair, drafter, from_anchor=True, ids=range(0, 320, 2))
+    return Pair(pair.target_dir, drafter)
 
 
 def rounded(spec: dict[str, Any]) -> dict[str, Any]:
@@ -100,25 +101,34 @@ def test_texts_and_rounds_are_those_of_the_checkpoints(
     """Of a pair in two GGUF files, whose drafts are accepted at every length."""
     kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
     pair = write_pair(tmp_path, TARGETS[family](), families.FORMATS[form], drafter_class=kind)
-    built = built_from(pair, tmp_path)
+    texts = teach(pair)
     if form == "speculators":
         families.to_speculators(pair, tmp_path / form, from_anchor=False, ids=range(320))
         pair = Pair(pair.target_dir, tmp_path / form)
-    target = as_directory(ggufs.write(tmp_path / "t.gguf", pair.target_dir))
-    drafter = as_directory(gguf_drafters.write(tmp_path / "d.gguf", pair.drafter_dir, target))
-    engines = tmp_path / "gguf"
-    options = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
-    models = build_engines(target, drafter, engines, **options)
-    again = replace(
-        built,
-        target=models[0],
-        drafter=models[1],
-        target_engine=engines / "target",
-        drafter_engine=engines / "drafter",
-    )
-    expected = committed(built)
-    assert committed(again) == expected
-    assert max(count for _, rounds in expected for count in rounds) > 2
+    assert_same_rounds(pair, texts, tmp_path)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("form", OWN_FORMS)
+def test_rounds_of_every_form(tmp_path: Path, form: str) -> None:
+    pair = write_pair(tmp_path, TARGETS["qwen3"](), families.DRAFTER | OWN_FORMS[form])
+    texts = teach(pair, first=0 if form == "reduced" else 1)
+    pair = reduced(pair, tmp_path) if form == "reduced" else pair
+    assert_same_rounds(pair, texts, tmp_path)
+
+
+def assert_same_rounds(pair: Pair, texts: list[list[int]], directory: Path) -> None:
+    target = as_directory(ggufs.write(directory / "t.gguf", pair.target_dir))
+    drafter = as_directory(gguf_drafters.write(directory / "d.gguf", pair.drafter_dir, target))
+    sources = {"checkpoints": (pair.target_dir, pair.drafter_dir), "gguf": (target, drafter)}
+    seen = []
+    for name, directories in sources.items():
+        engines = directory / name
+        models = build_engines(*directories, engines, slots=SLOTS, max_seq_len=MAX_SEQ_LEN)
+        built = BuiltPair(pair, texts, *models, engines / "target", engines / "drafter")
+        seen.append(committed(built))
+    assert seen[0] == seen[1]
+    assert max(count for _, rounds in seen[0] for count in rounds) > 2
 
 
 def committed(built: BuiltPair) -> list[tuple[list[int], list[int]]]:
