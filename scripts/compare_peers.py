@@ -161,8 +161,10 @@ def llama_server(command: list[str]) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         try:
             for _ in range(600):
-                if _answers(f"{url}/health") or process.poll() is not None:
+                if _answers(f"{url}/health"):
                     break
+                if process.poll() is not None:
+                    raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
                 time.sleep(0.2)
             yield url
         finally:
@@ -304,10 +306,11 @@ def main() -> None:
                 speed = ways[name](chats[i : i + args.streams], args.max_tokens, RULES[rule])
                 results[rule, name].append(speed)
     print(f"{cpu_model()}, {threads} cores, {len(chats)} chats, {args.streams} at a time")
+    widest = max(len(name) for name in ways)
     for (rule, name), values in results.items():
         first, rate = (median(column) for column in zip(*values, strict=True))
         after = f", first token after {1000 * first:.0f} ms" if args.streams == 1 else ""
-        print(f"{rule:28} {name:20} {rate:6.1f} tokens/s{after}")
+        print(f"{rule:28} {name:{widest}} {rate:6.1f} tokens/s{after}")
 
 
 if __name__ == "__main__":
