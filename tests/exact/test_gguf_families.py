@@ -267,7 +267,7 @@ def test_gate_and_up_of_experts_in_one_tensor(
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["mistral3", "gpt-oss", "gemma4", "qwen35"])
+@pytest.mark.parametrize("name", ["mistral3", "gpt-oss", "gemma4", "gemma4-text", "qwen35"])
 def test_queries_keys_and_values_in_one_tensor(
     pair_of: Callable[[str], Pair], tmp_path: Path, name: str, kind: Kind
 ) -> None:
