@@ -4,7 +4,7 @@ BIN := .venv/bin
 # two at a time, each from its half of the files: tests of a file share what they built
 TWO := -n 2 --dist worksteal
 
-.PHONY: demo test test-models test-page test-plans test-gpu soak prove lint bench clean
+.PHONY: demo test test-survival test-models test-page test-plans test-gpu soak prove lint bench clean
 
 demo: .venv/.server  ## build SmolLM2-135M and its drafter, serve them with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,9 @@ test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; 
 	@nvidia-smi -L || { echo 'make test-gpu needs an NVIDIA GPU with its driver, and here is none' >&2; exit 1; }
 	$(MAKE) .venv/.rtx
 	$(BIN)/python -m pytest -m gpu tests/gpu --junitxml build/gpu.xml
+
+test-survival: .venv/.dev  ## what shows that the server survives: killed, hung and updated parts, restarts, draining
+	$(BIN)/python -m pytest -m soak tests/serving
 
 soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, clients of others, the pages
 	$(BIN)/python -m pytest -m soak

@@ -1,26 +1,34 @@
 """What the adaptive policy gains or loses beside plain decoding, by sequences, tokens and arrival.
 
     python scripts/adaptive_or_plain.py BUILD PROMPTS [--sequences 1,2,4] [--tokens 32,96]
-        [--turns 9] [--json FILE]
+        [--turns 9] [--temperature T] [--top-p P] [--top-k K] [--json FILE]
 
-In each turn both decode the same greedy texts with the build's engines, in one process and in
-changing order: a step of each in turn, or one after the other if the build has too few slots.
-Sequences arrive together, or one by one while the first one runs. Printed are medians over turns of
-the time of plain decoding over that of the policy.
+In each turn both decode the same texts, greedy or sampled, with the build's engines, in one process
+and in changing order: a step of each in turn, or one after the other if the build has too few
+slots. Sequences arrive together, or one by one while the first one runs. Printed are medians over
+turns of the time of plain decoding over that of the policy.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 
 from dflash_trt.bench import load_task
 from dflash_trt.builder import read_manifest, speculation_of
-from dflash_trt.decoding import Request, RunRound, Scheduler, in_process, measure, strategy
+from dflash_trt.decoding import (
+    Request,
+    RunRound,
+    SamplingParams,
+    Scheduler,
+    in_process,
+    measure,
+    strategy,
+)
 from dflash_trt.decoding.proposer import Proposer
 from dflash_trt.engines import load_engines, read_infos
 from dflash_trt.engines.onnxruntime import use_one_pool
@@ -118,8 +126,12 @@ def main() -> None:
     parser.add_argument("--tokens", default="32,96,384")
     parser.add_argument("--arrivals", default=",".join(ARRIVALS))
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    sampling = SamplingParams(options.temperature, top_p=options.top_p, top_k=options.top_k)
     manifest = read_manifest(options.build)
     use_one_pool(read_infos(options.build / "engines")[0].cpu_threads)
     target, drafter = load_engines(options.build / "engines")
@@ -170,7 +182,10 @@ def main() -> None:
             # the first to run a shape binds its buffers: neither of the two should
             first_tokens = [Request(prompt, 1) for prompt in chosen]
             decode([warming, plain], first_tokens, arrival="together", by_step=False)
-            requests = [Request(prompt, length) for prompt in chosen]
+            requests = [
+                Request(prompt, length, replace(sampling, seed=seed))
+                for seed, prompt in enumerate(chosen)
+            ]
             order = [plain, adaptive] if number % 2 else [adaptive, plain]
             decoded = decode(order, requests, arrival, by_step=by_step)
             for scheduled, turn in zip(order, decoded, strict=True):
