@@ -25,7 +25,6 @@ from dflash_trt.graphs import (
     candidates_per_draft,
     drafter_graph,
     target_graph,
-    use_cpu_kernels,
 )
 
 
@@ -84,8 +83,6 @@ def _build(
     directory: Path,
     options: EngineOptions,
 ) -> dict[Path, Entry]:
-    if options.kind == "onnxruntime":
-        use_cpu_kernels(graph.graph)
     spec = model.spec
     block_size = drafter.block_size if drafter else 1
     info = EngineInfo(

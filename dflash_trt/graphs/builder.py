@@ -3,14 +3,15 @@
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from inspect import signature
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory, plus one larger tens
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 HYBRID_OPSET = 27  # and LinearAttention
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+PART_DOMAIN = "dflash"  # domain of a graph's parts
 INT8_INPUTS = 4  # accuracy level of products: inputs are rounded to int8, a scale for each block
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
@@ -56,6 +58,7 @@ Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
 Compute = Callable[[], npt.NDArray[np.generic]]
 Build = Callable[[], ir.Value]
+Attribute = int | float | str | Sequence[int]
 T = TypeVar("T")
 P = TypeVar("P", bound=npt.NDArray[np.generic])
 
@@ -224,6 +227,16 @@ class Shared(Generic[T]):
             return self._kept[0] if self._readers else self._kept.pop()
 
 
+@dataclass(frozen=True)
+class Scope:
+    """Where nodes are added: in the graph, in a branch of it, or in the body of a part."""
+
+    tape: Tape
+    imports: dict[str, int]  # opset by domain
+    is_body: bool = False  # a body sees nothing but its inputs
+    constants: dict[str, ir.Value] = field(default_factory=dict)
+
+
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
@@ -248,13 +261,14 @@ class GraphBuilder:
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
         self._block_matrices: dict[tuple[Path, str], BlockMatrix] = {}
-        opset = HYBRID_OPSET if spec.delta_nets else OPSET
-        self.graph = ir.Graph((), (), nodes=(), opset_imports={"": opset}, name=name)
+        # ONNX Runtime has an operator of its own for hybrids, and 1.32 no kernel for the newer
+        # opset's `Attention`: taken apart it takes ten times as long
+        hybrid = spec.delta_nets and kind != "onnxruntime"
+        self._opset = HYBRID_OPSET if hybrid else OPSET
+        self.graph = ir.Graph((), (), nodes=(), opset_imports={"": self._opset}, name=name)
         self._tape = Tape(self.graph)
-        self._nodes = self._tape  # of the branch that is being built (`when`)
-        self._constants: dict[tuple[int, ...], ir.Value] = {}
-        self._numbers: dict[float, ir.Value] = {}
-        self._filled: dict[str, ir.Value] = {}
+        self._scope = Scope(self._tape, self.graph.opset_imports)
+        self._parts: dict[Hashable, ir.Function] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -270,20 +284,87 @@ class GraphBuilder:
         value.shape = ir.Shape(shape)
         self.graph.outputs.append(value)
 
-    def op(
-        self, op_type: str, *inputs: ir.Value, **attributes: int | float | str | Sequence[int]
-    ) -> ir.Value:
-        return self._nodes.op(op_type, inputs, attributes)
+    def op(self, op_type: str, *inputs: ir.Value, **attributes: Attribute) -> ir.Value:
+        return self._scope.tape.op(op_type, inputs, attributes)
 
-    def runtime_op(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+    def runtime_op(self, op_type: str, *inputs: ir.Value, **attributes: Attribute) -> ir.Value:
         """Add a node of ONNX Runtime's own."""
+        return self.runtime_ops(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def runtime_ops(
+        self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: Attribute
+    ) -> Sequence[ir.Value]:
         self.graph.opset_imports[MICROSOFT] = 1
-        return self._nodes.op(op_type, inputs, attributes, domain=MICROSOFT)
+        self._scope.imports[MICROSOFT] = 1
+        return self._scope.tape.op_multi_out(
+            op_type, inputs, attributes, num_outputs=outputs, domain=MICROSOFT
+        )
 
     def ops(
-        self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
+        self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: Attribute
     ) -> Sequence[ir.Value]:
-        return self._nodes.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+        return self._scope.tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+
+    def part(
+        self,
+        name: str,
+        body: Callable[..., ir.Value],
+        *inputs: ir.Value | None,
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Add a part with one output; see `parts`."""
+
+        def outputs(*given: Any, **options: Any) -> Sequence[ir.Value]:
+            return [body(*given, **options)]
+
+        return self.parts(name, wraps(body)(outputs), *inputs, **attributes)[0]
+
+    def parts(
+        self,
+        name: str,
+        body: Callable[..., Sequence[ir.Value]],
+        *inputs: ir.Value | None,
+        **attributes: Attribute,
+    ) -> Sequence[ir.Value]:
+        """Add a part of the graph by name: a node of a function whose body is standard operators.
+
+        body: called with this builder, inputs and attributes, to add the body's nodes. Layers with
+        equal attributes share a function, so a body must depend on nothing else.
+        """
+        present = tuple(value is not None for value in inputs)
+        form = (name, present, tuple(attributes.items()))
+        if form not in self._parts:
+            overload = sum(function.name == name for function in self._parts.values())
+            self._parts[form] = self._function(name, overload, body, present, attributes)
+        function = self._parts[form]
+        return self._scope.tape.op_multi_out(
+            name,
+            inputs,
+            attributes,
+            num_outputs=len(function.outputs),
+            domain=PART_DOMAIN,
+            overload=function.overload,
+        )
+
+    def _function(
+        self,
+        name: str,
+        overload: int,
+        body: Callable[..., Sequence[ir.Value]],
+        present: Sequence[bool],
+        attributes: dict[str, Attribute],
+    ) -> ir.Function:
+        self.graph.opset_imports[PART_DOMAIN] = 1
+        _, *names = signature(body).parameters
+        inputs = [ir.Value(name=name) for name, _ in zip(names, present, strict=False)]
+        graph = ir.Graph(inputs, (), nodes=(), opset_imports={"": self._opset}, name=name)
+        outer = self._scope
+        self._scope = Scope(Tape(graph), graph.opset_imports, is_body=True)
+        given = [value if there else None for value, there in zip(inputs, present, strict=True)]
+        graph.outputs.extend(body(self, *given, **attributes))
+        self._scope = outer
+        declared = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in attributes]
+        return ir.Function(PART_DOMAIN, name, str(overload or ""), graph=graph, attributes=declared)
 
     def when(self, condition: ir.Value, name: str, then: Build, otherwise: Build) -> ir.Value:
         """Compute `then()` where the bool scalar `condition` is true, else `otherwise()`.
@@ -294,14 +375,14 @@ class GraphBuilder:
             "then_branch": self._branch(f"{name}_then", then),
             "else_branch": self._branch(f"{name}_else", otherwise),
         }
-        return self._nodes.op("If", (condition,), branches)
+        return self._scope.tape.op("If", (condition,), branches)
 
     def _branch(self, name: str, build: Build) -> ir.Graph:
-        outer = self._nodes
+        outer = self._scope
         branch = ir.Graph((), (), nodes=(), name=name)
-        self._nodes = Tape(branch)
+        self._scope = replace(outer, tape=Tape(branch))
         branch.outputs.append(build())
-        self._nodes = outer
+        self._scope = outer
         values = [value for node in branch for value in node.outputs]
         for i, value in enumerate(values):  # names are unique across branches
             value.name = f"{name}_{i}"
@@ -312,25 +393,27 @@ class GraphBuilder:
 
     def ints(self, *values: int) -> ir.Value:
         """Return a 1-D int64 constant, shared by all its users."""
-        if values not in self._constants:
-            name = "ints_" + "_".join(map(str, values))
-            self._constants[values] = self.constant(name, np.array(values, np.int64))
-        return self._constants[values]
+        return self._shared("ints_" + "_".join(map(str, values)), np.array(values, np.int64))
 
     def number(self, value: float) -> ir.Value:
         """Return a float32 constant `[1]`, shared by all its users."""
-        if value not in self._numbers:
-            self._numbers[value] = self.constant(f"float_{value}", np.array([value], np.float32))
-        return self._numbers[value]
+        return self._shared(f"float_{value}", np.array([value], np.float32))
 
     def filled(self, name: str, size: int, value: float) -> ir.Value:
         """Return a float32 constant `[size]` of one value, shared by all its users."""
-        if name not in self._filled:
-            self._filled[name] = self.constant(name, np.full(size, value, np.float32))
-        return self._filled[name]
+        return self._shared(name, np.full(size, value, np.float32))
+
+    def _shared(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        constants = self._scope.constants
+        if name not in constants:
+            constants[name] = self.constant(name, array)
+        return constants[name]
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        return self._tape.initializer(ir.tensor(array, name=name))
+        tensor = ir.tensor(array, name=name)
+        if self._scope.is_body:
+            return self._scope.tape.op("Constant", (), {"value": tensor})
+        return self._tape.initializer(tensor)
 
     def vector(self, name: str, plus: float = 0.0) -> ir.Value:
         """Return a checkpoint tensor in float32 (norm weights), plus a number."""
@@ -549,12 +632,21 @@ class GraphBuilder:
         size = sum(self.weights.shape(name)[0] for name in names)
         return self.lazy("|".join(names), (size,), read)
 
+    def model(self) -> ir.Model:
+        """Return the graph with the bodies of its parts."""
+        return ir.Model(
+            self.graph,
+            ir_version=IR_VERSION,
+            producer_name="dflash-trt",
+            functions=list(self._parts.values()),
+        )
+
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
         """Write the graph; return the manifest's entry of its data, so that nobody reads it again.
 
         `progress` is called with each tensor's name.
         """
-        model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="dflash-trt")
+        model = self.model()
         values = [value for graph in model.graphs() for value in graph.initializers.values()]
         for value in values:
             tensor = value.const_value

@@ -8,7 +8,7 @@ more over them, from that state, and the result is dropped. So rolling back is a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints import DeltaNet
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import Layer, linear, rms_norm
+from dflash_trt.graphs.layers import Layer, linear, rms_norm, silu
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.weights import Weights
 
@@ -96,15 +96,21 @@ def delta_net_block(
     queries, keys, values = g.split(mixed, (net.keys, net.keys, net.values), axis=2)
     keys = _unit_norm(g, net, keys)
     alpha = at.by_sequence(g, inputs.alpha, at.queries, net.num_value_heads)
-    decays = _decays(g, prefix, alpha)
+    bias = g.vector(f"{prefix}.dt_bias")
+    decays = g.part("Decays", _decays, alpha, bias, _rates(g, prefix))
     beta = at.by_sequence(g, inputs.beta, at.queries, net.num_value_heads)
     tokens = Tokens(keys, values, decays, betas=g.op("Sigmoid", beta))
     out = _recur(g, layer, net, _unit_norm(g, net, queries), tokens, rollback)
-    out = g.op("Reshape", out, g.ints(0, 0, net.num_value_heads, net.value_dim))
-    scale = g.vector(f"{prefix}.norm.weight")
-    out = g.op("RMSNormalization", out, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
-    out = g.op("Reshape", out, g.ints(-1, net.values))
-    out = g.op("Mul", out, _silu(g, inputs.z))
+    out = g.part(
+        "GatedNorm",
+        _gated_norm,
+        out,
+        g.vector(f"{prefix}.norm.weight"),
+        inputs.z,
+        heads=net.num_value_heads,
+        size=net.value_dim,
+        epsilon=g.spec.rms_norm_eps,
+    )
     return g.op("Add", hidden, linear(g, out, f"{prefix}.out_proj", bias=False))
 
 
@@ -139,30 +145,56 @@ def _project_grouped(g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value) -
     return Inputs(g.op("Concat", *mixed, axis=1), z, beta, alpha)
 
 
+def _gated_norm(
+    g: GraphBuilder,
+    x: ir.Value,
+    scale: ir.Value,
+    z: ir.Value,
+    *,
+    heads: int,
+    size: int,
+    epsilon: float,
+) -> ir.Value:
+    """Norm the heads of `[n, S, values]`, and multiply them by SiLU of their gate z `[T, values]`.
+
+    Returns `[T, values]`.
+    """
+    x = g.op("Reshape", x, g.ints(0, 0, heads, size))
+    x = g.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
+    return g.op("Mul", g.op("Reshape", x, g.ints(-1, heads * size)), silu(g, z))
+
+
 def _convolve(
     g: GraphBuilder, layer: Layer, net: DeltaNet, x: ir.Value, rollback: Rollback
 ) -> ir.Value:
-    """Build the causal convolution of `[n, S, channels]` and SiLU; keeps the inputs of the drafts.
-
-    Written out: ONNX Runtime's `CausalConvWithState` has another kernel for one token.
-    """
+    """Convolve `[n, S, channels]` with the inputs before; keeps those of the drafts."""
     cache = layer.caches["inputs"]
     name = f"{layer.prefix}linear_attn.conv1d.weight"
     before = g.op("GatherND", cache, rollback.window, batch_dims=1)
     x = g.op("Concat", before, x, axis=1)
     last_inputs = g.op("Slice", x, rollback.known, g.ints(END), g.ints(1))
     layer.update(g, "inputs", g.op("TensorScatter", cache, last_inputs, axis=-2, mode="linear"))
-    taps = []
-    for tap in range(net.kernel_size):
-        end = tap - net.kernel_size + 1 or END
+    read = partial(_read_taps, g.weights, name)
+    weights = g.lazy(name, (net.kernel_size, net.channels), read)
+    return g.part("Convolve", _weigh_and_activate, x, weights, taps=net.kernel_size)
+
+
+def _weigh_and_activate(g: GraphBuilder, x: ir.Value, weights: ir.Value, *, taps: int) -> ir.Value:
+    """Build the causal convolution of `[n, taps - 1 + S, channels]`, and SiLU: `[n, S, channels]`.
+
+    weights: `[taps, channels]`, the last of the token itself. Written out: ONNX Runtime's
+    `CausalConvWithState` has another kernel for one token.
+    """
+    weighed = []
+    for tap, weight in enumerate(g.ops("Split", weights, outputs=taps, axis=0, num_outputs=taps)):
+        end = tap - taps + 1 or END
         shifted = g.op("Slice", x, g.ints(tap), g.ints(end), g.ints(1))
-        read = partial(_read_tap, g.weights, name, tap)
-        taps.append(g.op("Mul", shifted, g.lazy(f"{name}.{tap}", (net.channels,), read)))
-    return _silu(g, g.op("Sum", *taps))
+        weighed.append(g.op("Mul", shifted, weight))
+    return silu(g, g.op("Sum", *weighed))
 
 
-def _read_tap(weights: Weights, name: str, tap: int) -> npt.NDArray[Any]:
-    return weights.read(name)[:, 0, tap].astype(np.float32)
+def _read_taps(weights: Weights, name: str) -> npt.NDArray[np.float32]:
+    return weights.read(name)[:, 0].T.astype(np.float32)
 
 
 def _unit_norm(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
@@ -174,23 +206,27 @@ def _unit_norm(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
     return g.op("Reshape", x, g.ints(0, 0, net.keys))
 
 
-def _decays(g: GraphBuilder, prefix: str, alpha: ir.Value) -> ir.Value:
-    """Build -exp(A_log) softplus(alpha + dt_bias).
+def _rates(g: GraphBuilder, prefix: str) -> ir.Value:
+    name = f"{prefix}.A_log"
+
+    def read() -> npt.NDArray[np.float32]:
+        return -np.exp(g.weights.read(name).astype(np.float32))
+
+    return g.lazy(name, g.weights.shape(name), read)
+
+
+def _decays(g: GraphBuilder, alpha: ir.Value, bias: ir.Value, rates: ir.Value) -> ir.Value:
+    """Build rates times softplus(alpha + bias).
 
     The softplus is written out: the last bit of ONNX Runtime's `Softplus` and `Log` depends on a
     number's place among the others, so that a token's would depend on its neighbors.
     """
-    x = g.op("Add", alpha, g.vector(f"{prefix}.dt_bias"))
+    x = g.op("Add", alpha, bias)
     small = g.op("Exp", g.op("Neg", g.op("Abs", x)))
     # log(1 + small) = 2 atanh(small / (2 + small))
     half = g.op("Atanh", g.op("Div", small, g.op("Add", small, g.number(2.0))))
     softplus = g.op("Add", g.op("Relu", x), g.op("Add", half, half))
-    name = f"{prefix}.A_log"
-
-    def rates() -> npt.NDArray[np.float32]:
-        return -np.exp(g.weights.read(name).astype(np.float32))
-
-    return g.op("Mul", softplus, g.lazy(name, g.weights.shape(name), rates))
+    return g.op("Mul", softplus, rates)
 
 
 def _recur(
@@ -210,21 +246,17 @@ def _recur(
     drafts = g.op("Slice", both, rollback.folded, after, g.ints(1))
     layer.update(g, "drafts", g.op("TensorScatter", drafts_before, drafts, axis=-2, mode="linear"))
     folded = _tokens(g, net, g.op("Slice", both, g.ints(0), rollback.folded, g.ints(1)))
-    folded = folded._replace(
-        decays=g.op("Mul", folded.decays, rollback.counts),
-        betas=g.op("Mul", folded.betas, rollback.counts),
-    )
     # outputs of replayed drafts are unused, so any queries will do: their keys
     asking = g.op("Slice", folded.keys, g.ints(0), rollback.replayed, g.ints(1))
     known = g.op("Slice", queries, g.ints(0), rollback.known, g.ints(1))
     known = g.op("Concat", asking, known, axis=1)
-    out, state = _attend(g, net, known, folded, layer.caches["state"])
+    out, state = _read(g, net, known, folded, layer.caches["state"], rollback.counts)
     layer.update(g, "state", state)
     out = g.op("Slice", out, rollback.replayed, after, g.ints(1))
 
     def with_drafts() -> ir.Value:
         asking = g.op("Slice", queries, rollback.known, after, g.ints(1))
-        drafted, _ = _attend(g, net, asking, _tokens(g, net, drafts), state)
+        drafted, _ = _read(g, net, asking, _tokens(g, net, drafts), state, None)
         return g.op("Concat", out, drafted, axis=1)
 
     def without() -> ir.Value:
@@ -239,37 +271,74 @@ def _tokens(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> Tokens:
     return Tokens(*g.split(x, (net.keys, net.values, heads, heads), axis=2))
 
 
-def _attend(
-    g: GraphBuilder, net: DeltaNet, queries: ir.Value, tokens: Tokens, state: ir.Value
+def _read(
+    g: GraphBuilder,
+    net: DeltaNet,
+    queries: ir.Value,
+    tokens: Tokens,
+    state: ir.Value,
+    counts: ir.Value | None,
 ) -> Sequence[ir.Value]:
     """Return what tokens read, `[n, S, values]`, and the state after them."""
-    queries = _repeat(g, net, queries)
-    keys = _repeat(g, net, tokens.keys)
-    return g.ops(
-        "LinearAttention",
+    return g.parts(
+        "Recur",
+        _recurrence,
         queries,
-        keys,
-        tokens.values,
+        *tokens,
         state,
-        tokens.decays,
-        tokens.betas,
-        outputs=2,
-        update_rule="gated_delta",
-        q_num_heads=net.num_value_heads,
-        kv_num_heads=net.num_value_heads,
-        scale=net.key_dim**-0.5,
+        counts,
+        key_heads=net.num_key_heads,
+        key_dim=net.key_dim,
+        value_heads=net.num_value_heads,
+        tiled=int(net.tiled),
     )
 
 
-def _repeat(g: GraphBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
-    """Repeat each key head of `[n, S, keys]` for the value heads that share it."""
-    shared = net.num_value_heads // net.num_key_heads
-    if shared == 1:
-        return x
-    x = g.op("Reshape", x, g.ints(0, 0, net.num_key_heads, net.key_dim))
-    x = g.op("Concat", *[x] * shared, axis=2 if net.tiled else 3)
-    return g.op("Reshape", x, g.ints(0, 0, net.num_value_heads * net.key_dim))
+def _recurrence(
+    g: GraphBuilder,
+    queries: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    decays: ir.Value,
+    betas: ir.Value,
+    state: ir.Value,
+    counts: ir.Value | None,
+    *,
+    key_heads: int,
+    key_dim: int,
+    value_heads: int,
+    tiled: int,
+) -> Sequence[ir.Value]:
+    """Run the gated delta rule; counts `[n, S, 1]`: 0 for a token that leaves the state as it is.
 
+    tiled: key heads take turns over the value heads; else each has some side by side.
+    """
+    shared = value_heads // key_heads
 
-def _silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    return g.op("Mul", x, g.op("Sigmoid", x))
+    def repeat(x: ir.Value) -> ir.Value:
+        if shared == 1:
+            return x
+        x = g.op("Reshape", x, g.ints(0, 0, key_heads, key_dim))
+        x = g.op("Concat", *[x] * shared, axis=2 if tiled else 3)
+        return g.op("Reshape", x, g.ints(0, 0, value_heads * key_dim))
+
+    if counts is not None:
+        decays = g.op("Mul", decays, counts)
+        betas = g.op("Mul", betas, counts)
+    # Of the standard's operator ONNX Runtime 1.32 makes a loop of small products, which takes ten
+    # times as long a token; 1.31 does not know it. Both are exact: a row's bits depend on it alone
+    ops = g.runtime_ops if g.kind == "onnxruntime" else g.ops
+    return ops(
+        "LinearAttention",
+        repeat(queries),
+        repeat(keys),
+        values,
+        state,
+        decays,
+        betas,
+        outputs=2,
+        update_rule="gated_delta",
+        q_num_heads=value_heads,
+        kv_num_heads=value_heads,
+        scale=key_dim**-0.5,
+    )

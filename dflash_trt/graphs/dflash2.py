@@ -29,7 +29,7 @@ def convolve_before(
     dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
     base = g.op("Reshape", g.vector(f"{name}.base_kernel"), g.ints(2 * size, -1, group))
     before, after = g.split(g.op("Add", base, dynamic), (size, size), axis=2)
-    return _convolve(g, convolution, x, before, at), after
+    return _convolve_part(g, convolution, x, before), after
 
 
 def _changes_nothing(g: GraphBuilder, convolution: Convolution, name: str) -> bool:
@@ -41,25 +41,37 @@ def _changes_nothing(g: GraphBuilder, convolution: Convolution, name: str) -> bo
     return bool((base == 1).all() and not dynamic.any())
 
 
-def convolve_after(
-    g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None, at: Positions
-) -> ir.Value:
+def convolve_after(g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None) -> ir.Value:
     """Build the convolution after a half of a layer, before the residual (z-lab `finish`)."""
     convolution = layer.spec.convolution
     if convolution is None or kernel is None:
         return x
-    return _convolve(g, convolution, x, kernel, at)
+    return _convolve_part(g, convolution, x, kernel)
+
+
+def _convolve_part(
+    g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value
+) -> ir.Value:
+    return g.part(
+        "GroupedConvolve",
+        _convolve,
+        x,
+        kernel,
+        taps=convolution.kernel_size,
+        group_size=convolution.group_size,
+    )
 
 
 def _convolve(
-    g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value, at: Positions
+    g: GraphBuilder, x: ir.Value, kernel: ir.Value, *, taps: int, group_size: int
 ) -> ir.Value:
-    """Convolve x `[n * W, hidden_size]` with kernel `[n, W, kernel_size, groups, group_size]`.
+    """Convolve x `[n * W, hidden_size]` with kernel `[n, W, taps, groups, group_size]`.
 
     Kernel entry o weighs the token o positions back; zeros precede the anchor.
     """
-    last = convolution.kernel_size - 1
-    shifted = [at.by_sequence(g, x, at.queries, -1)]
+    last = taps - 1
+    sequences = g.op("Concat", g.op("Shape", kernel, end=2), g.ints(-1), axis=0)
+    shifted = [g.op("Reshape", x, sequences)]
     if last:
         padded = g.op("Pad", shifted[0], g.ints(0, last, 0, 0, 0, 0))
         for offset in range(1, last + 1):
@@ -67,7 +79,7 @@ def _convolve(
             end = g.ints(-offset)
             shifted.append(g.op("Slice", padded, start, end, g.ints(1)))
     wide = g.op("Concat", *shifted, axis=2)
-    grouped = g.ints(0, 0, last + 1, -1, convolution.group_size)
+    grouped = g.ints(0, 0, taps, -1, group_size)
     weighed = g.op("Mul", g.op("Reshape", wide, grouped), kernel)
     out = g.op("ReduceSum", weighed, g.ints(2), keepdims=0)
     return g.op("Reshape", out, g.op("Shape", x))

@@ -65,8 +65,11 @@ def embed(g: GraphBuilder, table: Table, tokens: ir.Value) -> ir.Value:
 
 
 def rms_norm(g: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    scale = g.vector(f"{name}.weight", g.spec.norm_offset)
-    return g.op("RMSNormalization", x, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
+    return g.op("RMSNormalization", x, norm_scale(g, name), axis=-1, epsilon=g.spec.rms_norm_eps)
+
+
+def norm_scale(g: GraphBuilder, name: str) -> ir.Value:
+    return g.vector(f"{name}.weight", g.spec.norm_offset)
 
 
 def head(
@@ -147,7 +150,16 @@ def product(
     return g.op("Add", out, *biases) if biases else out
 
 
-def activation(g: GraphBuilder, x: ir.Value) -> ir.Value:
-    if g.spec.hidden_act == "silu":
-        return g.op("Mul", x, g.op("Sigmoid", x))
-    return g.op("Gelu", x, approximate="tanh")
+def gate(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Gate up by the activation of gate; `x` `[..., 2 * size]` has gate and up side by side."""
+    return g.part("Gate", _gate, x, activation=g.spec.hidden_act)
+
+
+def _gate(g: GraphBuilder, x: ir.Value, *, activation: str) -> ir.Value:
+    gate, up = g.ops("Split", x, outputs=2, axis=-1, num_outputs=2)
+    active = silu(g, gate) if activation == "silu" else g.op("Gelu", gate, approximate="tanh")
+    return g.op("Mul", active, up)
+
+
+def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    return g.op("Mul", x, g.op("Sigmoid", x))

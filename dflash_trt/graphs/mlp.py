@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Experts
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
-from dflash_trt.graphs.layers import Layer, activation, linear, product, rms_norm
+from dflash_trt.graphs.layers import Layer, gate, linear, product, rms_norm
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.weights import Weights
 
@@ -64,7 +64,7 @@ def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Rou
 
     token = g.op("Div", order, g.ints(experts.per_token))
     wide = multiply(g.op("Gather", routed.tokens, token, axis=0), "gate_up")
-    out = multiply(_apply_gate(g, layer, experts, wide), "down")
+    out = multiply(_apply_gate(g, experts, wide), "down")
     _, place = g.ops("TopK", order, count, outputs=2, axis=0, largest=0)
     out = g.op("Gather", out, place, axis=0)
     out = g.op("Reshape", out, g.ints(-1, experts.per_token, g.spec.hidden_size))
@@ -76,7 +76,8 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
     """Compute all experts in one batched product; experts not chosen have weight 0."""
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
-        out = g.op("MatMul", x, _stack(g, layer, experts, half))
+        stack = _stack(g, layer, experts, half)
+        out = g.part("ExpertProduct", _expert_product, x, stack, share)
         if experts.clamped is None:
             return out
         return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
@@ -88,34 +89,45 @@ def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed
     share = g.op("ReduceSum", g.op("Where", chosen, share, g.number(0.0)), g.ints(1), keepdims=0)
     share = g.op("Unsqueeze", g.op("Transpose", share, perm=(1, 0)), g.ints(2))  # [E, T, 1]
     wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
-    out = multiply(_apply_gate(g, layer, experts, wide), "down")
-    return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
+    out = multiply(_apply_gate(g, experts, wide), "down")
+    return g.part("ExpertSum", _expert_sum, out, share)
 
 
-def _apply_gate(g: GraphBuilder, layer: Layer, experts: Experts | None, x: ir.Value) -> ir.Value:
+def _expert_product(g: GraphBuilder, x: ir.Value, stack: ir.Value, shares: ir.Value) -> ir.Value:
+    """Multiply tokens `[1 or E, T, in]` by experts `[E, in, out]`: `[E, T, out]`.
+
+    shares `[E, T, 1]`: results where they are 0 are not used.
+    """
+    return g.op("MatMul", x, stack)
+
+
+def _expert_sum(g: GraphBuilder, x: ir.Value, shares: ir.Value) -> ir.Value:
+    """Add up what experts make of tokens, `[E, T, hidden_size]`, times their shares `[E, T, 1]`."""
+    return g.op("ReduceSum", g.op("Mul", x, shares), g.ints(0), keepdims=0)
+
+
+def _apply_gate(g: GraphBuilder, experts: Experts | None, x: ir.Value) -> ir.Value:
     """Return the input of the down projection; `x` has gate and up side by side."""
-    wide = layer.spec.intermediate_size
     if experts is None or experts.clamped is None:
-        return _gated(g, x, wide)
-    gate, up = g.split(x, (wide, wide), axis=-1)
+        return gate(g, x)
     alpha, limit = experts.clamped
+    return g.part("ClampedGate", _clamped_gate, x, alpha=alpha, limit=limit)
+
+
+def _clamped_gate(g: GraphBuilder, x: ir.Value, *, alpha: float, limit: float) -> ir.Value:
+    gate, up = g.ops("Split", x, outputs=2, axis=-1, num_outputs=2)
     gate = g.op("Min", gate, g.number(limit))
     up = g.op("Max", g.op("Min", up, g.number(limit)), g.number(-limit))
     gate = g.op("Mul", gate, g.op("Sigmoid", g.op("Mul", gate, g.number(alpha))))
     return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
 
 
-def _gated(g: GraphBuilder, x: ir.Value, wide: int) -> ir.Value:
-    gate, up = g.split(x, (wide, wide), axis=-1)
-    return g.op("Mul", activation(g, gate), up)
-
-
-def _shared_expert(g: GraphBuilder, layer: Layer, wide: int, routed: Routed) -> ir.Value:
+def _shared_expert(g: GraphBuilder, layer: Layer, routed: Routed) -> ir.Value:
     """Build the expert that every token has, times a gate of its own."""
     assert routed.shared_gate is not None
     mlp = f"{layer.prefix}mlp.shared_expert"
     x = linear(g, routed.tokens, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
-    out = linear(g, _gated(g, x, wide), f"{mlp}.down_proj", bias=False)
+    out = linear(g, gate(g, x), f"{mlp}.down_proj", bias=False)
     return g.op("Mul", out, g.op("Sigmoid", routed.shared_gate))
 
 
@@ -242,11 +254,11 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
         routed = _route(g, layer, experts, x)
         out = mixture(g, layer, experts, routed)
         if experts.shared is not None:
-            out = g.op("Add", out, _shared_expert(g, layer, experts.shared, routed))
+            out = g.op("Add", out, _shared_expert(g, layer, routed))
     else:
         x = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
-        x = _apply_gate(g, layer, None, x)
+        x = _apply_gate(g, None, x)
         out = linear(g, x, f"{mlp}.down_proj", bias=False)
     if g.spec.sandwich_norms:
         out = rms_norm(g, out, f"{layer.prefix}post_feedforward_layernorm")
-    return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))
+    return g.op("Add", hidden, convolve_after(g, layer, out, kernel))

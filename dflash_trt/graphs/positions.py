@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def rope_tables(g: GraphBuilder, rope: Rope, length: int, name: str) -> tuple[ir.Value, ir.Value]:
-    """Return cosines and sines, float32 `[length, dim / 2]`; equal layers share them."""
+    """Return cosines and sines, float32 `[length, dim / 2]`."""
     angles = np.outer(np.arange(length, dtype=np.float32), inverse_frequencies(rope))
     factor = np.float32(rope.attention_factor)
     cosines = g.constant(f"{name}_cos", np.cos(angles) * factor)
@@ -101,15 +101,13 @@ class Positions:
             self._shared[key] = g.op("Concat", g.op("Shape", at), g.ints(*sizes), axis=0)
         return g.op("Reshape", x, self._shared[key])
 
-    def rotate(self, g: GraphBuilder, layer: LayerSpec, x: ir.Value, at: ir.Value) -> ir.Value:
-        """Apply RoPE to `[n, heads, S, head_dim]` of tokens at positions `at` `[n, S]`."""
+    def rope_tables(self, g: GraphBuilder, layer: LayerSpec) -> tuple[ir.Value, ir.Value]:
+        """Return cosines and sines of a layer's rotation; equal layers share them."""
         key = repr(layer.rope)
         if key not in self._ropes:
             name = f"rope_{len(self._ropes)}"
             self._ropes[key] = rope_tables(g, layer.rope, self.cache_len, name)
-        whole = layer.rope.dim == layer.head_dim
-        partly = {} if whole else {"rotary_embedding_dim": layer.rope.dim}
-        return g.op("RotaryEmbedding", x, *self._ropes[key], at, **partly)
+        return self._ropes[key]
 
     def layer_mask(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
         """Return one layer's mask, bool `[n, 1, Q, N]`; equal layers share it.

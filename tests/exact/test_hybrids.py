@@ -34,8 +34,8 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.proposer import view
 from dflash_trt.engines.onnxruntime import Engine, use_one_pool
 from dflash_trt.errors import CheckpointError
-from dflash_trt.graphs import target_graph, use_cpu_kernels
-from dflash_trt.graphs.builder import OPSET
+from dflash_trt.graphs import Kind, target_graph
+from dflash_trt.graphs.builder import OPSET, PART_DOMAIN
 from dflash_trt.graphs.positions import inverse_frequencies
 from dflash_trt.speculation import Fixed, Proposal, SequenceView
 from dflash_trt.weights import Weights
@@ -240,10 +240,12 @@ def test_the_cpus_pass_changes_nothing_but_rounding(name: str, tmp_path: Path) -
     engine = tmp_path / "cpu" / "target"
     fast = Engine(engine)
     expected = [np.array(target_step(fast, text[a:b], a)["logits"]) for a, b in PARTS]
-    graph = target_graph(target, drafter.spec.target_layer_ids, fast.info.cache_len, most_drafts=15)
+    graph = target_graph(
+        target, drafter.spec.target_layer_ids, fast.info.cache_len, "tensorrt", most_drafts=15
+    )
     graph.save(engine, lambda _: None)
     standard = onnx.load(engine / "model.onnx", load_external_data=False)
-    assert {(o.domain, o.version) for o in standard.opset_import} == {("", 27)}
+    assert {(o.domain, o.version) for o in standard.opset_import} == {("", 27), (PART_DOMAIN, 1)}
     slow = Engine(engine)
     for (a, b), logits in zip(PARTS, expected, strict=True):
         found = target_step(slow, text[a:b], a)["logits"]
@@ -252,13 +254,16 @@ def test_the_cpus_pass_changes_nothing_but_rounding(name: str, tmp_path: Path) -
 
 def test_the_graph_has_the_standards_operator_and_the_cpus_its_own(case: Case) -> None:
     model = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False)
-    assert {(o.domain, o.version) for o in model.opset_import} == {("", 24), ("com.microsoft", 1)}
-    graph = target_graph(case.built.target, (), 64, most_drafts=15).graph
-    nodes = [node for node in graph.all_nodes() if node.op_type == "LinearAttention"]
-    assert len(nodes) == 2 * len(case.built.target.spec.delta_nets)
-    assert {node.domain for node in nodes} == {""}
-    use_cpu_kernels(graph)
-    assert {node.domain for node in nodes} == {"com.microsoft"}
+    domains = {("", 24), ("com.microsoft", 1), (PART_DOMAIN, 1)}
+    assert {(o.domain, o.version) for o in model.opset_import} == domains
+    kinds: dict[Kind, str] = {"onnxruntime": "com.microsoft", "pytorch": ""}
+    for kind, domain in kinds.items():
+        graph = target_graph(case.built.target, (), 64, kind, most_drafts=15).model()
+        recurrences = [node for node in graph.graph.all_nodes() if node.op_type == "Recur"]
+        assert len(recurrences) == 2 * len(case.built.target.spec.delta_nets)
+        bodies = [node for function in graph.functions.values() for node in function]
+        kernels = [node for node in bodies if node.op_type == "LinearAttention"]
+        assert {node.domain for node in kernels} == {domain}
 
 
 def test_onnx_runtime_takes_no_attention_apart(case: Case, tmp_path: Path) -> None:

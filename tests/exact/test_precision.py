@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dflash_trt.engines.tensorrt.network import to_16_bits
+from dflash_trt.engines.tensorrt.network import read_operators, to_16_bits
 from tests.support.built_pairs import BuildPair
 
 PRODUCTS = {"Attention", "Gemm", "MatMul", "TensorScatter"}
@@ -20,7 +20,7 @@ def test_products_and_caches_are_in_16_bits_and_nothing_else_is(
 ) -> None:
     built = built_pair()
     engine = built.target_engine if role == "target" else built.drafter_engine
-    before, model = (ir.load(engine / "model.onnx") for _ in range(2))
+    before, model = (read_operators(engine / "model.onnx") for _ in range(2))
     to_16_bits(model.graph, DTYPES[dtype])
     ir.external_data.load_to_model(model)
     path = tmp_path / "model.onnx"
@@ -51,7 +51,7 @@ def test_products_and_caches_are_in_16_bits_and_nothing_else_is(
 
 def test_only_casts_are_added(built_pair: BuildPair) -> None:
     path = built_pair().target_engine / "model.onnx"
-    before, model = ir.load(path), ir.load(path)
+    before, model = read_operators(path), read_operators(path)
     to_16_bits(model.graph, ir.DataType.FLOAT16)
     names = {node.name for node in before.graph}
     added = [node for node in model.graph if node.name not in names]

@@ -22,7 +22,13 @@ from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
-from dflash_trt.engines.tensorrt.network import check_form, check_network, parse, to_16_bits
+from dflash_trt.engines.tensorrt.network import (
+    check_form,
+    check_network,
+    parse,
+    read_operators,
+    to_16_bits,
+)
 from dflash_trt.engines.tensorrt.plan import DTYPES, build_plan
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.serving.ports import free_ports
@@ -183,7 +189,7 @@ class Parsed:
         dtype: ir.DataType | None = ir.DataType.BFLOAT16,
     ) -> None:
         use("tensorrt_rtx")
-        self.graph = (model := ir.load(engine / "model.onnx")).graph
+        self.graph = (model := read_operators(engine / "model.onnx")).graph
         change(self.graph)
         if dtype is not None:
             to_16_bits(self.graph, dtype)
@@ -285,7 +291,7 @@ def without_a_mask(node: ir.Node) -> None:
 def test_what_the_parser_reads_over_is_refused(
     tiny: Path, change: Callable[[ir.Node], None], says: str
 ) -> None:
-    graph = ir.load(tiny / "model.onnx").graph
+    graph = read_operators(tiny / "model.onnx").graph
     change(next(node for node in graph if node.op_type == "Attention"))
     with pytest.raises(EngineError, match=rf"at node_Attention_\d+ \(Attention\): .*{says}"):
         check_form(graph)

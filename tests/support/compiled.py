@@ -138,7 +138,7 @@ def run_steps(engines: Path) -> None:
     for role in ("target", "drafter"):
         engine = load_engine(engines / role)
         assert isinstance(engine, Engine)
-        engine._fuses = True
+        engine.use_kernels()
         block = engine.info.block_size
         for n, width in ROWS if role == "target" else [(n, block) for n, _ in ROWS]:
             context = block if role == "drafter" else 0
@@ -155,9 +155,8 @@ def launch_sizes(dtype: torch.dtype) -> None:
         for width in (1, 16):
             q = torch.empty(1, 32, width, size, dtype=dtype)
             mask = torch.empty(1, 1, width, LENGTH, dtype=torch.bool)
-            launch.attend(
-                q, cache, cache, mask, None, visible=LENGTH, scale=1.0, cap=None, dtype=dtype
-            )
+            sizes: Any = {"heads": 32, "kv_heads": 8, "head_dim": size, "scale": 1.0}
+            launch.attend(q, cache, cache, mask, None, None, **sizes, dtype=dtype)
     for size in (576, 2048, 4096, 5120, 8192, 12288):
         residual, weight = torch.empty(16, size), torch.empty(size)
         parts = torch.empty(2, 16, size)

@@ -3,6 +3,10 @@
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
+
+from dflash_trt.engines.tensorrt.network import read_operators
+from dflash_trt.graphs.builder import PART_DOMAIN
 
 PROFILE = {
     *("Add", "Attention", "Concat", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization"),
@@ -19,7 +23,10 @@ def assert_in_profile(path: Path) -> None:
     """Assert that a graph file keeps to the measured profile of ops and their forms."""
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
-    assert {(o.domain, o.version) for o in model.opset_import} == {("", 24)}
+    assert {(o.domain, o.version) for o in model.opset_import} == {("", 24), (PART_DOMAIN, 1)}
+    bodies = [node for function in model.functions for node in function.node]
+    assert {node.op_type for node in bodies} <= PROFILE | {"Constant"}
+    model = ir.to_proto(read_operators(path))
     assert model.ir_version <= 13
     assert {node.op_type for node in model.graph.node} <= PROFILE
     for node in model.graph.node:

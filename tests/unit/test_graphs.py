@@ -41,7 +41,7 @@ def test_layers_of_a_quantized_target_have_the_mask_of_their_window(tmp_path: Pa
     """Where heads share keys, a mask is repeated for them: once for each window."""
     target = load_target(families.make("qwen2", tmp_path).target_dir)
     nodes = target_graph(target, (), 64, storage=Storage(bits=8)).graph
-    masks = [node.inputs[3] for node in nodes if node.op_type == "Attention"]
+    masks = [node.inputs[3] for node in nodes if node.op_type == "AttendInSeveralRows"]
     windows = [layer.window for layer in target.spec.layers]
     assert windows == [None, None, 10, 10]
     assert masks[0] is masks[1]

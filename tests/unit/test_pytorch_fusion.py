@@ -3,12 +3,14 @@
 In Triton's interpreter, or compiled where a GPU is.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,22 +19,26 @@ from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.pytorch import GRAPH_FILE, fusion
+from dflash_trt.engines.pytorch import GRAPH_FILE, fusion, operators
 from dflash_trt.engines.pytorch.engine import Engine
-from dflash_trt.engines.pytorch.program import Calls
+from dflash_trt.engines.pytorch.program import Calls, Program
 from dflash_trt.graphs import Storage
+from dflash_trt.graphs.builder import PART_DOMAIN
 from dflash_trt.speculation import Fixed
 from dflash_trt.weights.gguf import as_directory
 from tests.support import ggufs
 from tests.support.builds import build_engines, edit, edit_weights
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step
 from tests.support.families import make, pair_of
-from tests.support.interpreted import in_order
+from tests.support.interpreted import DEVICE, in_order
 from tests.support.pairs import Pair, make_pair, teach
 
 SLOTS, LENGTH = 3, 64
 # what depends on other rows, if PyTorch does it
-BY_ROWS = {"Attention", "Gemm", "LinearAttention", "MatMul", "RMSNormalization"}
+BY_ROWS = {
+    operators.OPERATORS[name]
+    for name in ("Attention", "Gemm", "LinearAttention", "MatMul", "RMSNormalization")
+}
 FEW = [("gemma2", "z-lab"), ("qwen3", "z-lab")]
 OTHERS = [
     *((family, "z-lab") for family in ("gemma4", "gpt-oss", "qwen2", "qwen3-moe")),
@@ -50,13 +56,27 @@ def sums_in_order() -> Iterator[None]:
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Calls]:
     """Return the calls of each step, as they are made."""
     seen: list[Calls] = []
-    fuse = fusion.fuse
+    kernel_calls = fusion.kernel_calls
 
     def watched(*given: Any) -> Calls:
-        seen.append(fuse(*given))
+        seen.append(kernel_calls(*given))
         return seen[-1]
 
-    monkeypatch.setattr(fusion, "fuse", watched)
+    monkeypatch.setattr(fusion, "kernel_calls", watched)
+    return seen
+
+
+@pytest.fixture
+def as_written(monkeypatch: pytest.MonkeyPatch) -> list[Calls]:
+    """Return the calls of each step before kernels take them."""
+    seen: list[Calls] = []
+    calls = Program.calls
+
+    def watched(*given: Any) -> Calls:
+        seen.append(calls(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(Program, "calls", watched)
     return seen
 
 
@@ -64,7 +84,8 @@ def loaded(directory: Path, *, fuses: bool, alone: bool = True) -> Engine:
     """Load an engine; alone: its features are numpy's."""
     engine = load_engine(directory, alone)
     assert isinstance(engine, Engine)
-    engine._fuses = fuses
+    if fuses:
+        engine.use_kernels()
     return engine
 
 
@@ -84,7 +105,7 @@ def assert_numbers_stay(engines: Path, lowered: list[Calls]) -> None:
         plain, fused = (target_step(engine, text[start:end], start, 1) for engine in targets)
         for name in ("logits", "features", "top_logits"):
             np.testing.assert_allclose(fused[name], plain[name], atol=2e-4, rtol=1e-5)
-        assert not {call.op for call in lowered[-1].calls} & BY_ROWS
+        assert not {call.run for call in lowered[-1].calls} & BY_ROWS
         features = np.array(plain["features"][0])
         plain, fused = (drafter_step(engine, features, 5, start, 1) for engine in drafters)
         for name in {*plain} - {"top_ids"} | {"logits"}:
@@ -114,6 +135,92 @@ def step_of_two(engine: Engine) -> dict[str, Any]:
         inputs["known"][:], inputs["accepted"][:] = 1, [2, 0]
     step.run()
     return step.outputs
+
+
+def test_each_kernel_gives_what_its_body_does(tmp_path: Path, as_written: list[Calls]) -> None:
+    """Of random inputs, for each form that a part has in these families and their drafters."""
+    forms = set()
+    for family in ("llama", "gemma2", "gemma4-31b", "qwen3-moe", "gpt-oss", "qwen3.5"):
+        engines = built(make(family, tmp_path / family), tmp_path / family)
+        for role in ("target", "drafter"):
+            step_of_two(loaded(engines / role, fuses=False))
+            shapes = as_written[-1].shapes
+            model = ir.load(engines / role / GRAPH_FILE)
+            for node in model.graph.all_nodes():
+                form = (node.op_type, str(node.attributes), tuple(map(bool, node.inputs)))
+                if (
+                    node.domain == PART_DOMAIN
+                    and node.op_type in fusion.KERNELS
+                    and form not in forms
+                ):
+                    forms.add(form)
+                    function = model.functions[node.op_identifier()]
+                    assert_kernel_is_body(node, function, shapes, tmp_path)
+    assert {name for name, *_ in forms} == fusion.KERNELS.keys() - {"RMSNormalization"}
+
+
+def assert_kernel_is_body(
+    node: ir.Node, function: ir.Function, shapes: dict[str, torch.Tensor], directory: Path
+) -> None:
+    pairs = zip(function.inputs, node.inputs, strict=False)
+    names = [value.name if given else None for value, given in pairs]
+    inputs = {
+        str(name): random_input(str(name), shapes[str(given.name)])
+        for name, given in zip(names, node.inputs, strict=True)
+        if given is not None
+    }
+    values = {name: ir.Value(name=name) for name in inputs}
+    alone = ir.Node(
+        PART_DOMAIN,
+        node.op_type,
+        [None if name is None else values[name] for name in names],
+        node.attributes.values(),
+        overload=node.overload,
+        outputs=[ir.Value(name=f"out_{i}") for i in range(len(node.outputs))],
+    )
+    imports = {PART_DOMAIN: 1} | function.opset_imports
+    graph = ir.Graph(values.values(), alone.outputs, nodes=[alone], opset_imports=imports, name="_")
+    path = directory / "part.onnx"
+    ir.save(ir.Model(graph, ir_version=11, functions=[function]), path)
+    program = Program(path, torch.float32, DEVICE)
+    lowered = (program.calls(inputs), fusion.kernel_calls(program, inputs, 0, 0, torch.float32))
+    body, kernel = (
+        calls.run({name: each.clone().to(DEVICE) for name, each in inputs.items()})
+        for calls in lowered
+    )
+    assert node.op_type in {call.op for call in lowered[1].calls}
+    for name, expected in body.items():
+        result = kernel[name]
+        if node.op_type == "ExpertProduct":  # the others are not used
+            chosen = inputs["shares"].to(DEVICE) != 0
+            result, expected = result * chosen, expected * chosen
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_parts_without_a_kernel_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = built(make("gpt-oss", tmp_path), tmp_path)
+    with caplog.at_level(logging.INFO):
+        for role in ("target", "drafter"):
+            loaded(engines / role, fuses=True)
+    assert caplog.messages == ["target: no kernel for ClampedGate: run as PyTorch's operators"]
+
+
+def random_input(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Return numbers that a part may get in this input."""
+    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(like.numel()))
+    if name == "mask":
+        return numbers > -1
+    if name in ("positions", "stored_positions", "write_index"):
+        return torch.arange(like.numel()).reshape(like.shape)
+    if name == "counts":
+        return (numbers > 0).float()
+    if name == "shares":
+        return numbers.clamp(0)
+    if name == "decays":
+        return -numbers.abs()
+    return numbers / 2
 
 
 @pytest.mark.parametrize(("family", "form"), FEW)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,7 +155,7 @@ def test_sums_and_norms(rows: int, size: int, parts: int, biased: bool) -> None:
         one = add_norm(chunk(product, row), alone(residual, row))
         assert torch.equal(one[0], total[row : row + 1])
         assert torch.equal(one[1], normed[row : row + 1])
-    assert torch.equal(launch.norm(total, weight, 1e-5, FLOAT), normed)
+    assert torch.equal(launch.norm(total, weight, epsilon=1e-5, dtype=FLOAT), normed)
 
 
 @few
@@ -168,12 +169,13 @@ def test_sums_and_norms(rows: int, size: int, parts: int, biased: bool) -> None:
 def test_gates(rows: int, size: int, parts: int, gelu: bool, biased: bool) -> None:
     product = random(parts, rows, 2 * size)
     bias = random(2 * size, seed=1) if biased else None
-    ours = launch.gated(product, bias, gelu=gelu, dtype=FLOAT)
+    name = "gelu" if gelu else "silu"
+    ours = launch.gated(product, bias, activation=name, dtype=FLOAT)
     gate, up = launch.add_up(product, bias).chunk(2, -1)
     activation = operators.gelu(gate, approximate="tanh") if gelu else gate * gate.sigmoid()
     close(ours, activation * up)
     assert_rows_alone(
-        ours, lambda row: launch.gated(chunk(product, row), bias, gelu=gelu, dtype=FLOAT)
+        ours, lambda row: launch.gated(chunk(product, row), bias, activation=name, dtype=FLOAT)
     )
 
 
@@ -267,6 +269,7 @@ def test_queries_keys_and_values_together(
     window=st.sampled_from([None, 7, 290]),
     cap=st.sampled_from([None, 3.0]),
     sunk=st.booleans(),
+    gated=st.booleans(),
     combined=st.sampled_from([2, 16]),  # chunks at a time
 )
 def test_attention(
@@ -278,6 +281,7 @@ def test_attention(
     window: int | None,
     cap: float | None,
     sunk: bool,
+    gated: bool,
     combined: int,
 ) -> None:
     kv_heads, cache_rows, scale = 2, 640, size**-0.5
@@ -285,25 +289,36 @@ def test_attention(
     q = random(n, heads, width, size)
     keys, values = (random(n, kv_heads, cache_rows, size, seed=seed) for seed in (1, 2))
     sinks = random(heads, seed=3) if sunk else None
+    gates = random(n, heads, width, size, seed=4) if gated else None
+    sizes: Any = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": size,
+        "scale": scale,
+        "cap": cap,
+    }
     mask = masks(n, width, visible, window)
 
-    def attend(q: Tensor, rows: slice, mask: Tensor) -> Tensor:
+    def attend(q: Tensor, gate: Tensor | None, rows: slice, mask: Tensor) -> Tensor:
         given = (q.contiguous(), keys[rows].contiguous(), values[rows].contiguous(), mask)
-        last = mask.shape[-1]
+        gate = None if gate is None else gate.contiguous()
         with patch.object(launch, "COMBINED", combined):
-            return launch.attend(*given, sinks, visible=last, scale=scale, cap=cap, dtype=FLOAT)
+            return launch.attend(*given, sinks, gate, **sizes, dtype=FLOAT)
 
-    ours = attend(q, slice(None), mask).reshape(n, width, heads, size)
+    ours = attend(q, gates, slice(None), mask).reshape(n, width, heads, size)
     theirs = written_out(q, keys, values, mask, sinks, scale, cap)
+    if gates is not None:
+        theirs = theirs * gates.sigmoid()
     close(ours, theirs.transpose(1, 2), 1e-5)
     for sequence in range(n):
         for token in {0, width - 1}:
             # alone, and with more keys that it does not see
             its = mask[sequence : sequence + 1, :, token : token + 1]
             wider = torch.cat((its, torch.zeros(1, 1, 1, 640 - visible, dtype=torch.bool)), -1)
-            query = q[sequence : sequence + 1, :, token : token + 1]
+            place = np.s_[sequence : sequence + 1, :, token : token + 1]
+            gate = None if gates is None else gates[place]
             for seen in (its, wider):
-                one = attend(query, slice(sequence, sequence + 1), seen)
+                one = attend(q[place], gate, slice(sequence, sequence + 1), seen)
                 assert torch.equal(one.reshape(heads, size), ours[sequence, token])
 
 
@@ -341,9 +356,8 @@ def written_out(
 def test_a_row_that_sees_nothing_is_finite() -> None:
     q, cache = random(1, 2, 3, 16), random(1, 1, 300, 16)
     mask = torch.zeros(1, 1, 3, 300, dtype=torch.bool)
-    mixed = launch.attend(
-        q, cache, cache, mask, None, visible=300, scale=1.0, cap=None, dtype=FLOAT
-    )
+    sizes: Any = {"heads": 2, "kv_heads": 1, "head_dim": 16}
+    mixed = launch.attend(q, cache, cache, mask, None, None, **sizes, scale=1.0, dtype=FLOAT)
     assert torch.equal(mixed, torch.zeros(3, 32))
 
 
@@ -362,11 +376,8 @@ def test_a_key_that_overflows_reaches_nobody_who_masks_it(dtype: torch.dtype) ->
                 parts, *rest, keys, values, heads=heads, dtype=dtype
             )
             mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-            results.append(
-                launch.attend(
-                    q, keys, values, mask, None, visible=3, scale=1.0, cap=None, dtype=FLOAT
-                )
-            )
+            sizes: Any = {"heads": 2, "kv_heads": 1, "head_dim": 16, "scale": 1.0}
+            results.append(launch.attend(q, keys, values, mask, None, None, **sizes, dtype=FLOAT))
         assert torch.equal(results[1][:2], results[0][:2])
         caches = [torch.zeros(1, 1, 40, 16, dtype=dtype) for _ in range(2)]
         head = Heads(32, 1, 16, 3)
@@ -390,9 +401,17 @@ def test_a_key_that_overflows_reaches_nobody_who_masks_it(dtype: torch.dtype) ->
     key=st.sampled_from([8, 20]),
     value=st.sampled_from([8, 48]),
     together=st.booleans(),
+    tiled=st.booleans(),
 )
 def test_recurrence(
-    n: int, width: int, key_heads: int, shared: int, key: int, value: int, together: bool
+    n: int,
+    width: int,
+    key_heads: int,
+    shared: int,
+    key: int,
+    value: int,
+    together: bool,
+    tiled: bool,
 ) -> None:
     """Of tokens that are parts of a wider matrix, or of matrices of their own."""
     heads = key_heads * shared
@@ -406,22 +425,25 @@ def test_recurrence(
         keys, values, decays, betas = (x.clone() for x in (keys, values, decays, betas))
     counts = (torch.arange(n * width).reshape(n, width, 1) % 3 > 0).float()
     state = random(n, heads, key, value, seed=2)
-    out, after = launch.recur(q, keys, values, state, decays, betas, counts, scale=0.3)
-    known = {"update_rule": "gated_delta", "q_num_heads": heads, "kv_num_heads": heads}
+    sizes: Any = {"key_heads": key_heads, "key_dim": key, "value_heads": heads, "tiled": tiled}
+    out, after = launch.recur(q, keys, values, decays, betas, state, counts, **sizes)
+    known: Any = {"update_rule": "gated_delta", "q_num_heads": heads, "kv_num_heads": heads}
+    by_head = [x.reshape(n, width, key_heads, key) for x in (q, keys)]
     repeated = [
-        x.reshape(n, width, key_heads, key).repeat_interleave(shared, 2).flatten(2)
-        for x in (q, keys)
+        (x.repeat(1, 1, shared, 1) if tiled else x.repeat_interleave(shared, 2)).flatten(2)
+        for x in by_head
     ]
     rates = (decays * counts, betas * counts)
-    expected = operators.linear_attention(*repeated, values, state, *rates, scale=0.3, **known)
+    known["scale"] = key**-0.5
+    expected = operators.linear_attention(*repeated, values, state, *rates, **known)
     for ours, theirs in zip((out, after), expected, strict=True):
         close(ours, theirs, 1e-5)
     for sequence in range(n):
         memory = state[sequence : sequence + 1]
         for token in range(width):
             place = slice(sequence, sequence + 1), slice(token, token + 1)
-            one: Any = [x[place] for x in (q, keys, values)]
-            read, memory = launch.recur(*one, memory, *(x[place] for x in rates), None, scale=0.3)
+            one: Any = [x[place] for x in (q, keys, values, *rates)]
+            read, memory = launch.recur(*one, memory, None, **sizes)
             assert torch.equal(read[0, 0], out[sequence, token])
         assert torch.equal(memory[0], after[sequence])
 
@@ -435,13 +457,13 @@ def test_recurrence(
 )
 def test_convolutions(n: int, width: int, taps: int, channels: int) -> None:
     x, weights = random(n, taps - 1 + width, channels), random(taps, channels, seed=1)
-    ours = launch.convolve(x, weights)
+    ours = launch.convolve(x, weights, taps=taps)
     summed = torch.zeros(n, width, channels)
     for tap in range(taps):
         summed += x[:, tap : tap + width] * weights[tap]
     close(ours, summed * summed.sigmoid())
     for token in range(width):
-        one = launch.convolve(x[:1, token : token + taps].clone(), weights)
+        one = launch.convolve(x[:1, token : token + taps].clone(), weights, taps=taps)
         assert torch.equal(one[0, 0], ours[0, token])
 
 
@@ -460,14 +482,16 @@ def test_decays(rows: int, heads: int) -> None:
 @given(rows=st.integers(1, 5), heads=st.integers(1, 3), size=st.sampled_from([8, 48, 128]))
 def test_gated_norms(rows: int, heads: int, size: int) -> None:
     """The gate is a part of a wider matrix."""
-    x, weight = random(1, rows, heads, size), random(size, seed=1)
+    x, weight = random(1, rows, heads * size), random(size, seed=1)
+    sizes: Any = {"heads": heads, "size": size}
     gate = random(rows, 3 + heads * size, seed=2)[:, 3:]
 
     def normed(x: Tensor, gate: Tensor) -> Tensor:
-        return launch.gated_norm(x, weight, gate, epsilon=1e-6, dtype=FLOAT)
+        return launch.gated_norm(x, weight, gate, **sizes, epsilon=1e-6, dtype=FLOAT)
 
     ours = normed(x, gate)
-    expected = operators.rms_norm(x, weight, axis=-1, epsilon=1e-6).reshape(rows, -1)
+    by_head = x.reshape(1, rows, heads, size)
+    expected = operators.rms_norm(by_head, weight, axis=-1, epsilon=1e-6).reshape(rows, -1)
     close(ours, expected * gate * gate.sigmoid())
     assert_rows_alone(ours, lambda row: normed(chunk(x, row), alone(gate, row)))
 
@@ -475,10 +499,11 @@ def test_gated_norms(rows: int, heads: int, size: int) -> None:
 def test_a_masked_token_leaves_the_state_as_it_is() -> None:
     state, zeros = random(1, 2, 8, 8), torch.zeros(1, 1, 2)
     given = [random(1, 1, 16, seed=seed) for seed in range(3)]
-    _, after = launch.recur(*given, state, zeros, zeros, None, scale=1.0)
+    sizes: Any = {"key_heads": 2, "key_dim": 8, "value_heads": 2, "tiled": 0}
+    _, after = launch.recur(*given, zeros, zeros, state, None, **sizes)
     assert torch.equal(after, state)
     ones = zeros + 1
-    _, after = launch.recur(*given, state, -ones, ones, zeros[:, :, :1], scale=1.0)
+    _, after = launch.recur(*given, -ones, ones, state, zeros[:, :, :1], **sizes)
     assert torch.equal(after, state)
 
 

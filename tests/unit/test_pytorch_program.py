@@ -218,7 +218,8 @@ def test_an_operator_that_is_not_known_is_named(tmp_path: Path) -> None:
     pair = make_pair(tmp_path / "pair")
     path = both_kinds(pair, tmp_path)["pytorch"] / "target" / "model.onnx"
     model = onnx.load(path, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
+    bodies = [node for function in model.functions for node in function.node]
+    node = next(node for node in bodies if node.op_type == "Sigmoid")
     node.op_type = "Erf"
     onnx.save(model, path)
     with pytest.raises(EngineError, match="the operator Erf, which engine kind pytorch"):

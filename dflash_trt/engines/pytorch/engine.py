@@ -3,6 +3,7 @@
 Without a GPU it runs on the CPU, node by node: for tests, not for serving.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from dflash_trt.engines.step import Bounded, DeviceStep, Step
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
 
+log = logging.getLogger(__name__)
 BOUND_STEPS = 512  # each may be recorded
 VISIBLE_STEP = 1024  # masked keys cost little, and a new size is recorded anew
 
@@ -72,10 +74,24 @@ class Engine(GpuEngine):
         self._dtype = getattr(torch, info.dtype)
         path, device = directory / GRAPH_FILE, self._gpu.device
         self._program = self._gpu.run(lambda: Program(path, self._dtype, device))
-        self._fuses = self._gpu.device == "cuda"
+        self._has_kernels = False
+        if self._gpu.device == "cuda":
+            self.use_kernels()
         self._lowered: Bounded[Hashable, Calls] = Bounded(BOUND_STEPS)
         self._make_caches()
         self._gpu.wait()
+
+    def use_kernels(self) -> None:
+        """Run kernels from the next step on; log what has none."""
+        # imported here: it needs Triton
+        from dflash_trt.engines.pytorch.fusion import without_kernel  # noqa: PLC0415
+
+        self._has_kernels = True
+        names = without_kernel(self._program)
+        if names:
+            log.info(
+                "%s: no kernel for %s: run as PyTorch's operators", self.info.role, ", ".join(names)
+            )
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self._gpu.zeros(shape, self.info.dtype)
@@ -111,13 +127,12 @@ class Engine(GpuEngine):
 
     def _calls_of(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         known, replayed = counts
-        calls = self._program.calls(inputs, known, replayed)
-        if not self._fuses:
-            return calls
+        if not self._has_kernels:
+            return self._program.calls(inputs, known, replayed)
         # imported here: it needs Triton
-        from dflash_trt.engines.pytorch.fusion import fuse  # noqa: PLC0415
+        from dflash_trt.engines.pytorch.fusion import kernel_calls  # noqa: PLC0415
 
-        return fuse(self._program, calls, self._dtype)
+        return kernel_calls(self._program, inputs, known, replayed, self._dtype)
 
 
 @dataclass

@@ -376,6 +376,7 @@ def combine_kernel(
     largest,
     weights,
     sinks,
+    gate,
     out,
     width,
     chunks,
@@ -383,6 +384,7 @@ def combine_kernel(
     SHARED: tl.constexpr,
     SIZE: tl.constexpr,
     SINKS: tl.constexpr,
+    GATED: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -417,6 +419,9 @@ def combine_kernel(
         best = new_best
     # a row that sees nothing is 0
     result = total / tl.maximum(weight, 1e-30)
+    if GATED:
+        gate_at = ((sequence * KV_HEADS * SHARED + head) * width + r % width) * SIZE + at
+        result *= tl.sigmoid(tl.load(gate + gate_at, mask=inside, other=0.0))
     to = ((sequence * width + r % width) * KV_HEADS * SHARED + head) * SIZE + at
     tl.store(out + to, result.to(out.dtype.element_ty), mask=inside)
 
@@ -511,6 +516,7 @@ def recur_kernel(
     scale,
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,
+    TILED: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -520,6 +526,8 @@ def recur_kernel(
     head = tl.program_id(1).to(tl.int64)
     sequence, value_head = head // HEADS, head % HEADS
     key_head = value_head // SHARED
+    if TILED:
+        key_head = value_head % (HEADS // SHARED)
     k = tl.arange(0, BLOCK)
     v = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     in_key, in_value = k < KEY, v < VALUE

@@ -3,8 +3,9 @@
 Products come in parts `[parts, rows, columns]`, which the next kernel adds up in order.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
@@ -138,8 +139,11 @@ def add_up(parts: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+def norm(
+    x: Tensor, weight: Tensor, *, epsilon: float, dtype: torch.dtype, axis: int = -1
+) -> Tensor:
     """Norm the last axis (RMSNorm)."""
+    assert axis == -1
     rows = x.contiguous().reshape(1, -1, x.shape[-1])
     out = _launch_norm(rows, None, None, None, weight, epsilon, dtype)
     return out.reshape(x.shape)
@@ -201,11 +205,12 @@ def warps_of(numbers: int) -> int:
     return 8 if numbers < 8192 else 16
 
 
-def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype) -> Tensor:
+def gated(parts: Tensor, bias: Tensor | None, *, activation: str, dtype: torch.dtype) -> Tensor:
     """Multiply up by what the activation makes of gate; both are side by side in a product."""
-    count, rows, both = parts.shape
-    size = both // 2
-    out = torch.empty((rows, size), dtype=dtype, device=parts.device)
+    count, *shape, both = parts.shape
+    rows, size = math.prod(shape), both // 2
+    parts = parts.contiguous()
+    out = torch.empty((*shape, size), dtype=dtype, device=parts.device)
     block = 512
     gated_kernel[(triton.cdiv(size, block), rows)](
         parts,
@@ -215,11 +220,65 @@ def gated(parts: Tensor, bias: Tensor | None, *, gelu: bool, dtype: torch.dtype)
         size,
         PARTS=count,
         BIAS=bias is not None,
-        GELU=gelu,
+        GELU=activation != "silu",
         BLOCK=block,
         **SEPARATE,
     )
     return out
+
+
+def attention_input(
+    parts: Tensor,
+    bias: Tensor | None,
+    stored: Tensor | None,
+    stored_bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    v_norm: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    stored_positions: Tensor,
+    write_index: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotated: int,
+    epsilon: float,
+    gated: int,
+    value_is_key: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Make queries of a product and write keys and values, in one launch where it can.
+
+    stored: the product of keys and values, if it is another one. Returns queries `[n, heads, width,
+    head_dim]`, both caches and, if gated, the gates that take turns with the queries.
+    """
+    rotation = (cos, sin, positions)
+    query = Heads(0, heads, head_dim, positions.shape[1], rotated, epsilon)
+    if stored is None and not gated and not value_is_key and v_norm is None:
+        given = (q_norm, k_norm, *rotation, write_index, keys, values)
+        return write_attention_input(parts, bias, *given, heads=query, dtype=dtype)
+    if gated:
+        query = replace(query, between=head_dim)
+    q = split_heads(parts, bias, q_norm, *rotation, heads=query, dtype=dtype)
+    first = 0
+    if stored is None:
+        stored, stored_bias = parts, bias
+        first = heads * (head_dim + query.between)
+    key = Heads(first, kv_heads, head_dim, stored_positions.shape[1], rotated, epsilon)
+    value = replace(key, first=first if value_is_key else first + kv_heads * head_dim, rotated=0)
+    rotation = (cos, sin, stored_positions)
+    write_heads(stored, stored_bias, k_norm, *rotation, write_index, keys, heads=key)
+    write_heads(stored, stored_bias, v_norm, *rotation, write_index, values, heads=value)
+    if not gated:
+        return q, keys, values
+    gates = replace(query, first=head_dim, rotated=0)
+    gate = split_heads(parts, bias, None, None, None, None, heads=gates, dtype=torch.float32)
+    return q, keys, values, gate
 
 
 @dataclass(frozen=True)
@@ -231,7 +290,7 @@ class Heads:
     size: int  # numbers of a head
     width: int  # tokens of a sequence
     rotated: int = 0  # numbers of a head that are rotated
-    epsilon: float | None = None  # of their norm
+    epsilon: float = 0.0  # of their norm
     between: int = 0  # columns from the end of a head to the next one
 
 
@@ -311,7 +370,7 @@ def write_attention_input(
         columns,
         cache_rows,
         _apart(positions),
-        heads.epsilon or 0.0,
+        heads.epsilon,
         HEADS=heads.count,
         KV_HEADS=kv_heads,
         SIZE=size,
@@ -354,7 +413,7 @@ def _launch_head(
         heads.first,
         out.shape[2],
         _apart(positions),
-        heads.epsilon or 0.0,
+        heads.epsilon,
         HEADS=heads.count,
         SIZE=heads.size,
         BETWEEN=heads.between,
@@ -389,26 +448,29 @@ def attend(
     values: Tensor,
     mask: Tensor,
     sinks: Tensor | None,
+    gate: Tensor | None,
     *,
-    visible: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
     scale: float,
-    cap: float | None,
+    cap: float | None = None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Attend with `[n, heads, width, size]` to caches `[n, kv_heads, rows, size]`.
+    """Attend with `[n, heads, width, head_dim]` to caches `[n, kv_heads, rows, head_dim]`.
 
-    mask: bool `[n, 1, width, visible]`. sinks: float32 `[heads]`. Returns `[n * width, heads *
-    size]`.
+    mask: bool `[n, 1, width, visible]`. sinks: float32 `[heads]`. gate: float32, shaped as q.
+    Returns `[n * width, heads * head_dim]`.
     """
-    n, heads, width, size = q.shape
-    kv_heads = keys.shape[1]
-    chunks = _attend_chunks(q, keys, values, mask, visible=visible, scale=scale, cap=cap)
+    n, width, size = len(q), q.shape[2], head_dim
+    chunks = _attend_chunks(q, keys, values, mask, visible=mask.shape[-1], scale=scale, cap=cap)
     out = torch.empty((n * width, heads * size), dtype=dtype, device=q.device)
     combine_kernel[(chunks.largest.shape[-1], n * kv_heads)](
         chunks.mixed,
         chunks.largest,
         chunks.weights,
         sinks,
+        gate,
         out,
         width,
         chunks.largest.shape[1],
@@ -416,6 +478,7 @@ def attend(
         SHARED=heads // kv_heads,
         SIZE=size,
         SINKS=sinks is not None,
+        GATED=gate is not None,
         CHUNKS=COMBINED,
         BLOCK=triton.next_power_of_2(size),
         num_warps=4,
@@ -485,14 +548,14 @@ def _attend_chunks(
     return chunks
 
 
-def convolve(x: Tensor, weights: Tensor) -> Tensor:
+def convolve(x: Tensor, weights: Tensor, *, taps: int) -> Tensor:
     """Convolve along the tokens, and apply SiLU.
 
     x: float32 `[n, taps - 1 + width, channels]`; weights: float32 `[taps, channels]`, the last of
     the token itself. Returns float32 `[n, width, channels]`.
     """
-    taps, channels = weights.shape
-    n, width = len(x), x.shape[1] - taps + 1
+    n, channels = len(x), weights.shape[1]
+    width = x.shape[1] - taps + 1
     out = torch.empty((n, width, channels), dtype=torch.float32, device=x.device)
     block = 512
     convolve_kernel[(triton.cdiv(channels, block), width, n)](
@@ -514,13 +577,19 @@ def decays(x: Tensor, bias: Tensor, rates: Tensor) -> Tensor:
 
 
 def gated_norm(
-    x: Tensor, weight: Tensor, gate: Tensor, *, epsilon: float, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    *,
+    heads: int,
+    size: int,
+    epsilon: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Norm heads `[n, width, heads, size]`, and multiply them by SiLU of their gate.
+    """Norm heads `[n, width, heads * size]`, and multiply them by SiLU of their gate.
 
     gate: float32 `[n * width, heads * size]`, as what it returns.
     """
-    heads, size = x.shape[-2:]
     out = torch.empty(gate.shape, dtype=dtype, device=x.device)
     gated_norm_kernel[(len(gate), heads)](
         x.contiguous(),
@@ -542,17 +611,20 @@ def recur(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    state: Tensor,
     decays: Tensor,
     betas: Tensor,
+    state: Tensor,
     counts: Tensor | None,
     *,
-    scale: float,
+    key_heads: int,
+    key_dim: int,
+    value_heads: int,
+    tiled: int,
 ) -> tuple[Tensor, Tensor]:
     """Run the gated delta rule token by token, as `operators.linear_attention`.
 
-    q and keys may have fewer heads, each for some value heads side by side. counts: `[n, S, 1]`, 0
-    for a token that leaves the state as it is, else 1.
+    Key heads serve some value heads side by side, or, if tiled, take turns over them. counts: `[n,
+    S, 1]`, 0 for a token that leaves the state as it is, else 1.
     """
     n, heads, key, value = state.shape
     width = q.shape[1]
@@ -573,9 +645,10 @@ def recur(
         width,
         *q.stride()[:2],
         *keys.stride()[:2],
-        scale,
+        key_dim**-0.5,
         HEADS=heads,
-        SHARED=heads * key // keys.shape[2],
+        SHARED=value_heads // key_heads,
+        TILED=bool(tiled),
         KEY=key,
         VALUE=value,
         COUNTED=counts is not None,

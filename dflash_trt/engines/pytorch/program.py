@@ -21,6 +21,11 @@ from dflash_trt.errors import EngineError
 
 FP8 = torch.float8_e4m3fn  # stays as it is: kernels widen it
 HOST = (torch.int64, torch.bool)  # types of sizes; weights have others
+# what writes into caches by itself
+WRITERS = ("AttentionInput", "TensorScatter")
+Parts = dict[tuple[str, str, str], ir.Function]
+Kernels = Mapping[str, Callable[..., Any]]
+Scope = Mapping[str | None, str | None]
 Argument = str | tuple[int, ...] | None  # a value's name, numbers of the host, or an input left out
 
 
@@ -74,8 +79,10 @@ class Program:
     """
 
     def __init__(self, path: Path, dtype: torch.dtype, device: str) -> None:
-        graph = ir.load(path).graph
+        model = ir.load(path)
+        graph = model.graph
         self.device = device
+        self.parts: Parts = dict(model.functions)
         self.caches = {
             value.name: value.name.removeprefix("new_")
             for value in graph.outputs
@@ -90,7 +97,7 @@ class Program:
             tensor = read(value.const_value)
             (self.numbers if tensor.dtype in HOST else weights)[name] = tensor
         self.nodes = _fold(graph, self.numbers, weights)
-        matrices = _matrices(self.nodes)
+        matrices = _matrices(self.nodes, self.parts)
         used = {name for node in _all_nodes(self.nodes) for name in _names(node.inputs)}
         self.weights = {
             name: weight.to(device, dtype if name in matrices else weight.dtype)
@@ -105,23 +112,29 @@ class Program:
             self.weights[turned] = self.weights[name].T.contiguous()
         return turned
 
-    def stacked(self, names: Sequence[str]) -> str:
-        """Return the name of weights one upon the other, made once."""
-        stack = "+".join(names)
-        if stack not in self.weights:
-            self.weights[stack] = torch.stack([self.weights[name] for name in names])
-        return stack
-
-    def calls(self, inputs: Mapping[str, Tensor], known: int = 0, replayed: int = 0) -> Calls:
+    def calls(
+        self,
+        inputs: Mapping[str, Tensor],
+        known: int = 0,
+        replayed: int = 0,
+        kernels: Kernels | None = None,
+    ) -> Calls:
         """Return the calls of a step; inputs: as large as the step's, of any device.
 
-        known, replayed: of a hybrid (`graphs.delta_net.Rollback`).
+        known, replayed: of a hybrid (`graphs.delta_net.Rollback`). kernels: by the names of what
+        they replace, parts or operators; the bodies of other parts are run.
         """
-        lowering = _Lowering(self, inputs, known, replayed)
+        lowering = _Lowering(self, inputs, known, replayed, kernels or {})
         for node in self.nodes:
             lowering.add(node)
         lowering.store_caches()
-        calls = Calls(lowering.calls, lowering.constants, lowering.shapes, self.results)
+        read = {name for call in lowering.calls for name in call.inputs}
+        constants = {
+            name: number.to(self.device)
+            for name, number in lowering.constants.items()
+            if name in read
+        }
+        calls = Calls(lowering.calls, constants, lowering.shapes, self.results)
         return replace(calls, calls=with_last_uses(calls))
 
 
@@ -139,10 +152,16 @@ def with_last_uses(calls: Calls) -> list[Call]:
 
 class _Lowering:
     def __init__(
-        self, program: Program, inputs: Mapping[str, Tensor], known: int, replayed: int
+        self,
+        program: Program,
+        inputs: Mapping[str, Tensor],
+        known: int,
+        replayed: int,
+        kernels: Kernels,
     ) -> None:
         self._program = program
         self._replayed = replayed
+        self._kernels = kernels
         self.calls: list[Call] = []
         self.constants: dict[str, Tensor] = {}
         self.shapes = {
@@ -154,10 +173,19 @@ class _Lowering:
         if "known" in inputs:
             self._host["known"] = torch.tensor([known])
 
-    def add(self, node: ir.Node) -> None:
-        names = [None if value is None else value.name for value in node.inputs]
-        outputs = tuple(_names(node.outputs))
-        if node.op_type == "Shape":
+    def add(self, node: ir.Node, scope: Scope | None = None) -> None:
+        """Add a node; scope: names of the values in a part's body."""
+        scope = scope or {}
+        names = [
+            None if value is None else scope.get(value.name, value.name) for value in node.inputs
+        ]
+        outputs = tuple(scope.get(name) or name for name in _names(node.outputs))
+        if node.op_identifier() in self._program.parts:
+            self._add_part(node, names, outputs)
+        elif node.op_type == "Constant":
+            number = node.attributes["value"].as_tensor().numpy()
+            self._host[outputs[0]] = torch.from_numpy(np.array(number))
+        elif node.op_type == "Shape":
             self._host[outputs[0]] = self._shape(node, names[0])
         elif node.op_type == "ReduceMax" and self._is_number(names[0]):
             # the one size that depends on numbers of the device: the host knows it
@@ -173,11 +201,29 @@ class _Lowering:
             arguments = self._arguments(node.op_type, names)
             self._call(node.op_type, function(node), arguments, outputs, _attributes(node))
 
+    def _add_part(
+        self, node: ir.Node, names: Sequence[str | None], outputs: tuple[str, ...]
+    ) -> None:
+        """Add a part's kernel, or its body where there is none; the body tells what comes out."""
+        body = self._program.parts[node.op_identifier()]
+        scope: dict[str | None, str | None] = {
+            value.name: f"{outputs[0]}/{value.name}" for inner in body for value in inner.outputs
+        }
+        scope |= zip((value.name for value in body.inputs), names, strict=False)
+        scope |= zip((value.name for value in body.outputs), outputs, strict=True)
+        before = len(self.calls)
+        for inner in body:
+            self.add(inner, scope)
+        if node.op_type in self._kernels:
+            kernel = self._kernels[node.op_type]
+            call = Call(node.op_type, kernel, tuple(names), outputs, _attributes(node))
+            self.calls[before:] = [call]
+
     def store_caches(self) -> None:
         """Write what caches become into their memory, unless a call did so."""
         writers = {name: call for call in self.calls for name in call.outputs}
         for name, cache in self._program.caches.items():
-            if writers[name].op != "TensorScatter":
+            if writers[name].op not in WRITERS:
                 self.calls.append(Call("Store", _store, (cache, name), (f"{name}_stored",)))
 
     def _shape(self, node: ir.Node, name: str | None) -> Tensor:
@@ -225,7 +271,7 @@ class _Lowering:
     ) -> None:
         for name in arguments:
             if isinstance(name, str) and name not in self.shapes:
-                self.constants[name] = self._host[name].to(self._program.device)
+                self.constants[name] = self._host[name]
                 self.shapes[name] = self._host[name].to("meta")
         given = [self._kind(argument) for argument in arguments]
         key = (run, *given, *((name, str(value)) for name, value in attributes.items()))
@@ -233,7 +279,7 @@ class _Lowering:
             results = run(*_tensors(arguments, self.shapes), **attributes)
             self._returned[key] = (results,) if isinstance(results, Tensor) else results
         self.shapes.update(zip(outputs, self._returned[key], strict=True))
-        self.calls.append(Call(op, run, arguments, outputs, attributes))
+        self.calls.append(Call(op, self._kernels.get(op, run), arguments, outputs, attributes))
 
     def _kind(self, argument: Argument) -> Hashable:
         """Return what a call's results without memory depend on."""
@@ -314,10 +360,18 @@ def _fold(
     return left
 
 
-def _matrices(nodes: Iterable[ir.Node]) -> set[str]:
-    """Return the names of what is multiplied."""
-    products = [node for node in _all_nodes(nodes) if node.op_type in ("Gemm", "MatMul")]
-    return {name for node in products for name in _names(node.inputs[:2])}
+def _matrices(nodes: Iterable[ir.Node], parts: Parts) -> set[str]:
+    """Return the names of what is multiplied, in the bodies of parts too."""
+    names: set[str] = set()
+    for node in _all_nodes(nodes):
+        if node.op_type in ("Gemm", "MatMul"):
+            names.update(_names(node.inputs[:2]))
+        elif node.op_identifier() in parts:
+            body = parts[node.op_identifier()]
+            inside = _matrices(body, parts)
+            pairs = zip(body.inputs, node.inputs, strict=False)
+            names.update(_names(given for value, given in pairs if value.name in inside))
+    return names
 
 
 def _reader(directory: Path) -> Callable[[Any], Tensor]:

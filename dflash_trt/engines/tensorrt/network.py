@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
 from dflash_trt.engines.tensorrt.library import sizes, trt
 from dflash_trt.errors import EngineError
@@ -26,6 +27,14 @@ LAYERS = {
 }
 PLUGINS = ("PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
 FUSED_HEAD_DIM = 256  # the largest for which TensorRT has an attention kernel
+
+
+def read_operators(path: Path) -> ir.Model:
+    """Read a graph as operators alone: the bodies of its parts are in their places."""
+    model = ir.load(path)
+    InlinePass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    return model
 
 
 def parse(

@@ -24,7 +24,13 @@ from dflash_trt.engines.info import (
 from dflash_trt.engines.onnxruntime import GRAPH_FILE
 from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities, make_log, trt, use
-from dflash_trt.engines.tensorrt.network import check_form, check_network, parse, to_16_bits
+from dflash_trt.engines.tensorrt.network import (
+    check_form,
+    check_network,
+    parse,
+    read_operators,
+    to_16_bits,
+)
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import WEIGHTS_FILE
 
@@ -52,7 +58,7 @@ def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
     """
     targets = capabilities(engine)
     info, path = read_info(directory), directory / GRAPH_FILE
-    model = ir.load(path)
+    model = read_operators(path)
     check_form(model.graph)
     to_16_bits(model.graph, DTYPES[engine.dtype])
     log, messages = make_log()
