@@ -197,16 +197,13 @@ def _mixed_heads(
     }
     if cap is not None:
         attributes["cap"] = cap
-    if in_several_rows and heads == kv_heads:
-        mask = at.with_last_twice(g, mask)
-    elif cap is not None or sinks is not None:
-        in_several_rows = False  # it already uses several
-    elif in_several_rows:
-        mask = at.repeated(g, mask, heads // kv_heads)
-    name = "AttendInSeveralRows" if in_several_rows else "Attend"
-    body = _attend_in_several_rows if in_several_rows else _attend
     q, keys, values, gate = given
-    return g.part(name, body, q, keys, values, mask, sinks, gate, **attributes)
+    inputs = (q, keys, values, mask, sinks, gate)
+    # written out, heads that share keys are several rows already
+    is_written_out = cap is not None or sinks is not None
+    if in_several_rows and (heads == kv_heads or not is_written_out):
+        return g.part("AttendInSeveralRows", _attend_in_several_rows, *inputs, **attributes)
+    return g.part("Attend", _attend, *inputs, **attributes)
 
 
 def _attend(
@@ -293,19 +290,22 @@ def _attend_in_several_rows(
     """Attend as `_attend` does, with products of two rows or more.
 
     ONNX Runtime has another kernel for products of one row (see `engines.onnxruntime.least_rows`).
-    Query heads of one kv head become rows of one product, which reads keys once; the mask comes
-    repeated for them. If heads are not shared, the last query is repeated, in the mask too.
+    Query heads of one kv head become rows of one product, which reads keys once. If heads are not
+    shared, the last query is repeated.
     """
     keys = _visible(g, keys, mask)
     values = _visible(g, values, mask)
-    if heads != kv_heads:
+    if heads == kv_heads:
+        twice = [
+            g.op("Concat", x, g.op("Gather", x, g.ints(-1), axis=2), axis=2) for x in (q, mask)
+        ]
+        mixed = _mix(g, twice[0], keys, values, twice[1], sinks, heads, kv_heads, scale, cap)
+        mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
+    else:
         q = g.op("Reshape", q, g.ints(0, kv_heads, -1, head_dim))
+        mask = g.op("Concat", *[mask] * (heads // kv_heads), axis=2)
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
         mixed = g.op("Reshape", mixed, g.ints(0, heads, -1, head_dim))
-        return _in_rows(g, mixed, gate, heads * head_dim)
-    q = g.op("Concat", q, g.op("Gather", q, g.ints(-1), axis=2), axis=2)
-    mixed = _mix(g, q, keys, values, mask, sinks, heads, kv_heads, scale, cap)
-    mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     return _in_rows(g, mixed, gate, heads * head_dim)
 
 

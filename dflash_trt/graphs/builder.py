@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,7 @@ Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
 Bits = Literal[4, 8]
 Compute = Callable[[], npt.NDArray[np.generic]]
 Build = Callable[[], ir.Value]
+Body = Callable[..., ir.Value | Sequence[ir.Value]]  # of a part
 Attribute = int | float | str | Sequence[int]
 T = TypeVar("T")
 P = TypeVar("P", bound=npt.NDArray[np.generic])
@@ -313,16 +314,12 @@ class GraphBuilder:
         **attributes: Attribute,
     ) -> ir.Value:
         """Add a part with one output; see `parts`."""
-
-        def outputs(*given: Any, **options: Any) -> Sequence[ir.Value]:
-            return [body(*given, **options)]
-
-        return self.parts(name, wraps(body)(outputs), *inputs, **attributes)[0]
+        return self.parts(name, body, *inputs, **attributes)[0]
 
     def parts(
         self,
         name: str,
-        body: Callable[..., Sequence[ir.Value]],
+        body: Body,
         *inputs: ir.Value | None,
         **attributes: Attribute,
     ) -> Sequence[ir.Value]:
@@ -350,7 +347,7 @@ class GraphBuilder:
         self,
         name: str,
         overload: int,
-        body: Callable[..., Sequence[ir.Value]],
+        body: Body,
         present: Sequence[bool],
         attributes: dict[str, Attribute],
     ) -> ir.Function:
@@ -361,7 +358,8 @@ class GraphBuilder:
         outer = self._scope
         self._scope = Scope(Tape(graph), graph.opset_imports, is_body=True)
         given = [value if there else None for value, there in zip(inputs, present, strict=True)]
-        graph.outputs.extend(body(self, *given, **attributes))
+        outputs = body(self, *given, **attributes)
+        graph.outputs.extend([outputs] if isinstance(outputs, ir.Value) else outputs)
         self._scope = outer
         declared = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in attributes]
         return ir.Function(PART_DOMAIN, name, str(overload or ""), graph=graph, attributes=declared)

@@ -132,21 +132,6 @@ class Positions:
             self._shared[key] = mask
         return self._shared[key]
 
-    def with_last_twice(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
-        """Repeat the last row: `[n, h, S, w]` to `[n, h, S + 1, w]`; cached per value."""
-        key = ("last twice", x)
-        if key not in self._shared:
-            last = g.op("Gather", x, g.ints(-1), axis=2)
-            self._shared[key] = g.op("Concat", x, last, axis=2)
-        return self._shared[key]
-
-    def repeated(self, g: GraphBuilder, mask: ir.Value, times: int) -> ir.Value:
-        """Repeat a mask `[n, 1, S, N]` for the queries of several heads in turn."""
-        key = ("repeated", mask, times)
-        if key not in self._shared:
-            self._shared[key] = g.op("Concat", *[mask] * times, axis=2)
-        return self._shared[key]
-
     def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
         """Return each cache row's distance behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))

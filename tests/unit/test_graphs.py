@@ -3,8 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
+import onnxruntime as ort
 import pytest
 
 from dflash_trt.checkpoints import load_target
@@ -38,8 +40,9 @@ def test_weights_are_external(engines: Path, role: str) -> None:
 
 
 def test_layers_of_a_quantized_target_have_the_mask_of_their_window(tmp_path: Path) -> None:
-    """Where heads share keys, a mask is repeated for them: once for each window."""
-    target = load_target(families.make("qwen2", tmp_path).target_dir)
+    """Where heads share keys, a mask is repeated for them: once for each window, as it is run."""
+    pair = families.make("qwen2", tmp_path)
+    target = load_target(pair.target_dir)
     nodes = target_graph(target, (), 64, storage=Storage(bits=8)).graph
     masks = [node.inputs[3] for node in nodes if node.op_type == "AttendInSeveralRows"]
     windows = [layer.window for layer in target.spec.layers]
@@ -47,6 +50,14 @@ def test_layers_of_a_quantized_target_have_the_mask_of_their_window(tmp_path: Pa
     assert masks[0] is masks[1]
     assert masks[2] is masks[3]
     assert masks[0] is not masks[2]
+    sizes: dict[str, Any] = {"slots": 1, "max_seq_len": 64, "storage": Storage(bits=8)}
+    build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "run.onnx")
+    ort.InferenceSession(tmp_path / "engines/target/model.onnx", options)
+    run = onnx.load(tmp_path / "run.onnx", load_external_data=False).graph.node
+    repeats = [node for node in run if node.op_type == "Concat" and len({*node.input}) == 1]
+    assert len(repeats) == 2
 
 
 def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
