@@ -217,6 +217,7 @@ def random_input(name: str, like: torch.Tensor) -> torch.Tensor:
     if name == "counts":
         return (numbers > 0).float()
     if name == "shares":
+        numbers[0] = 0  # of an expert that nobody chose
         return numbers.clamp(0)
     if name == "decays":
         return -numbers.abs()
