@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from dflash_trt.checkpoints import load_target
+from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.graphs import target_graph
 from dflash_trt.graphs.builder import Storage
 from tests.support import families
@@ -52,7 +53,9 @@ def test_layers_of_a_quantized_target_have_the_mask_of_their_window(tmp_path: Pa
     assert masks[0] is not masks[2]
     sizes: dict[str, Any] = {"slots": 1, "max_seq_len": 64, "storage": Storage(bits=8)}
     build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
+    use_one_pool(2)
     options = ort.SessionOptions()
+    options.use_per_session_threads = False
     options.optimized_model_filepath = str(tmp_path / "run.onnx")
     ort.InferenceSession(tmp_path / "engines/target/model.onnx", options)
     run = onnx.load(tmp_path / "run.onnx", load_external_data=False).graph.node
