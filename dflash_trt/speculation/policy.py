@@ -140,7 +140,6 @@ class Adaptive(Policy):
         self._last = LastRound()
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
         self._exploring = FIRST_STEPS  # plain steps that may be spent on exploring
-        self._explores = False  # the choice does
         self._needed = 0.0  # plain steps that exploring takes; 0: the drafter pays
 
     def decide(self, step: NextStep) -> Decision:
