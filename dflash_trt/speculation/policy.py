@@ -151,14 +151,15 @@ class Adaptive(Policy):
     def _note(self, step: NextStep, decision: Decision) -> None:
         self._streak = self._streak + 1 if self._last.drafted else 0
         drafted = decision.draft_tokens > 0
-        self._exploring = min(self._exploring + EXPLORING, MOST_STEPS)
+        explored = self._needed if drafted else 0.0
+        self._exploring = min(self._exploring + EXPLORING, MOST_STEPS) - explored
         self._last = LastRound(
             len(step.sequences),
             decision.draft_len,
             step.context,
             step.sampled,
             drafted,
-            self._needed if drafted else 0.0,
+            explored,
         )
 
     def choose(self, step: NextStep) -> Choice:
@@ -244,8 +245,8 @@ class Adaptive(Policy):
         )
         if last.explored:
             plain = self._costs.costs(n, context, last.sampled).plain_seconds
-            spent = max(draft / plain, last.explored)
-            self._exploring -= min(spent, MOST_STEPS)
+            more = max(draft / plain - last.explored, 0.0)
+            self._exploring -= min(more, MOST_STEPS)
 
 
 def _best(
