@@ -123,7 +123,7 @@ class LastRound(NamedTuple):
     context: int = 0
     sampled: bool = False
     drafted: bool = False  # the drafter ran
-    explored: float = 0.0  # plain steps that its drafts cost beside the drafter, if none may pay
+    explored: float = 0.0  # plain steps that it was charged for exploring
 
 
 class Adaptive(Policy):
@@ -140,7 +140,7 @@ class Adaptive(Policy):
         self._last = LastRound()
         self._streak = 0  # rounds in a row, before the last one, that ended with the drafter
         self._exploring = FIRST_STEPS  # plain steps that may be spent on exploring
-        self._needed = 0.0  # plain steps that exploring takes; 0: the drafter pays
+        self._needed = 0.0  # plain steps that drafts are expected to lose; 0: they pay
 
     def decide(self, step: NextStep) -> Decision:
         decision = super().decide(step)
@@ -190,11 +190,14 @@ class Adaptive(Policy):
 
     def _drafter_runs(self, step: NextStep, other_rate: float) -> bool:
         """Return whether drafts pay, or are to be explored."""
-        if self._gain(step, other_rate) > CLEARLY:
+        gain = self._gain(step, other_rate)
+        if gain > CLEARLY:
             self._needed = 0.0
             return True
         costs = self._costs_of_all(step)
-        self._needed = costs.draft + costs.steps[1] - 1
+        none_accepted = costs.draft + costs.steps[1] - 1
+        expected_loss = (costs.draft + costs.steps[1]) * (1 - gain / CLEARLY)
+        self._needed = min(none_accepted, expected_loss)
         return self._exploring >= self._needed
 
     def _gain(self, step: NextStep, other_rate: float) -> float:

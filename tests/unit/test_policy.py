@@ -164,7 +164,7 @@ def test_a_sequence_that_the_drafter_does_not_follow_counts_as_undrafted() -> No
     """Beside it drafts for others hold it up, and pay only where they cost next to nothing."""
     (good,) = views(chain([0.9**k for k in range(1, 8)]))
     lost = PLAIN._replace(follows=False)
-    dear, cheap = adaptive(Costs(linear(0.1), 0.6)), adaptive(Costs(linear(0.01), 0.01))
+    dear, cheap = adaptive(Costs(linear(0.1), 0.8)), adaptive(Costs(linear(0.01), 0.01))
     for policy, drafts in ((dear, False), (cheap, True)):
         assert policy.decide(NextStep([good])).draft_tokens
         assert (policy.decide(NextStep([PLAIN, lost])).draft_tokens > 0) == drafts
