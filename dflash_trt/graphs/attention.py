@@ -1,5 +1,6 @@
 """Self-attention over a KV cache that is written in place."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -202,7 +203,8 @@ def _mixed_heads(
     # written out, heads that share keys are several rows already
     is_written_out = cap is not None or sinks is not None
     if in_several_rows and (heads == kv_heads or not is_written_out):
-        return g.part("AttendInSeveralRows", _attend_in_several_rows, *inputs, **attributes)
+        body = partial(_attend, in_several_rows=True)
+        return g.part("AttendInSeveralRows", body, *inputs, **attributes)
     return g.part("Attend", _attend, *inputs, **attributes)
 
 
@@ -220,6 +222,7 @@ def _attend(
     head_dim: int,
     scale: float,
     cap: float | None = None,
+    in_several_rows: bool = False,
 ) -> ir.Value:
     """Attend to the first rows of caches, those of `mask`: `[n * S, heads * head_dim]`.
 
@@ -228,7 +231,12 @@ def _attend(
     """
     keys = _visible(g, keys, mask)
     values = _visible(g, values, mask)
-    mixed = _mix(g, q, keys, values, mask, sinks, heads, kv_heads, scale, cap)
+    if in_several_rows:
+        mixed = _mix_in_several_rows(
+            g, q, keys, values, mask, sinks, heads, kv_heads, head_dim, scale, cap
+        )
+    else:
+        mixed = _mix(g, q, keys, values, mask, sinks, heads, kv_heads, scale, cap)
     return _in_rows(g, mixed, gate, heads * head_dim)
 
 
@@ -272,41 +280,35 @@ def _mix(
     return g.op("Reshape", mixed, unfolded)
 
 
-def _attend_in_several_rows(
+def _mix_in_several_rows(
     g: GraphBuilder,
     q: ir.Value,
     keys: ir.Value,
     values: ir.Value,
     mask: ir.Value,
     sinks: ir.Value | None,
-    gate: ir.Value | None,
-    *,
     heads: int,
     kv_heads: int,
     head_dim: int,
     scale: float,
-    cap: float | None = None,
+    cap: float | None,
 ) -> ir.Value:
-    """Attend as `_attend` does, with products of two rows or more.
+    """Mix as `_mix` does, with products of two rows or more.
 
     ONNX Runtime has another kernel for products of one row (see `engines.onnxruntime.least_rows`).
     Query heads of one kv head become rows of one product, which reads keys once. If heads are not
     shared, the last query is repeated.
     """
-    keys = _visible(g, keys, mask)
-    values = _visible(g, values, mask)
     if heads == kv_heads:
         twice = [
             g.op("Concat", x, g.op("Gather", x, g.ints(-1), axis=2), axis=2) for x in (q, mask)
         ]
         mixed = _mix(g, twice[0], keys, values, twice[1], sinks, heads, kv_heads, scale, cap)
-        mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
-    else:
-        q = g.op("Reshape", q, g.ints(0, kv_heads, -1, head_dim))
-        mask = g.op("Concat", *[mask] * (heads // kv_heads), axis=2)
-        mixed = g.op("Attention", q, keys, values, mask, scale=scale)
-        mixed = g.op("Reshape", mixed, g.ints(0, heads, -1, head_dim))
-    return _in_rows(g, mixed, gate, heads * head_dim)
+        return g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
+    q = g.op("Reshape", q, g.ints(0, kv_heads, -1, head_dim))
+    mask = g.op("Concat", *[mask] * (heads // kv_heads), axis=2)
+    mixed = g.op("Attention", q, keys, values, mask, scale=scale)
+    return g.op("Reshape", mixed, g.ints(0, heads, -1, head_dim))
 
 
 def _visible(g: GraphBuilder, cache: ir.Value, mask: ir.Value) -> ir.Value:
