@@ -26,7 +26,7 @@ from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.engines.tensorrt import PLAN_FILE
 from dflash_trt.engines.tensorrt.library import use
-from dflash_trt.engines.tensorrt.network import to_16_bits
+from dflash_trt.engines.tensorrt.network import read_operators, to_16_bits
 from dflash_trt.engines.tensorrt.plan import describe
 
 __version__ = "1.7.stand-in"
@@ -36,7 +36,7 @@ TYPES = {"float16": np.float16, "float": np.float32, "int64": np.int64, "bool": 
 def make_plan(directory: Path, prefill_chunk: int) -> None:
     use("tensorrt_rtx")
     info, path = read_info(directory), directory / "model.onnx"
-    model = ir.load(path)
+    model = read_operators(path)
     to_16_bits(model.graph, ir.DataType.FLOAT16)
     engine = TensorRT(kind="tensorrt", library="tensorrt_rtx", dtype="fp16")
     plan = describe(path, model.graph, info, engine, ("8.9",), prefill_chunk)
