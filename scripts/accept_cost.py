@@ -15,7 +15,7 @@ import numpy as np
 
 from dflash_trt.decoding.acceptance import accept
 from dflash_trt.decoding.logits_processor import LogitsProcessor
-from dflash_trt.decoding.messages import Row
+from dflash_trt.decoding.messages import RoundSequence
 from dflash_trt.decoding.sampling import SamplingParams
 
 ROWS = (1, 8, 32)
@@ -59,7 +59,7 @@ def main(vocab: int = 151_936) -> None:
             times = []
             for n in ROWS:
                 rows = [
-                    Row(
+                    RoundSequence(
                         [1] * PLACES,
                         known=1,
                         position=TEXT,

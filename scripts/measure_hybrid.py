@@ -4,8 +4,8 @@
 
 Writes targets of random weights in bf16 into FOLDER, unless they are there: Qwen3.5-0.8B and
 Qwen3-0.6B, shapes as in their config.json. Times are medians of one sequence. "Bytes" are what a
-step has to read: weights as the engine stores them, the KV rows of the context, and of a hybrid its
-states, which are written too.
+step has to read: weights as the engine stores them, the KV entries of the context, and of a hybrid
+its states, which are written too.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def step(engine: Engine, context: int, known: int, drafts: int, accepted: int = 
     bound.inputs["tokens"][:] = 7
     bound.inputs["positions"][:] = context + np.arange(tokens)
     bound.inputs["write_index"][:] = context
-    bound.inputs["head_rows"][:] = np.arange(tokens)
+    bound.inputs["scored_tokens"][:] = np.arange(tokens)
     mask = bound.inputs["mask"]
     mask[:] = np.arange(mask.shape[-1]) <= context + np.arange(tokens)[:, None]
     if engine.info.states is not None:

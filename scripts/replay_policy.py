@@ -27,9 +27,9 @@ from dflash_trt.decoding import (
     Request,
     Round,
     RoundResult,
-    RowResult,
     RunRound,
     Scheduler,
+    SequenceResult,
     SequenceState,
     in_process,
     measure,
@@ -102,11 +102,11 @@ def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: i
 
         def noted(round: Round, text: Text = text) -> RoundResult:
             result = run(
-                Round(0, round.rows, Features.DRAFT, every.draft_tokens, candidates=CANDIDATES)
+                Round(0, round.sequences, Features.DRAFT, every.draft_tokens, candidates=CANDIDATES)
             )
             if result.drafts is not None:
-                (row,) = round.rows
-                text.drafts[row.position + row.known] = result.drafts.rows[0]
+                (sequence,) = round.sequences
+                text.drafts[sequence.position + sequence.known] = result.drafts.candidates[0]
             return result
 
         (decoded,) = decode([text.request], noted, info, every)
@@ -130,26 +130,29 @@ class Replay:
         for copy in round.copies:
             if copy.destination is not None:
                 self.slots[copy.destination] = self.slots[copy.source]
-        results, candidates, prefill = list[RowResult](), list[Candidates](), False
-        for slot, row in enumerate(round.rows, round.first_slot):
-            known = list(row.tokens[: row.known])
-            if not row.position:
+        results, candidates, prefill = list[SequenceResult](), list[Candidates](), False
+        for slot, sequence in enumerate(round.sequences, round.first_slot):
+            known = list(sequence.tokens[: sequence.known])
+            if not sequence.position:
                 self.slots[slot] = next(
-                    text for text in self.texts if text.tokens[: row.known] == known
+                    text for text in self.texts if text.tokens[: sequence.known] == known
                 )
             text = self.slots[slot]
-            prefill |= row.position < len(text.request.prompt)
-            follows = text.tokens[row.position + row.known :]
-            right = [*follows, *[follows[-1]] * len(row.tokens)]
-            accepted = accept_greedy(row.drafts, right) or Accepted(0, 0)
-            waits = self._wait(text, round.features, row.known + accepted.drafts)
-            results.append(RowResult(accepted.drafts, accepted.token, buffered=waits))
-            end = row.position + row.known + accepted.drafts
+            prefill |= sequence.position < len(text.request.prompt)
+            follows = text.tokens[sequence.position + sequence.known :]
+            right = [*follows, *[follows[-1]] * len(sequence.tokens)]
+            accepted = accept_greedy(sequence.drafts, right) or Accepted(0, 0)
+            waits = self._wait(text, round.features, sequence.known + accepted.drafts)
+            results.append(SequenceResult(accepted.drafts, accepted.token, buffered=waits))
+            end = sequence.position + sequence.known + accepted.drafts
             candidates.append(_recorded(text, end, round.candidates))
-        n, context = len(round.rows), int(np.mean([row.position for row in round.rows]))
+        n, context = (
+            len(round.sequences),
+            int(np.mean([sequence.position for sequence in round.sequences])),
+        )
         drafts = round.features is Features.DRAFT
         draft = self.costs.draft(n, context) if drafts else 0.0
-        self.last = 0.0 if prefill else self.costs.verify(n, round.row_tokens, context), draft
+        self.last = 0.0 if prefill else self.costs.verify(n, round.width, context), draft
         self.seconds += sum(self.last)
         drafted = DraftResult(candidates, draft) if drafts else None
         return RoundResult(results, self.last[0], drafted)
@@ -158,9 +161,9 @@ class Replay:
         """Return how many features of a text wait after a round that adds those of `tokens`."""
         if features is Features.DROP:
             return None
-        before = self.waiting.get(id(text), 0)
-        self.waiting[id(text)] = 0 if features is Features.DRAFT else before + tokens
-        return self.waiting[id(text)]
+        before = self.buffered.get(id(text), 0)
+        self.buffered[id(text)] = 0 if features is Features.DRAFT else before + tokens
+        return self.buffered[id(text)]
 
 
 def _recorded(text: Text, end: int, count: int) -> Candidates:
@@ -184,21 +187,21 @@ def replay(
 ) -> tuple[float, list[SequenceState]]:
     """Return the seconds and what was decoded; ValueError if it is not the text."""
     run = Replay(texts, costs, info.block_size - 1)
-    rows, timed = by.rows, policy.timed
+    views, timed = by.views, policy.timed
     of = {tuple(text.request.prompt): text for text in texts}
 
     def noted(sequences: Sequence[SequenceState]) -> list[SequenceView]:
-        proposed = rows(sequences)
-        for sequence, row in zip(sequences, proposed, strict=True):
+        proposed = views(sequences)
+        for sequence, view in zip(sequences, proposed, strict=True):
             text = of[tuple(sequence.request.prompt)]
-            text.proposals.setdefault(sequence.position, []).extend(row.proposals)
+            text.proposals.setdefault(sequence.position, []).extend(view.proposals)
         return proposed
 
     def by_costs(*_: float) -> None:
         timed(*run.last)
 
     requests = [text.request for text in texts]
-    with patch.object(by, "rows", noted), patch.object(policy, "timed", by_costs):
+    with patch.object(by, "views", noted), patch.object(policy, "timed", by_costs):
         decoded = decode(requests, run, info, policy, by, streams)
     if any([*t.request.prompt, *d.tokens] != t.tokens for t, d in zip(texts, decoded, strict=True)):
         raise ValueError("a replay left the text")

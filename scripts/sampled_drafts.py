@@ -29,7 +29,7 @@ from dflash_trt.decoding import (
 from dflash_trt.decoding.acceptance import Accepted, ReadLogits
 from dflash_trt.decoding.arrays import Float32
 from dflash_trt.decoding.logits_processor import truncate
-from dflash_trt.decoding.messages import Candidates, Round, RoundResult, Row, RunRound
+from dflash_trt.decoding.messages import Candidates, Round, RoundResult, RoundSequence, RunRound
 from dflash_trt.engines import EngineInfo, load_engine
 from dflash_trt.machine import cpu_model
 from dflash_trt.speculation import Fixed
@@ -75,11 +75,14 @@ class Watch:
     def __call__(self, round: Round) -> RoundResult:
         with patch.object(step_logits, "accept", self._accept):
             result = self._run(round)
-        self._candidates = result.drafts.rows[0] if result.drafts else None
+        self._candidates = result.drafts.candidates[0] if result.drafts else None
         return result
 
     def _accept(
-        self, rows: Sequence[Row], greedy_ids: Sequence[Sequence[int]], read_logits: ReadLogits
+        self,
+        rows: Sequence[RoundSequence],
+        greedy_ids: Sequence[Sequence[int]],
+        read_logits: ReadLogits,
     ) -> list[Accepted | None]:
         [result] = results = accept(rows, greedy_ids, read_logits)
         [row] = rows
@@ -88,7 +91,9 @@ class Watch:
             self._count(row, result, self._candidates, read_logits()[0])
         return results
 
-    def _count(self, row: Row, result: Accepted, candidates: Candidates, logits: Float32) -> None:
+    def _count(
+        self, row: RoundSequence, result: Accepted, candidates: Candidates, logits: Float32
+    ) -> None:
         counts = self.counts
         for depth in range(min(result.drafts + 1, len(row.drafts))):
             before = candidates.ids[depth - 1].tolist().index(row.drafts[depth - 1]) if depth else 0
@@ -97,7 +102,7 @@ class Watch:
             counts.shared[depth] += self._shared(row, candidates, depth, before, logits[depth])
 
     def _shared(
-        self, row: Row, candidates: Candidates, depth: int, before: int, logits: Float32
+        self, row: RoundSequence, candidates: Candidates, depth: int, before: int, logits: Float32
     ) -> float:
         """Return the mass that both distributions share under the request's rules."""
         sampling = row.processor.sampling

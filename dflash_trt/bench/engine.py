@@ -69,7 +69,7 @@ def run_engine(directory: Path, plan: Plan, progress: Progress) -> Run:
 def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Cell]:
     """Yield a cell for each setting; cells of a group come together.
 
-    `engines` holds `target/` and `drafter/`. If the cache rows suffice for all methods at once,
+    `engines` holds `target/` and `drafter/`. If the KV entries suffice for all methods at once,
     methods alternate after a few rounds (`passes.run_in_turns`), otherwise after whole passes, so
     that noise of the machine affects all. Raises RequestError for a plan that these engines cannot
     run.
@@ -107,8 +107,8 @@ def measure_engine(engines: Path, plan: Plan, progress: Progress) -> Iterator[Ce
             shift = repeat % len(decoders)
             order = decoders[shift:] + decoders[:shift]
             for i, decoder in enumerate(order):
-                # in varying order: the cache rows used change results by a percent or two
-                decoder.first_row = i * batch if together else 0
+                # in varying order: the KV entries used change results by a percent or two
+                decoder.first_slot = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()
             taking_turns = [order] if together else [[decoder] for decoder in order]

@@ -23,7 +23,7 @@ class Decoder:
     policy: Policy
     proposer: Proposer | None
     target: EngineInfo
-    first_row: int = 0  # of its cache rows
+    first_slot: int = 0
     passes: list[list[SequenceState]] = field(default_factory=list)
 
 
@@ -39,7 +39,7 @@ class Pass:
             prefill_chunk=decoder.target.widest,
             policy=decoder.policy,
             proposer=decoder.proposer,
-            first_slot=decoder.first_row,
+            first_slot=decoder.first_slot,
         )
         self._streams = min(batch, len(requests))
         self._sequences = [self._scheduler.submit(request) for request in requests]

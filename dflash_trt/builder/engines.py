@@ -11,9 +11,9 @@ from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
 from dflash_trt.engines import (
     EngineInfo,
     StateInfo,
-    drafter_rows,
+    drafter_cache_len,
     most_verified,
-    target_rows,
+    target_cache_len,
     write_info,
 )
 from dflash_trt.files import Entry
@@ -44,7 +44,7 @@ def build_target(
 ) -> dict[Path, Entry]:
     """Write the engine, with the drafter's taps; return manifest entries of large files."""
     block_size = drafter.block_size if drafter else 1
-    cache_len = target_rows(options.max_seq_len, block_size)
+    cache_len = target_cache_len(options.max_seq_len, block_size)
     taps = drafter.target_layer_ids if drafter else ()
     graph = target_graph(
         target,
@@ -62,7 +62,7 @@ def build_drafter(
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, including what it shares with the target; see `build_target`."""
     spec = drafter.spec
-    cache_len = drafter_rows(options.max_seq_len, spec.block_size)
+    cache_len = drafter_cache_len(options.max_seq_len, spec.block_size)
     graph = drafter_graph(drafter, target, cache_len, storage=options.storage)
     return _build("drafter", drafter, spec, cache_len, graph, directory, options)
 

@@ -227,7 +227,7 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
 
 
 def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64]:
-    """Return target ids by head row, int64 `[draft_vocab_size]`; CheckpointError if invalid."""
+    """Return target ids by scored token, int64 `[draft_vocab_size]`; CheckpointError if invalid."""
     stored = weights.read("d2t")  # differences of the two ids
     ids: npt.NDArray[np.int64] = stored.astype(np.int64) + np.arange(len(stored))
     distinct = stored.dtype == np.int64 and len(np.unique(ids)) == len(ids)

@@ -10,9 +10,9 @@ from dflash_trt.decoding.messages import (
     Logprobs,
     Round,
     RoundResult,
-    Row,
-    RowResult,
+    RoundSequence,
     RunRound,
+    SequenceResult,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.profiling import measure

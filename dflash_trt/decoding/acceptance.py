@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_trt.decoding.arrays import Float32, Int32, Int64
 from dflash_trt.decoding.logits_processor import LogitsProcessor, unpack
-from dflash_trt.decoding.messages import Row
+from dflash_trt.decoding.messages import RoundSequence
 from dflash_trt.decoding.sampling import NO_TOKEN, sample
 
 NO_TEXT: Int64 = np.empty(0, np.int64)
@@ -25,24 +25,24 @@ class Accepted(NamedTuple):
 
 
 def accept(
-    rows: Sequence[Row], greedy_ids: Sequence[Sequence[int]], read_logits: ReadLogits
+    sequences: Sequence[RoundSequence], greedy_ids: Sequence[Sequence[int]], read_logits: ReadLogits
 ) -> list[Accepted | None]:
-    """Accept each row's drafts up to the first that differs from the target's choice.
+    """Accept each sequence's drafts up to the first that differs from the target's choice.
 
     greedy_ids `[n, D + 1]`: the target's likeliest token after the anchor and each draft, NO_TOKEN
-    where its logits are not finite. Logits are read only if a row samples, has other rules than
-    greedy ones, or a grammar that forbids a likeliest token. A row's result is None if at a place
-    it needs its logits are not finite or no token is allowed.
+    where its logits are not finite. Logits are read only if a sequence samples, has other rules
+    than greedy ones, or a grammar that forbids a likeliest token. A sequence's result is None if at
+    a place it needs its logits are not finite or no token is allowed.
     """
-    results: list[Accepted | None] = [None] * len(rows)
-    sampled: list[_SampledRow] = []
-    for index, row in enumerate(rows):
-        if row.processor.greedy:
-            choices = _likeliest_allowed(greedy_ids[index], row.masks, index, read_logits)
-            results[index] = accept_greedy(row.drafts, choices)
+    results: list[Accepted | None] = [None] * len(sequences)
+    sampled: list[_SampledSequence] = []
+    for index, sequence in enumerate(sequences):
+        if sequence.processor.greedy:
+            choices = _likeliest_allowed(greedy_ids[index], sequence.masks, index, read_logits)
+            results[index] = accept_greedy(sequence.drafts, choices)
         else:
-            next_position = row.position + row.known
-            sampled.append(_SampledRow(index, row, next_position, _text_of(row)))
+            next_position = sequence.position + sequence.known
+            sampled.append(_SampledSequence(index, sequence, next_position, _text_of(sequence)))
     if sampled:
         _accept_sampled(sampled, greedy_ids, read_logits(), results)
     return results
@@ -59,65 +59,67 @@ def accept_greedy(drafts: Sequence[int], greedy_ids: Sequence[int]) -> Accepted 
 
 
 @dataclass(slots=True)
-class _SampledRow:
+class _SampledSequence:
     index: int
-    row: Row
+    brought: RoundSequence
     next_position: int  # in the text, of the token after the anchor
     text: Int64  # with the drafts, if the processor needs it
     accepted: int = 0  # drafts so far
 
     @property
     def processor(self) -> LogitsProcessor:
-        return self.row.processor
+        return self.brought.processor
 
     @property
     def mask(self) -> Int32 | None:
         """A grammar's bit mask of the next token."""
-        if not self.row.masks:
+        if not self.brought.masks:
             return None
-        return self.row.masks[self.accepted]
+        return self.brought.masks[self.accepted]
 
     @property
     def history(self) -> Int64:
         """The tokens before the next one, if the processor needs them."""
-        drafts_left = len(self.row.drafts) - self.accepted
+        drafts_left = len(self.brought.drafts) - self.accepted
         return self.text[: max(len(self.text) - drafts_left, 0)]
 
 
-def _text_of(row: Row) -> Int64:
-    if not row.processor.needs_history:
+def _text_of(sequence: RoundSequence) -> Int64:
+    if not sequence.processor.needs_history:
         return NO_TEXT
-    return np.array([*row.history, *row.tokens])
+    return np.array([*sequence.history, *sequence.tokens])
 
 
 def _accept_sampled(
-    rows: Sequence[_SampledRow],
+    sequences: Sequence[_SampledSequence],
     greedy_ids: Sequence[Sequence[int]],
     logits: Float32,
     results: list[Accepted | None],
 ) -> None:
-    """Sample tokens for all rows at once, then for those whose draft was accepted, and so on."""
-    while rows:
+    """Sample tokens for all sequences at once, then where the draft was accepted, and so on."""
+    while sequences:
         going = []
-        for row, token in zip(rows, _sample_next(rows, logits), strict=True):
-            if greedy_ids[row.index][row.accepted] == NO_TOKEN or token == NO_TOKEN:
+        for sequence, token in zip(sequences, _sample_next(sequences, logits), strict=True):
+            if greedy_ids[sequence.index][sequence.accepted] == NO_TOKEN or token == NO_TOKEN:
                 continue
-            drafts = row.row.drafts
-            if row.accepted < len(drafts) and drafts[row.accepted] == token:
-                row.accepted += 1
-                going.append(row)
+            drafts = sequence.brought.drafts
+            if sequence.accepted < len(drafts) and drafts[sequence.accepted] == token:
+                sequence.accepted += 1
+                going.append(sequence)
             else:
-                results[row.index] = Accepted(row.accepted, token)
-        rows = going
+                results[sequence.index] = Accepted(sequence.accepted, token)
+        sequences = going
 
 
-def _sample_next(rows: Sequence[_SampledRow], logits: Float32) -> list[int]:
-    positions = [row.next_position + row.accepted for row in rows]
+def _sample_next(sequences: Sequence[_SampledSequence], logits: Float32) -> list[int]:
+    positions = [sequence.next_position + sequence.accepted for sequence in sequences]
     likely = [
-        row.processor.likely(logits[row.index, row.accepted], position, row.history, row.mask)
-        for row, position in zip(rows, positions, strict=True)
+        sequence.processor.likely(
+            logits[sequence.index, sequence.accepted], position, sequence.history, sequence.mask
+        )
+        for sequence, position in zip(sequences, positions, strict=True)
     ]
-    return sample(likely, [row.processor.sampling.seed for row in rows], positions)
+    return sample(likely, [sequence.processor.sampling.seed for sequence in sequences], positions)
 
 
 def _likeliest_allowed(
@@ -126,7 +128,7 @@ def _likeliest_allowed(
     index: int,
     read_logits: ReadLogits,
 ) -> Sequence[int]:
-    """Return the likeliest allowed tokens of row `index`; NO_TOKEN where none is allowed."""
+    """Return the likeliest allowed tokens of sequence `index`; NO_TOKEN where none is allowed."""
     if not masks:
         return greedy_ids
     choices = list(greedy_ids)

@@ -1,4 +1,4 @@
-"""Tap features that wait for the drafter."""
+"""Tap features that the drafter has not taken in yet."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ class Passed:
     """What a buffer made of a round's features."""
 
     features: FeatureArray | None  # for the drafter: `[n, C, F]`; None: it does not run
-    waited: list[int]  # of each row's `features`, how many were buffered before this round
+    before: list[int]  # of each sequence's `features`, how many were buffered before this round
     buffered: list[int | None]  # now; None: dropped, or the drafter did not follow before
 
 
 @dataclass(slots=True)
 class _Parts:
-    """A slot's features that wait, one array per round."""
+    """A slot's buffered features, one array per round."""
 
     arrays: list[FeatureArray] = field(default_factory=list)
     tokens: int = 0  # in all
@@ -52,38 +52,46 @@ class FeatureBuffer:
     def pass_on(self, round: Round, accepted: Sequence[int], features: FeatureArray) -> Passed:
         """Pass features on to the drafter if it runs now; otherwise buffer or drop them.
 
-        features `[n, S, F]`, in order: of each row's known tokens, accepted drafts, rejected drafts
-        and padding.
+        features `[n, S, F]`, in order: of each sequence's known tokens, accepted drafts, rejected
+        drafts and padding.
         """
         self._move(round.copies)
-        n = len(round.rows)
+        n = len(round.sequences)
         slots = range(round.first_slot, round.first_slot + n)
         if round.features is Features.DROP:
             for slot in slots:
                 self._parts.pop(slot, None)
             return Passed(None, [0] * n, [None] * n)
-        counts = [row.known + count for row, count in zip(round.rows, accepted, strict=True)]
-        parts_of_rows: list[_Parts | None] = []
-        for slot, row, count in zip(slots, round.rows, counts, strict=True):
-            parts_of_rows.append(self._parts_before(slot, row.position) if row.follows else None)
-            self._ends[slot] = row.position + count
-            if not row.follows:
+        counts = [
+            sequence.known + count
+            for sequence, count in zip(round.sequences, accepted, strict=True)
+        ]
+        parts_of_sequences: list[_Parts | None] = []
+        for slot, sequence, count in zip(slots, round.sequences, counts, strict=True):
+            parts_of_sequences.append(
+                self._parts_before(slot, sequence.position) if sequence.follows else None
+            )
+            self._ends[slot] = sequence.position + count
+            if not sequence.follows:
                 self._parts.pop(slot, None)
         if round.features_after(accepted) is Features.KEEP:
-            return self._keep(parts_of_rows, counts, features)
-        return _join(parts_of_rows, features)
+            return self._keep(parts_of_sequences, counts, features)
+        return _join(parts_of_sequences, features)
 
     def _keep(
-        self, parts_of_rows: Sequence[_Parts | None], counts: Sequence[int], features: FeatureArray
+        self,
+        parts_of_sequences: Sequence[_Parts | None],
+        counts: Sequence[int],
+        features: FeatureArray,
     ) -> Passed:
-        """Append each row's first `count` features to its parts."""
-        kept_rows = _concatenated(
-            [row[:count] for row, count in zip(features, counts, strict=True)]
+        """Append each sequence's first `count` features to its parts."""
+        kept = _concatenated(
+            [of_sequence[:count] for of_sequence, count in zip(features, counts, strict=True)]
         )
         buffered: list[int | None] = []
         start = 0
-        for parts, count in zip(parts_of_rows, counts, strict=True):
-            new = kept_rows[start : start + count]
+        for parts, count in zip(parts_of_sequences, counts, strict=True):
+            new = kept[start : start + count]
             start += count
             if parts is None:
                 buffered.append(None)
@@ -152,19 +160,19 @@ def _concatenated(arrays: Sequence[FeatureArray]) -> FeatureArray:
     return torch.cat([*arrays])
 
 
-def _join(parts_of_rows: Sequence[_Parts | None], features: FeatureArray) -> Passed:
+def _join(parts_of_sequences: Sequence[_Parts | None], features: FeatureArray) -> Passed:
     """Return features behind buffered ones, which are none then."""
     n, width, size = features.shape
-    waited = [0 if parts is None else parts.tokens for parts in parts_of_rows]
-    buffered = [None if parts is None else 0 for parts in parts_of_rows]
-    if not any(waited):
-        return Passed(features, waited, buffered)
-    padded = -(-max(waited) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
+    before = [0 if parts is None else parts.tokens for parts in parts_of_sequences]
+    buffered = [None if parts is None else 0 for parts in parts_of_sequences]
+    if not any(before):
+        return Passed(features, before, buffered)
+    padded = -(-max(before) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
     joined = _zeros((n, padded + width, size), features)
-    for row, parts, new in zip(joined, parts_of_rows, features, strict=True):
+    for whole, parts, new in zip(joined, parts_of_sequences, features, strict=True):
         if parts is None:
-            row[:width] = new
+            whole[:width] = new
             continue
-        row[: parts.tokens + width] = _concatenated([*parts.arrays, new])
+        whole[: parts.tokens + width] = _concatenated([*parts.arrays, new])
         parts.clear()
-    return Passed(joined, waited, buffered)
+    return Passed(joined, before, buffered)

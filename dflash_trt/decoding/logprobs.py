@@ -8,20 +8,20 @@ import numpy as np
 from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.arrays import Float32
 from dflash_trt.decoding.logits_processor import at_least, group_maxima, reached_by
-from dflash_trt.decoding.messages import Logprobs, Row
+from dflash_trt.decoding.messages import Logprobs, RoundSequence
 from dflash_trt.decoding.sampling import TokenValues
 
 
-def scored_tokens(row: Row, accepted: Accepted) -> list[int]:
-    """Return the tokens in a row's places, from the first on, whose log-probabilities are asked.
+def tokens_to_score(sequence: RoundSequence, accepted: Accepted) -> list[int]:
+    """Return a sequence's tokens whose log-probabilities are requested, from the first place on.
 
     These are the committed ones; of a prompt chunk that `scores_prompt` the ones after all of its
     tokens.
     """
-    if not row.scores_prompt:
-        return [*row.drafts[: accepted.drafts], accepted.token]
-    following = accepted.token if row.next_token is None else row.next_token
-    return [*row.tokens[1:], following]
+    if not sequence.scores_prompt:
+        return [*sequence.drafts[: accepted.drafts], accepted.token]
+    following = accepted.token if sequence.next_token is None else sequence.next_token
+    return [*sequence.tokens[1:], following]
 
 
 def log_probabilities(logits: Float32, tokens: Sequence[int], count: int) -> Logprobs:

@@ -11,7 +11,7 @@ from dflash_trt.speculation import Features
 
 @dataclass(slots=True, frozen=True)
 class Copy:
-    """A copy of KV rows that a round begins with.
+    """A copy of KV entries that a round begins with.
 
     Source and destination are slots, or from `FIRST_BLOCK` on blocks of the prefix cache.
     Destination None frees the source: its sequence has ended, or the block is dropped.
@@ -29,7 +29,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Row:
+class RoundSequence:
     """What one sequence brings to a round: known tokens, then drafts.
 
     The known tokens are the anchor, or a chunk of a prompt: prefilling is verifying a prompt.
@@ -66,19 +66,19 @@ class Row:
 
 @dataclass(slots=True)
 class Round:
-    """Tokens to verify for sequences in adjacent slots. Of a hybrid all rows know as many."""
+    """Tokens to verify for sequences in adjacent slots; of a hybrid all know as many."""
 
     first_slot: int
-    rows: Sequence[Row]
+    sequences: Sequence[RoundSequence]
     features: Features
-    draft_tokens: int = 0  # to be drafted for each row afterwards, with `Features.DRAFT`
+    draft_tokens: int = 0  # to be drafted for each sequence afterwards, with `Features.DRAFT`
     candidates: int = 1  # to return of each of them
     copies: Sequence[Copy] = ()  # to be done first, in this order
 
     @property
-    def row_tokens(self) -> int:
-        """The most tokens of a row: known ones and drafts."""
-        return max(len(row.tokens) for row in self.rows)
+    def width(self) -> int:
+        """The most tokens of a sequence: known ones and drafts."""
+        return max(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def needs_drafter(self) -> bool:
@@ -94,8 +94,8 @@ class Round:
         """
         if self.features is not Features.DRAFT:
             return self.features
-        for row, count in zip(self.rows, accepted, strict=True):
-            if row.follows and (row.prompt_goes_on or row.budget - count > 1):
+        for sequence, count in zip(self.sequences, accepted, strict=True):
+            if sequence.follows and (sequence.prompt_goes_on or sequence.budget - count > 1):
                 return Features.DRAFT
         return Features.KEEP
 
@@ -109,8 +109,8 @@ class Logprobs:
 
 
 @dataclass(slots=True)
-class RowResult:
-    """What a round made of a row."""
+class SequenceResult:
+    """What a round made of a sequence."""
 
     accepted: int  # drafts
     token: int  # the target's, after them
@@ -127,21 +127,21 @@ class RowResult:
 
 @dataclass(slots=True)
 class Anchor:
-    """Where the drafter goes on in a row's text."""
+    """Where the drafter goes on in a sequence's text."""
 
     token: int
     position: int
-    start: int  # position of the row's first feature
+    start: int  # position of the sequence's first feature
     room: int  # drafts that its text may still get
-    failed: bool = False  # the row has
+    failed: bool = False  # its sequence has
 
 
 @dataclass(slots=True)
 class DrafterInput:
     """Tap features `[n, C, taps * hidden_size]` to inject, and the anchors of the next blocks.
 
-    A row's features are those that waited, then those of this round's tokens, accepted ones first.
-    The drafter's mask hides the others.
+    A sequence's features are the buffered ones, then those of this round's tokens, accepted ones
+    first. The drafter's mask hides the others.
     """
 
     features: FeatureArray
@@ -150,14 +150,14 @@ class DrafterInput:
 
 @dataclass(slots=True)
 class VerifyResult:
-    rows: list[RowResult]
+    results: list[SequenceResult]
     seconds: float
     drafter_input: DrafterInput | None = None  # None: the drafter does not run
 
 
 @dataclass(slots=True)
 class Candidates:
-    """The drafter's candidates for D drafts of a row, best first.
+    """The drafter's candidates for D drafts of a sequence, best first.
 
     ids `[D, k]`. probs: softmax over the k candidates, which only proposals depend on: `[D, k]`, or
     `[D, k * k]` if they depend on the candidate before.
@@ -169,13 +169,13 @@ class Candidates:
 
 @dataclass(slots=True)
 class DraftResult:
-    rows: list[Candidates]
+    candidates: list[Candidates]
     seconds: float
 
 
 @dataclass(slots=True)
 class RoundResult:
-    rows: list[RowResult]
+    results: list[SequenceResult]
     verify_seconds: float
     drafts: DraftResult | None = None  # None: the drafter did not run
 

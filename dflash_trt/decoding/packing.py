@@ -1,7 +1,7 @@
 """Rounds as tensors of the Triton ensemble, and back. A field's name is its tensor's.
 
 There are few tensors, because each costs time that matters with a small model. None is empty: the
-ensemble passes no empty ones on. n rows are in a round, S tokens of each at most, D drafts, K
+ensemble passes no empty ones on. n sequences are in a round, S tokens of each at most, D drafts, K
 log-probabilities and C features. A float has shape `[1]`.
 """
 
@@ -22,13 +22,15 @@ from dflash_trt.decoding.messages import (
     Logprobs,
     Round,
     RoundResult,
-    Row,
-    RowResult,
+    RoundSequence,
+    SequenceResult,
     VerifyResult,
 )
 from dflash_trt.speculation import Features
 
-NONE = -1  # in any tensor, where a value is None, a row shorter than others, or all bits are set
+NONE = (
+    -1
+)  # in any tensor, where a value is None, a sequence shorter than others, or all bits are set
 COPY_NUMBERS = 4  # in `RoundTensors.batch`
 
 
@@ -38,7 +40,7 @@ class RoundTensors(NamedTuple):
     batch: Int64  # [4 + 4m]: first slot, `Features`, draft tokens, candidates, then m copies
     # [n, 7]: number of tokens and of known ones, position, budget, replayed drafts, next token,
     # 1 if the drafter follows
-    rows: Int64
+    sequences: Int64
     tokens: Int64  # [n, S]
     sampling: Bytes  # [n]: `LogitsProcessor.encoded`
     history: Int64  # [n, L]
@@ -48,7 +50,9 @@ class RoundTensors(NamedTuple):
 class CheckedTensors(NamedTuple):
     """The output of `verify` for the scheduler."""
 
-    results: Int64  # [n, 4]: accepted drafts, the target's token, 1 if the row failed, buffered
+    results: (
+        Int64  # [n, 4]: accepted drafts, the target's token, 1 if the sequence failed, buffered
+    )
     # [n, D + 1, 1 + K], and with `include_drafting` one more column, of the drafts, one line below
     # the tokens they follow; [n, 1, 1] if not requested
     logprobs: Float32
@@ -64,8 +68,8 @@ class VerifyTensors(NamedTuple):
     logprob_ids: Int64
     verify_seconds: float
     features: Float32  # [n, C, taps * hidden_size]
-    # [n, 5]: the anchor's token and position, of the first feature, room, 1 if the row failed; all
-    # NONE if the drafter does not run
+    # [n, 5]: the anchor's token and position, of the first feature, room, 1 if the sequence failed;
+    # all NONE if the drafter does not run
     anchors: Int64
 
 
@@ -98,47 +102,47 @@ class RoundResultTensors(NamedTuple):
 
 
 def pack_round(round: Round) -> RoundTensors:
-    rows = round.rows
+    sequences = round.sequences
     batch = [round.first_slot, round.features.value, round.draft_tokens, round.candidates]
     for copy in round.copies:
         batch += [copy.source, _number(copy.destination), copy.tokens, copy.start]
     numbers = [
         (
-            len(row.tokens),
-            row.known,
-            row.position,
-            row.budget,
-            row.replayed,
-            _number(row.next_token),
-            int(row.follows),
+            len(sequence.tokens),
+            sequence.known,
+            sequence.position,
+            sequence.budget,
+            sequence.replayed,
+            _number(sequence.next_token),
+            int(sequence.follows),
         )
-        for row in rows
+        for sequence in sequences
     ]
-    sampling = np.empty(len(rows), object)
-    sampling[:] = [row.processor.encoded for row in rows]
+    sampling = np.empty(len(sequences), object)
+    sampling[:] = [sequence.processor.encoded for sequence in sequences]
     return RoundTensors(
         batch=np.array(batch),
-        rows=np.array(numbers),
-        tokens=_padded([row.tokens for row in rows]),
+        sequences=np.array(numbers),
+        tokens=_padded([sequence.tokens for sequence in sequences]),
         sampling=sampling,
-        history=_padded([row.history for row in rows]),
-        masks=_pack_masks(rows),
+        history=_padded([sequence.history for sequence in sequences]),
+        masks=_pack_masks(sequences),
     )
 
 
 def unpack_round(tensors: RoundTensors) -> Round:
     lines = zip(
-        tensors.rows.tolist(),
+        tensors.sequences.tolist(),
         tensors.tokens.tolist(),
         tensors.sampling.tolist(),
         tensors.history.tolist(),
         strict=True,
     )
     has_masks = bool((tensors.masks != NONE).any())
-    rows = []
+    sequences = []
     for index, (numbers, tokens, encoded, history) in enumerate(lines):
         length, known, position, budget, replayed, next_token, follows = numbers
-        row = Row(
+        sequence = RoundSequence(
             tokens[:length],
             known,
             position,
@@ -150,15 +154,15 @@ def unpack_round(tensors: RoundTensors) -> Round:
             follows=bool(follows),
         )
         if has_masks:
-            row.masks = _unpack_masks(tensors.masks[index], len(row.drafts))
-        rows.append(row)
+            sequence.masks = _unpack_masks(tensors.masks[index], len(sequence.drafts))
+        sequences.append(sequence)
     round = unpack_batch(tensors.batch)
-    round.rows = rows
+    round.sequences = sequences
     return round
 
 
 def unpack_batch(batch: Int64) -> Round:
-    """Return a round without rows: all that `draft` needs of it."""
+    """Return a round without sequences: all that `draft` needs of it."""
     first_slot, features, draft_tokens, candidates, *numbers = batch.tolist()
     copies = []
     for index in range(0, len(numbers), COPY_NUMBERS):
@@ -170,9 +174,9 @@ def unpack_batch(batch: Int64) -> Round:
 def pack_verified(verified: VerifyResult) -> VerifyTensors:
     numbers = [
         (result.accepted, result.token, int(result.failed), _number(result.buffered))
-        for result in verified.rows
+        for result in verified.results
     ]
-    logprobs, logprob_ids = _pack_logprobs(verified.rows)
+    logprobs, logprob_ids = _pack_logprobs(verified.results)
     features, anchors = _pack_drafter_input(verified.drafter_input, len(numbers))
     return VerifyTensors(
         np.array(numbers), logprobs, logprob_ids, verified.seconds, features, anchors
@@ -191,26 +195,26 @@ def unpack_drafter_input(tensors: DraftInputTensors) -> DrafterInput | None:
 
 
 def pack_drafts(drafts: DraftResult | None, n: int) -> DraftTensors:
-    """Return the tensors of n rows."""
+    """Return the tensors of n sequences."""
     if drafts is None:
         return DraftTensors(np.full((n, 1, 1), NONE), np.zeros((n, 1, 1), np.float32), 0.0)
     return DraftTensors(
-        np.array([row.ids for row in drafts.rows]),
-        np.array([row.probs for row in drafts.rows]),
+        np.array([candidates.ids for candidates in drafts.candidates]),
+        np.array([candidates.probs for candidates in drafts.candidates]),
         drafts.seconds,
     )
 
 
 def unpack_result(tensors: CheckedTensors | RoundResultTensors, round: Round) -> RoundResult:
     """Return the result of `round`, of the ensemble or of `verify` alone."""
-    rows = []
+    results = []
     for index, (accepted, token, failed, buffered) in enumerate(tensors.results.tolist()):
-        result = RowResult(accepted, token, bool(failed), _optional(buffered))
+        result = SequenceResult(accepted, token, bool(failed), _optional(buffered))
         if not failed:
-            _unpack_logprobs(result, round.rows[index], tensors, index)
-        rows.append(result)
+            _unpack_logprobs(result, round.sequences[index], tensors, index)
+        results.append(result)
     drafts = _unpack_drafts(tensors) if isinstance(tensors, RoundResultTensors) else None
-    return RoundResult(rows, tensors.verify_seconds, drafts)
+    return RoundResult(results, tensors.verify_seconds, drafts)
 
 
 def _unpack_drafts(tensors: RoundResultTensors) -> DraftResult | None:
@@ -220,15 +224,18 @@ def _unpack_drafts(tensors: RoundResultTensors) -> DraftResult | None:
     return DraftResult([Candidates(ids, probs) for ids, probs in pairs], tensors.draft_seconds)
 
 
-def _pack_masks(rows: Sequence[Row]) -> Int32:
-    n = len(rows)
-    words = max((len(mask) for row in rows for mask in row.masks if mask is not None), default=0)
+def _pack_masks(sequences: Sequence[RoundSequence]) -> Int32:
+    n = len(sequences)
+    words = max(
+        (len(mask) for sequence in sequences for mask in sequence.masks if mask is not None),
+        default=0,
+    )
     if not words:
         return _no_masks(n)
-    longest = max(len(row.masks) for row in rows)
+    longest = max(len(sequence.masks) for sequence in sequences)
     tensor = np.full((n, longest, words), NONE, np.int32)
-    for row, masks in zip(rows, tensor, strict=True):
-        for mask, bits in zip(row.masks, masks, strict=False):
+    for sequence, masks in zip(sequences, tensor, strict=True):
+        for mask, bits in zip(sequence.masks, masks, strict=False):
             if mask is not None:
                 bits[:] = mask
     return tensor
@@ -241,36 +248,42 @@ def _unpack_masks(tensor: Int32, drafts: int) -> Sequence[Int32 | None]:
     return masks
 
 
-def _pack_logprobs(rows: Sequence[RowResult]) -> tuple[Float32, Int64]:
-    n = len(rows)
-    tokens = [0 if row.logprobs is None else len(row.logprobs.ids) for row in rows]
-    drafts = [len(row.draft_logprobs) for row in rows]
+def _pack_logprobs(results: Sequence[SequenceResult]) -> tuple[Float32, Int64]:
+    n = len(results)
+    tokens = [0 if result.logprobs is None else len(result.logprobs.ids) for result in results]
+    drafts = [len(result.draft_logprobs) for result in results]
     if not any(tokens) and not any(drafts):
         return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
-    width = max((row.logprobs.ids.shape[1] for row in rows if row.logprobs is not None), default=1)
+    width = max(
+        (result.logprobs.ids.shape[1] for result in results if result.logprobs is not None),
+        default=1,
+    )
     shape = n, max(*tokens, *(1 + count for count in drafts)), width
     values = np.zeros((*shape[:2], width + any(drafts)), np.float32)
     ids = np.zeros(shape, np.int64)
-    for index, row in enumerate(rows):
-        if row.logprobs is not None:
-            count, columns = row.logprobs.ids.shape
-            values[index, :count, :columns] = row.logprobs.values
-            ids[index, :count, :columns] = row.logprobs.ids
-        values[index, 1 : 1 + len(row.draft_logprobs), -1] = row.draft_logprobs
+    for index, result in enumerate(results):
+        if result.logprobs is not None:
+            count, columns = result.logprobs.ids.shape
+            values[index, :count, :columns] = result.logprobs.values
+            ids[index, :count, :columns] = result.logprobs.ids
+        values[index, 1 : 1 + len(result.draft_logprobs), -1] = result.draft_logprobs
     return values, ids
 
 
 def _unpack_logprobs(
-    result: RowResult, row: Row, tensors: CheckedTensors | RoundResultTensors, index: int
+    result: SequenceResult,
+    sequence: RoundSequence,
+    tensors: CheckedTensors | RoundResultTensors,
+    index: int,
 ) -> None:
-    sampling = row.processor.sampling
+    sampling = sequence.processor.sampling
     if sampling.logprobs is not None:
-        count = row.known if row.scores_prompt else 1 + result.accepted
+        count = sequence.known if sequence.scores_prompt else 1 + result.accepted
         columns = 1 + sampling.logprobs
         values = tensors.logprobs[index, :count, :columns]
         result.logprobs = Logprobs(values, tensors.logprob_ids[index, :count, :columns])
     if sampling.include_drafting:
-        scores = tensors.logprobs[index, 1 : 1 + len(row.drafts), -1]
+        scores = tensors.logprobs[index, 1 : 1 + len(sequence.drafts), -1]
         result.draft_logprobs = scores.tolist()
 
 

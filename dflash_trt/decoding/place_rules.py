@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from dflash_trt.decoding.arrays import Bools, Float32, Int32, Int64
-from dflash_trt.decoding.messages import Row
+from dflash_trt.decoding.messages import RoundSequence
 from dflash_trt.decoding.sampling import hash_bases
 
 ALL_BITS = -1  # a word of a mask that allows every token
@@ -68,29 +68,31 @@ def _padded(array: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class _RowEdits:
+class _SequenceEdits:
     ids: Int64  # [t]
     bias: Float32  # [t]
     seen: Bools  # [1 + drafts, t]
     counts: Int64  # [1 + drafts, t]
 
 
-def place_rules(rows: Sequence[Row], first_rows: Sequence[int], vocab: int) -> PlaceRules:
-    """Return the rules of what each row's last known token and drafts are followed by.
+def place_rules(
+    sequences: Sequence[RoundSequence], first_rows: Sequence[int], vocab: int
+) -> PlaceRules:
+    """Return the rules of what each sequence's last known token and drafts are followed by.
 
-    first_rows: of the logits, those of each row's last known token.
+    first_rows: of the logits, those of each sequence's last known token.
     """
-    lengths = [1 + len(row.drafts) for row in rows]
+    lengths = [1 + len(sequence.drafts) for sequence in sequences]
     offsets = np.cumsum([0, *lengths[:-1]])
     integers, numbers = list[tuple[int, int]](), list[tuple[float, ...]]()
     positions, seeds = list[int](), list[int]()
-    for row, first, length in zip(rows, first_rows, lengths, strict=True):
-        sampling = row.processor.sampling
-        next_position = row.position + row.known
+    for sequence, first, length in zip(sequences, first_rows, lengths, strict=True):
+        sampling = sequence.processor.sampling
+        next_position = sequence.position + sequence.known
         positions += range(next_position, next_position + length)
         seeds += [sampling.seed] * length
         integers += [(first + index, sampling.top_k) for index in range(length)]
-        of_row = (
+        of_sequence = (
             sampling.temperature,
             sampling.top_p,
             sampling.min_p,
@@ -98,51 +100,51 @@ def place_rules(rows: Sequence[Row], first_rows: Sequence[int], vocab: int) -> P
             sampling.presence_penalty,
             sampling.frequency_penalty,
         )
-        numbers += [of_row] * length
+        numbers += [of_sequence] * length
     logits_rows, top_k = np.array(integers).T
     bases = hash_bases(seeds, positions).view(np.int64)
-    edited, edits = _edits(rows, offsets)
+    edited, edits = _edits(sequences, offsets)
     return PlaceRules(
         np.stack((logits_rows, bases, top_k)),
         np.array(numbers, np.float32).T,
         edited,
         edits,
-        _banned(rows, offsets),
-        _masks(rows, offsets, len(integers), -(-vocab // WORD)),
+        _banned(sequences, offsets),
+        _masks(sequences, offsets, len(integers), -(-vocab // WORD)),
     )
 
 
-def _edits(rows: Sequence[Row], offsets: Int64) -> tuple[Int64, Float32]:
+def _edits(sequences: Sequence[RoundSequence], offsets: Int64) -> tuple[Int64, Float32]:
     edited, edits = [np.empty((2, 0), np.int64)], [np.empty((3, 0), np.float32)]
-    for row, offset in zip(rows, offsets.tolist(), strict=True):
-        of_row = _edits_of(row)
-        if of_row is None:
+    for sequence, offset in zip(sequences, offsets.tolist(), strict=True):
+        of_sequence = _edits_of(sequence)
+        if of_sequence is None:
             continue
-        length, tokens = of_row.counts.shape
+        length, tokens = of_sequence.counts.shape
         places = np.repeat(np.arange(offset, offset + length), tokens)
-        edited.append(np.stack((places, np.tile(of_row.ids, length))))
-        bias = np.tile(of_row.bias, length)
-        numbers = (bias, of_row.seen.ravel(), of_row.counts.ravel())
+        edited.append(np.stack((places, np.tile(of_sequence.ids, length))))
+        bias = np.tile(of_sequence.bias, length)
+        numbers = (bias, of_sequence.seen.ravel(), of_sequence.counts.ravel())
         edits.append(np.stack(numbers, dtype=np.float32, casting="unsafe"))
     return np.concatenate(edited, 1), np.concatenate(edits, 1)
 
 
-def _edits_of(row: Row) -> _RowEdits | None:
-    """Return a row's tokens whose logits change, and by what."""
-    processor, sampling = row.processor, row.processor.sampling
+def _edits_of(sequence: RoundSequence) -> _SequenceEdits | None:
+    """Return a sequence's tokens whose logits change, and by what."""
+    processor, sampling = sequence.processor, sequence.processor.sampling
     if not (processor.penalizes or sampling.logit_bias):
         return None
-    drafts = np.array(row.drafts, np.int64)
+    drafts = np.array(sequence.drafts, np.int64)
     text = drafts[:0]
     if processor.penalizes:
-        text = np.array([*row.history, *row.tokens[: row.known]], np.int64)
+        text = np.array([*sequence.history, *sequence.tokens[: sequence.known]], np.int64)
     else:
         drafts = drafts[:0]
     biased = np.array([token for token, _ in sampling.logit_bias], np.int64)
     ids = np.unique(np.concatenate((text, drafts, biased)))
     bias = np.zeros(len(ids), np.float32)
     np.add.at(bias, ids.searchsorted(biased), [value for _, value in sampling.logit_bias])
-    width = 1 + len(row.drafts)
+    width = 1 + len(sequence.drafts)
     counts = np.zeros((width, len(ids)), np.int64)
     seen = np.zeros((width, len(ids)), bool)
     counts[:] = np.bincount(ids.searchsorted(text[processor.prompt_tokens :]), minlength=len(ids))
@@ -150,29 +152,31 @@ def _edits_of(row: Row) -> _RowEdits | None:
     for index, place in enumerate(ids.searchsorted(drafts).tolist()):
         counts[index + 1 :, place] += 1
         seen[index + 1 :, place] = True
-    return _RowEdits(ids, bias, seen, counts)
+    return _SequenceEdits(ids, bias, seen, counts)
 
 
-def _banned(rows: Sequence[Row], offsets: Int64) -> Int64:
+def _banned(sequences: Sequence[RoundSequence], offsets: Int64) -> Int64:
     pairs = []
-    for row, offset in zip(rows, offsets.tolist(), strict=True):
-        sampling = row.processor.sampling
+    for sequence, offset in zip(sequences, offsets.tolist(), strict=True):
+        sampling = sequence.processor.sampling
         if not (sampling.min_tokens or sampling.bad_words):
             continue
-        text = [*row.history, *row.tokens] if sampling.bad_words else []
-        for index in range(1 + len(row.drafts)):
-            before = text[: len(text) - len(row.drafts) + index]
-            position = row.position + row.known + index
-            pairs += [(offset + index, token) for token in row.processor.banned(position, before)]
+        text = [*sequence.history, *sequence.tokens] if sampling.bad_words else []
+        for index in range(1 + len(sequence.drafts)):
+            before = text[: len(text) - len(sequence.drafts) + index]
+            position = sequence.position + sequence.known + index
+            pairs += [
+                (offset + index, token) for token in sequence.processor.banned(position, before)
+            ]
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-def _masks(rows: Sequence[Row], offsets: Int64, places: int, words: int) -> Int32:
-    if not any(mask is not None for row in rows for mask in row.masks):
+def _masks(sequences: Sequence[RoundSequence], offsets: Int64, places: int, words: int) -> Int32:
+    if not any(mask is not None for sequence in sequences for mask in sequence.masks):
         return np.empty((0, places), np.int32)
     masks = np.full((words, places), ALL_BITS, np.int32)
-    for row, offset in zip(rows, offsets.tolist(), strict=True):
-        for index, mask in enumerate(row.masks):
+    for sequence, offset in zip(sequences, offsets.tolist(), strict=True):
+        for index, mask in enumerate(sequence.masks):
             if mask is not None:
                 masks[: len(mask), offset + index] = mask
     return masks

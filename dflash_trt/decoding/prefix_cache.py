@@ -19,7 +19,7 @@ AnyBlock = TypeVar("AnyBlock", bound="Block")
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """KV rows of `BLOCK` tokens, under the same number in both engines."""
+    """KV entries of `BLOCK` tokens, under the same number in both engines."""
 
     key: Key
     number: int

@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_trt.decoding.arrays import Float64
 from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
-from dflash_trt.decoding.messages import Round, Row, RunRound
+from dflash_trt.decoding.messages import Round, RoundSequence, RunRound
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.engines import EngineInfo, few_sizes
 from dflash_trt.speculation import Features
@@ -21,7 +21,7 @@ BUDGET = 2.0  # seconds to measure; MAX_BUDGET times as many where rounds are sl
 MAX_BUDGET = 8
 MIN_PASSES = 3
 MAX_PASSES = 16
-INJECTED = 4  # features of each row to inject when the drafter is timed: a typical number
+INJECTED = 4  # features of each sequence to inject when the drafter is timed: a typical number
 QUANTILE = 0.25
 USUAL_SAMPLING = LogitsProcessor(SamplingParams(temperature=1.0, top_p=0.95), 0, ())
 
@@ -31,7 +31,7 @@ class Point:
     """A round to time; width None: only its drafter."""
 
     context: int  # tokens before the round
-    rows: int
+    sequences: int
     width: int | None
     is_sampled: bool = False
 
@@ -39,17 +39,17 @@ class Point:
 @dataclass(frozen=True)
 class Grid:
     contexts: list[int]
-    rows: list[int]
+    sequences: list[int]
     widths: list[int]
 
     def points(self) -> list[Point]:
-        axes = self.contexts, self.rows, (*self.widths, None)
-        greedy = [Point(context, rows, width) for context, rows, width in product(*axes)]
+        axes = self.contexts, self.sequences, (*self.widths, None)
+        greedy = [Point(context, n, width) for context, n, width in product(*axes)]
         return [*greedy, *self.sampled_points()]
 
     def sampled_points(self) -> list[Point]:
         """Return plain steps of the shortest context: sampling takes as long after any other."""
-        return [Point(self.contexts[0], rows, 1, is_sampled=True) for rows in self.rows]
+        return [Point(self.contexts[0], n, 1, is_sampled=True) for n in self.sequences]
 
 
 def measure(
@@ -72,7 +72,7 @@ def measure(
 
     grids = [*_grids(info)]
     smallest = Point(grids[0].contexts[0], 1, 1)
-    largest = Point(grids[0].contexts[-1], grids[0].rows[-1], grids[0].widths[-1])
+    largest = Point(grids[0].contexts[-1], grids[0].sequences[-1], grids[0].widths[-1])
     first_visits = 2 if info.records_steps else 0
 
     def prepare(points: Sequence[Point]) -> None:
@@ -127,11 +127,11 @@ def _grids(info: EngineInfo) -> Iterator[Grid]:
     max_width = min(info.most_verified, info.max_seq_len)
     long = info.max_seq_len - 2 * max_width  # leaves room for a round and its drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
-    few_rows = sorted({1, info.slots})
+    few = sorted({1, info.slots})
     widths = few_sizes(max_width)
     yield Grid(contexts, few_sizes(info.slots), widths)
-    yield Grid(contexts[:1], few_rows, widths)
-    yield Grid(contexts[:1], few_rows, sorted({1, max_width}))
+    yield Grid(contexts[:1], few, widths)
+    yield Grid(contexts[:1], few, sorted({1, max_width}))
 
 
 def _time_round(
@@ -140,7 +140,7 @@ def _time_round(
     """Run one round; return the seconds of its target or drafter."""
     times_drafter = point.width is None
     width = point.width or min(INJECTED, block_size)
-    row = Row(
+    sequence = RoundSequence(
         [0] * width,
         known=1,
         position=point.context,
@@ -150,7 +150,7 @@ def _time_round(
     )
     round = Round(
         0,
-        [row] * point.rows,
+        [sequence] * point.sequences,
         Features.DRAFT if times_drafter else Features.KEEP,
         draft_tokens=block_size - 1 if times_drafter else 0,
         candidates=CANDIDATES,
@@ -169,7 +169,7 @@ def _estimate_pass(
     most_tokens = info.slots * min(info.most_verified, info.max_seq_len)
     seconds = 0.0
     for point in grid.points():
-        share = point.rows * (point.width or 2 * info.block_size) / most_tokens
+        share = point.sequences * (point.width or 2 * info.block_size) / most_tokens
         seconds += plain_seconds + share * max(largest_seconds - plain_seconds, 0.0)
     return seconds
 
@@ -180,7 +180,7 @@ def _profile(grid: Grid, seconds: dict[Point, list[float]], *, pads_widths: bool
     # it varied half as much as the median
     typical = {point: float(np.quantile(visits, QUANTILE)) for point, visits in seconds.items()}
     greedy = np.array([typical[point] for point in grid.points() if not point.is_sampled])
-    table = _rising(greedy.reshape(len(grid.contexts), len(grid.rows), -1))
+    table = _rising(greedy.reshape(len(grid.contexts), len(grid.sequences), -1))
     sampling = [
         max(typical[point] - typical[replace(point, is_sampled=False)], 0.0)
         for point in grid.sampled_points()
@@ -189,7 +189,7 @@ def _profile(grid: Grid, seconds: dict[Point, list[float]], *, pads_widths: bool
     draft_seconds = table[..., -1].tolist()
     return CostProfile(
         grid.contexts,
-        grid.rows,
+        grid.sequences,
         grid.widths,
         verify_seconds,
         draft_seconds,
@@ -199,7 +199,7 @@ def _profile(grid: Grid, seconds: dict[Point, list[float]], *, pads_widths: bool
 
 
 def _rising(table: Float64) -> Float64:
-    """Make `[context, rows, widths and drafter]` monotonic: larger never takes less time.
+    """Make `[context, sequences, widths and drafter]` monotonic: larger never takes less time.
 
     Exceptions are noise, and the policy would prefer a wide round that looks free. Uses the mean of
     the running maximum and the reversed running minimum: a maximum alone would spread one slow

@@ -126,11 +126,11 @@ class Proposer:
         self, max_drafts: int | None = None, *, lookup: bool = False, candidates: int = ALL
     ) -> None:
         self.candidates = candidates  # of a draft
-        self._max_drafts = max_drafts  # per row
+        self._max_drafts = max_drafts  # per sequence
         self._lookup = lookup
         self._texts: WeakKeyDictionary[SequenceState, NgramIndex] = WeakKeyDictionary()
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+    def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
         """Return what decisions depend on, with what may be verified next of each sequence."""
         return [view(sequence, self._proposals(sequence)) for sequence in sequences]
 

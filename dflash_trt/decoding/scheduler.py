@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dflash_trt.decoding.arrays import Int32
 from dflash_trt.decoding.grammar import Matcher
-from dflash_trt.decoding.messages import Round, RoundResult, Row, RowResult, RunRound
+from dflash_trt.decoding.messages import Round, RoundResult, RoundSequence, RunRound, SequenceResult
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.proposer import Proposer, view
 from dflash_trt.decoding.sequence import Request, SequenceState, check_request
@@ -74,8 +74,8 @@ class Scheduler:
         return self.active > 0 or len(self._queue) > 0
 
     @property
-    def kv_rows(self) -> int:
-        """KV cache rows in use, one per token."""
+    def kv_entries(self) -> int:
+        """KV entries in use, one per token."""
         return sum(sequence.position for sequence in self._slots)
 
     def forget(self) -> None:
@@ -126,18 +126,18 @@ class Scheduler:
     def _prefill(self, sequence: SequenceState) -> list[SequenceState]:
         """Run the next chunk of a prompt; after the last one the sequence decodes."""
         decoding = self._slots.decoding
-        row = self._next_chunk(sequence)
-        count = row.known
+        chunk = self._next_chunk(sequence)
+        count = chunk.known
         last = sequence.position + count == len(sequence.request.prompt)
         decision = self._policy.decide(self._prompt_step(sequence, count, ends=last))
-        result, report = self._run([row], decision, slot=len(decoding))
+        result, report = self._run([chunk], decision, slot=len(decoding))
         report.prompt_tokens = count
-        (row_result,) = result.rows
-        if row.scores_prompt and row_result.logprobs is not None:
+        (sequence_result,) = result.results
+        if chunk.scores_prompt and sequence_result.logprobs is not None:
             scored = count - 1 if last else count  # the last one scores a generated token
-            row_result.logprobs = sequence.score_prompt(row_result.logprobs, scored)
-        sequence.advance(count, row_result)
-        if not last and not row_result.failed:
+            sequence_result.logprobs = sequence.score_prompt(sequence_result.logprobs, scored)
+        sequence.advance(count, sequence_result)
+        if not last and not sequence_result.failed:
             if sequence.position in sequence.chunk_ends:
                 self._slots.store_prompt(sequence)
             return []
@@ -156,7 +156,7 @@ class Scheduler:
             fills_cache=ends and self._slots.cache is not None,
         )
 
-    def _next_chunk(self, sequence: SequenceState) -> Row:
+    def _next_chunk(self, sequence: SequenceState) -> RoundSequence:
         """Return the next tokens of a prompt, with its grammar's mask after the last one."""
         prompt = sequence.request.prompt
         start = sequence.position
@@ -167,11 +167,11 @@ class Scheduler:
             remaining = len(prompt) - start
             chunks = -(-remaining // length)
             length = -(-remaining // chunks)  # of equal size
-        if scores:  # then each of its tokens needs a head row, of which a round has so many
+        if scores:  # then each of its tokens is scored, and a round scores so many
             length = min(length, self._max_verified - 1)
         chunk_ends = [position for position in sequence.chunk_ends if position > start]
         end = min(start + length, len(prompt), *chunk_ends)
-        row = Row(
+        chunk = RoundSequence(
             prompt[start:end],
             known=end - start,
             position=start,
@@ -182,22 +182,22 @@ class Scheduler:
             follows=not sequence.out_of_sync,
         )
         if end < len(prompt):
-            row.next_token = prompt[end] if scores else None
-            return row
-        row.budget = sequence.round_budget
-        row.masks = _masks(sequence, None)
-        return row
+            chunk.next_token = prompt[end] if scores else None
+            return chunk
+        chunk.budget = sequence.round_budget
+        chunk.masks = _masks(sequence, None)
+        return chunk
 
     def _commit_prompt(
         self, sequence: SequenceState, result: RoundResult, draft_tokens: int
     ) -> None:
         """Commit the first token after a prompt, and store the prompt in the prefix cache."""
-        (row_result,) = result.rows
-        if row_result.failed:
+        (sequence_result,) = result.results
+        if sequence_result.failed:
             self.finish(sequence, "error")
             return
-        sequence.commit_row(None, row_result)
-        self._end_row(sequence, result, 0, draft_tokens)
+        sequence.commit_result(None, sequence_result)
+        self._end_round(sequence, result, 0, draft_tokens)
         if sequence.finish_reason is None:
             self._slots.store_prompt(sequence)
 
@@ -210,7 +210,7 @@ class Scheduler:
         """Run one round for all sequences; the policy learns from it if it chose the round."""
         start = time.perf_counter()
         step = NextStep(
-            self._proposer.rows(sequences),
+            self._proposer.views(sequences),
             context=sum(sequence.position for sequence in sequences) // len(sequences),
             new_tokens=self._max_verified,
             coming=self._expected - len(sequences),
@@ -225,25 +225,25 @@ class Scheduler:
 
     def _execute(self, sequences: Sequence[SequenceState], decision: Decision) -> StepReport:
         """Run a round and commit what it accepted."""
-        rows = [
-            _decoding_row(sequence, proposal)
+        brought = [
+            _anchor_and_drafts(sequence, proposal)
             for sequence, proposal in zip(sequences, decision.proposals, strict=True)
         ]
-        self._last_verified = len(rows) * (1 + decision.draft_len)
-        result, report = self._run(rows, decision)
+        self._last_verified = len(brought) * (1 + decision.draft_len)
+        result, report = self._run(brought, decision)
         for index, sequence in enumerate(sequences):
-            row_result = result.rows[index]
+            sequence_result = result.results[index]
             proposal = decision.proposals[index]
-            if row_result.failed:
+            if sequence_result.failed:
                 self.finish(sequence, "error")
                 continue
-            _commit_round(sequence, proposal, row_result, report)
+            _commit_round(sequence, proposal, sequence_result, report)
             if proposal is not None and decision.learns:
-                self._policy.observe(proposal, row_result.accepted)
-            self._end_row(sequence, result, index, decision.draft_tokens)
+                self._policy.observe(proposal, sequence_result.accepted)
+            self._end_round(sequence, result, index, decision.draft_tokens)
         return report
 
-    def _end_row(
+    def _end_round(
         self, sequence: SequenceState, result: RoundResult, index: int, draft_tokens: int
     ) -> None:
         """Free the slot of a sequence that has ended; otherwise take the next candidates."""
@@ -252,14 +252,14 @@ class Scheduler:
             return
         sequence.candidates = None
         if result.drafts is not None:
-            sequence.take_candidates(result.drafts.rows[index], draft_tokens)
+            sequence.take_candidates(result.drafts.candidates[index], draft_tokens)
 
     def _run(
-        self, rows: Sequence[Row], decision: Decision, slot: int = 0
+        self, sequences: Sequence[RoundSequence], decision: Decision, slot: int = 0
     ) -> tuple[RoundResult, StepReport]:
         round = Round(
             self._slots.first + slot,
-            rows,
+            sequences,
             decision.features,
             decision.draft_tokens,
             self._proposer.candidates,
@@ -273,12 +273,12 @@ class Scheduler:
         return result, self.report
 
 
-def _decoding_row(sequence: SequenceState, proposal: Proposal | None) -> Row:
+def _anchor_and_drafts(sequence: SequenceState, proposal: Proposal | None) -> RoundSequence:
     """Return the anchor and the drafts of a proposal, with their grammar's masks."""
     tokens = [sequence.tokens[-1]]
     if proposal is not None:
         tokens += proposal.tokens
-    return Row(
+    return RoundSequence(
         tokens,
         known=1,
         position=sequence.position,
@@ -292,10 +292,10 @@ def _decoding_row(sequence: SequenceState, proposal: Proposal | None) -> Row:
 
 
 def _commit_round(
-    sequence: SequenceState, proposal: Proposal | None, result: RowResult, report: StepReport
+    sequence: SequenceState, proposal: Proposal | None, result: SequenceResult, report: StepReport
 ) -> None:
-    """Commit a row's tokens and count them in the report."""
-    committed = sequence.commit_row(proposal, result)
+    """Commit a sequence's tokens and count them in the report."""
+    committed = sequence.commit_result(proposal, result)
     sequence.advance(result.accepted + 1, result)
     sequence.end_round(proposal, result, committed)
     drafted = 0 if proposal is None else len(proposal.tokens)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
-from dflash_trt.decoding.messages import Candidates, Logprobs, RowResult
+from dflash_trt.decoding.messages import Candidates, Logprobs, SequenceResult
 from dflash_trt.decoding.sampling import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.speculation import Proposal
@@ -110,7 +110,7 @@ class SequenceState:
         """Budget passed to rounds; at most 1 if out of sync, which leaves no room for drafts."""
         return min(self.budget, 1) if self.out_of_sync else self.budget
 
-    def advance(self, tokens: int, result: RowResult) -> None:
+    def advance(self, tokens: int, result: SequenceResult) -> None:
         """Count tokens added to the target's KV cache, a prompt's before its first commit."""
         self.position += tokens
         self.replayed = result.accepted
@@ -121,15 +121,15 @@ class SequenceState:
         self.buffered = result.buffered
         self.seen = self.position - self.buffered
 
-    def load(self, tokens: int, seen: int, waiting: int = 0) -> None:
+    def load(self, tokens: int, seen: int, buffered: int = 0) -> None:
         """Record how many prompt tokens the target's and the drafter's caches hold.
 
-        waiting: the last of `seen`, whose features the drafter has yet to take in.
+        buffered: the last of `seen`, whose features the drafter has yet to take in.
         """
         self.position = tokens
         self.cached_tokens = tokens
-        self.seen = seen - waiting
-        self.buffered = waiting
+        self.seen = seen - buffered
+        self.buffered = buffered
         self.out_of_sync = self.out_of_sync or seen < tokens
 
     def lose_drafter(self) -> None:
@@ -169,7 +169,7 @@ class SequenceState:
             self.finish_reason = "error" if self.failure else None
         return taken
 
-    def commit_row(self, proposal: Proposal | None, result: RowResult) -> int:
+    def commit_result(self, proposal: Proposal | None, result: SequenceResult) -> int:
         """Commit accepted drafts, the target's token and log-probabilities; return how many."""
         drafts = list[int]()
         sources = list[int]()
@@ -183,7 +183,7 @@ class SequenceState:
             self.logprob_ids += result.logprobs.ids[:taken].tolist()
         return taken
 
-    def end_round(self, proposal: Proposal | None, result: RowResult, committed: int) -> None:
+    def end_round(self, proposal: Proposal | None, result: SequenceResult, committed: int) -> None:
         """Count the round's drafts and store them if requested.
 
         committed: tokens of the round in the text, which may end before its last accepted drafts.

@@ -62,7 +62,7 @@ class Slots:
             return
         state = blocks[-1] if blocks else None
         if isinstance(state, State):
-            sequence.load(loaded, loaded if state.serves_drafts else 0, state.waiting or 0)
+            sequence.load(loaded, loaded if state.serves_drafts else 0, state.buffered or 0)
         sequence.chunk_ends = cache.chunk_ends(request.cache_salt, request.prompt, loaded)
 
     def store_prefix(self, sequence: SequenceState) -> None:

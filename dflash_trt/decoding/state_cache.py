@@ -1,8 +1,8 @@
 """Kept prefixes of a hybrid: a state belongs to one position, so it is never cut inside.
 
-A text's KV rows are in blocks that texts share, as in `PrefixCache`. A state comes after a block's
-end or up to `BLOCK - 1` tokens later; it holds the KV rows of these tokens too. It is found by the
-block before it and the exact tokens after that.
+A text's KV entries are in blocks that texts share, as in `PrefixCache`. A state comes after a
+block's end or up to `BLOCK - 1` tokens later; it holds the KV entries of these tokens too. It is
+found by the block before it and the exact tokens after that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ OPENING = 16
 
 @dataclass(slots=True, eq=False)
 class State(Block):
-    """A hybrid's state after some text, and the KV rows of less than a block before it."""
+    """A hybrid's state after some text, and the KV entries of less than a block before it."""
 
-    waiting: int | None  # tokens whose features are kept too; None: the drafter cannot go on
+    buffered: int | None  # tokens whose features are kept too; None: the drafter cannot go on
     blocks: int  # as much memory
 
     @property
     def serves_drafts(self) -> bool:
-        return self.waiting is not None
+        return self.buffered is not None
 
     @property
     def size(self) -> int:
@@ -87,8 +87,8 @@ class StateCache(PrefixCache):
         seen: tokens in the drafter's cache; if `in_sync` it can go on, because features of the
         others wait.
         """
-        waiting = max(len(tokens) - seen, 0) if in_sync else None
-        size = self._state_blocks + self._blocks_of_features(waiting or 0)
+        buffered = max(len(tokens) - seen, 0) if in_sync else None
+        size = self._state_blocks + self._blocks_of_features(buffered or 0)
         fits = size + len(tokens) // BLOCK <= self._limit
         if self._paused or not tokens or not fits:
             return self._take_dropped(), []
@@ -102,7 +102,7 @@ class StateCache(PrefixCache):
                 self._drop(state)
                 state = None
             if state is None and self._make_room(path, size):
-                state = self._add(State(key, self._state_numbers, 0, waiting, size))
+                state = self._add(State(key, self._state_numbers, 0, buffered, size))
                 self._state_numbers += 1
                 stored.append((state.number, start))
             if state is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_trt.decoding.acceptance import Accepted, accept, accept_greedy
 from dflash_trt.decoding.arrays import Float32
 from dflash_trt.decoding.logprobs import log_probabilities
-from dflash_trt.decoding.messages import Logprobs, Row
+from dflash_trt.decoding.messages import Logprobs, RoundSequence
 from dflash_trt.decoding.place_rules import place_rules
 from dflash_trt.decoding.sampling import NO_TOKEN
 from dflash_trt.engines import DeviceStep, Step
@@ -25,9 +25,9 @@ _choosers: "WeakKeyDictionary[DeviceStep, Chooser]" = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Scored:
-    """Tokens of a row, from its first place on, whose log-probabilities are requested."""
+    """Tokens of a sequence, from its first place on, whose log-probabilities are requested."""
 
-    row: int
+    sequence: int
     tokens: Sequence[int]
     alternatives: int
 
@@ -41,10 +41,10 @@ class StepLogits(ABC):
     skipped: int  # places of a sequence before the first that chooses a token
 
     @abstractmethod
-    def accept(self, rows: Sequence[Row]) -> list[Accepted | None]:
-        """Run the step and accept each row's drafts up to the first that is not the target's.
+    def accept(self, sequences: Sequence[RoundSequence]) -> list[Accepted | None]:
+        """Run the step and accept each sequence's drafts up to the first that is not the target's.
 
-        A row's result is None if at a place it needs its logits are not finite or no token is
+        A sequence's result is None if at a place it needs its logits are not finite or no token is
         allowed.
         """
 
@@ -53,7 +53,7 @@ class StepLogits(ABC):
         """Return those of tokens, and of the best in their places, after `accept`."""
 
     def _likeliest(self) -> list[list[int]]:
-        """Return each row's likeliest tokens, NO_TOKEN where logits are not finite."""
+        """Return each sequence's likeliest tokens, NO_TOKEN where logits are not finite."""
         finite = np.isfinite(self.step.outputs["top_logits"])
         tokens = np.where(finite, self.step.outputs["top_ids"], NO_TOKEN)
         likeliest: list[list[int]] = tokens.reshape(self.sequences, -1)[:, self.skipped :].tolist()
@@ -68,13 +68,13 @@ def logits_of(step: Step, sequences: int, skipped: int) -> StepLogits:
 
 @dataclass(frozen=True)
 class HostLogits(StepLogits):
-    def accept(self, rows: Sequence[Row]) -> list[Accepted | None]:
+    def accept(self, sequences: Sequence[RoundSequence]) -> list[Accepted | None]:
         self.step.run()
-        return accept(rows, self._likeliest(), lambda: self._read[:, self.skipped :])
+        return accept(sequences, self._likeliest(), lambda: self._read[:, self.skipped :])
 
     def log_probabilities(self, requested: Sequence[Scored]) -> list[Logprobs]:
         return [
-            log_probabilities(self._read[scored.row], scored.tokens, scored.alternatives)
+            log_probabilities(self._read[scored.sequence], scored.tokens, scored.alternatives)
             for scored in requested
         ]
 
@@ -90,33 +90,37 @@ class DeviceLogits(StepLogits):
 
     on_device: DeviceStep
 
-    def accept(self, rows: Sequence[Row]) -> list[Accepted | None]:
-        ruled = [index for index, row in enumerate(rows) if row.masks or not row.processor.greedy]
+    def accept(self, sequences: Sequence[RoundSequence]) -> list[Accepted | None]:
+        ruled = [
+            index
+            for index, sequence in enumerate(sequences)
+            if sequence.masks or not sequence.processor.greedy
+        ]
         if not ruled:
             self.step.run()
-            return _accept_choices(rows, self._likeliest())
+            return _accept_choices(sequences, self._likeliest())
         self.on_device.start()
         first_rows = [self._first_row(index) + self.skipped for index in ruled]
         vocab = self.on_device.logits.shape[1]
         # made while the device runs the step
-        rules = place_rules([rows[index] for index in ruled], first_rows, vocab)
+        rules = place_rules([sequences[index] for index in ruled], first_rows, vocab)
         chosen = self._chooser.start(rules)().tolist()
         choices = self._likeliest()
         for index in ruled:
-            places = 1 + len(rows[index].drafts)
-            of_row, chosen = chosen[:places], chosen[places:]
+            places = 1 + len(sequences[index].drafts)
+            of_sequence, chosen = chosen[:places], chosen[places:]
             choices[index] = [
                 NO_TOKEN if likeliest == NO_TOKEN else token
-                for token, likeliest in zip(of_row, choices[index], strict=False)
+                for token, likeliest in zip(of_sequence, choices[index], strict=False)
             ]
-        return _accept_choices(rows, choices)
+        return _accept_choices(sequences, choices)
 
     def log_probabilities(self, requested: Sequence[Scored]) -> list[Logprobs]:
         if not requested:
             return []
         rows, tokens = list[int](), list[int]()
         for scored in requested:
-            first = self._first_row(scored.row)
+            first = self._first_row(scored.sequence)
             rows += range(first, first + len(scored.tokens))
             tokens += scored.tokens
         most = max(scored.alternatives for scored in requested)
@@ -144,5 +148,10 @@ class DeviceLogits(StepLogits):
         return _choosers[self.on_device]
 
 
-def _accept_choices(rows: Sequence[Row], choices: Sequence[Sequence[int]]) -> list[Accepted | None]:
-    return [accept_greedy(row.drafts, of_row) for row, of_row in zip(rows, choices, strict=True)]
+def _accept_choices(
+    sequences: Sequence[RoundSequence], choices: Sequence[Sequence[int]]
+) -> list[Accepted | None]:
+    return [
+        accept_greedy(sequence.drafts, chosen)
+        for sequence, chosen in zip(sequences, choices, strict=True)
+    ]

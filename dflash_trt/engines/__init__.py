@@ -7,14 +7,14 @@ from dflash_trt.engines.info import (
     MAX_BUFFERED,
     EngineInfo,
     StateInfo,
-    drafter_rows,
+    buffered_bytes,
+    drafter_cache_len,
     few_sizes,
     most_buffered,
     most_verified,
     padded_size,
     read_info,
-    target_rows,
-    waiting_bytes,
+    target_cache_len,
     write_info,
 )
 from dflash_trt.engines.step import (

@@ -127,13 +127,13 @@ class GpuEngine(LoadedEngine):
         self._gpu.copy(source, destination)
 
     def _allocate_tensors(
-        self, n: int, width: int, visible: int, head_rows: int, context: int
+        self, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> tuple[dict[str, Both], dict[str, Both]]:
         # others may still read memory that is freed here because it grows
         self._gpu.follow()
         inputs, outputs = (
             {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
-            for x in step_tensors(self.info, n, width, visible, head_rows, context)
+            for x in step_tensors(self.info, n, width, visible, scored_tokens, context)
         )
         self._gpu.wait()  # others may fill features at once, in another stream
         return inputs, outputs

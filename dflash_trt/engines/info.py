@@ -76,13 +76,13 @@ class EngineInfo:
     role: str  # "target" or "drafter"
     slots: Size
     max_seq_len: Size
-    cache_len: Size  # max_seq_len plus room for rows that are written but never seen
+    cache_len: Size  # max_seq_len plus room for entries that are written but never seen
     threads: Size | None  # from the config; see `cpu_threads`
     vocab_size: Size  # of the logits
-    best: int  # number of each row's largest logits that the graph returns
+    best: int  # number of each scored token's largest logits that the graph returns
     pair_scores: bool  # whether candidates are scored by the one before
     block_size: Size  # the anchor and the tokens drafted at once; 1 without a drafter
-    sample_from_anchor: bool  # the first draft is from the anchor's row, not the first mask's
+    sample_from_anchor: bool  # the first draft is from the anchor's place, not the first mask's
     mask_token_id: int
     caches: tuple[tuple[Size, Size], ...]  # kv heads and head_dim per layer with attention
     feature_size: int  # taps * hidden_size; 0 without taps
@@ -160,7 +160,7 @@ def padded_size(size: int, largest: int) -> int:
     """Return the least of `few_sizes` that is not below `size`; 0 stays 0."""
     if size == 0:
         return 0
-    return next(each for each in few_sizes(largest) if each >= size)
+    return next(few for few in few_sizes(largest) if few >= size)
 
 
 def most_verified(block_size: int) -> int:
@@ -168,13 +168,13 @@ def most_verified(block_size: int) -> int:
     return max(block_size, MOST_VERIFIED)
 
 
-def target_rows(max_seq_len: int, block_size: int) -> int:
-    """Return the rows of a slot's cache: a round at the last position still writes all its rows."""
+def target_cache_len(max_seq_len: int, block_size: int) -> int:
+    """Return a slot's KV entries: a round at the last position still writes all of its own."""
     return _aligned(max_seq_len + most_verified(block_size))
 
 
-def drafter_rows(max_seq_len: int, block_size: int) -> int:
-    """Return the rows of a slot's cache.
+def drafter_cache_len(max_seq_len: int, block_size: int) -> int:
+    """Return a slot's KV entries.
 
     Buffered features, those of a round and the block of masks come after the last position: a
     sequence is padded to its neighbors.
@@ -192,14 +192,14 @@ def most_buffered(block_size: int) -> int:
     return MAX_BUFFERED + 2 * most_verified(block_size)
 
 
-def waiting_bytes(feature_size: int) -> int:
+def buffered_bytes(feature_size: int) -> int:
     """Return the bytes of a slot's buffered features, float32, of `MAX_BUFFERED` tokens."""
     return 4 * MAX_BUFFERED * feature_size
 
 
-def _aligned(rows: int) -> int:
-    """Round up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
-    return -(-rows // 8) * 8
+def _aligned(entries: int) -> int:
+    """Round up, so that each sequence's entries start at a multiple of 256 bytes (TensorRT)."""
+    return -(-entries // 8) * 8
 
 
 def write_info(directory: Path, info: EngineInfo) -> None:

@@ -34,7 +34,7 @@ class Engine(LoadedEngine):
         self._session = load_session(directory, info, options)
         self._make_caches()
         if info.quantized and info.role == "target":
-            self.least_rows = least_rows(self)
+            self.least_tokens = least_tokens(self)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape, np.float32)
@@ -43,10 +43,10 @@ class Engine(LoadedEngine):
         destination[...] = source
 
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> Step:
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
-        given, taken = step_tensors(self.info, n, width, visible, head_rows, context)
+        given, taken = step_tensors(self.info, n, width, visible, scored_tokens, context)
         inputs, outputs = (
             {name: self._shared_buffer(name, *tensor) for name, tensor in tensors.items()}
             for tensors in (given, taken)
@@ -103,7 +103,7 @@ def load_session(
         ) from error
 
 
-def least_rows(engine: LoadedEngine) -> int:
+def least_tokens(engine: LoadedEngine) -> int:
     """Return how many rows a step needs for logits independent of other sequences, 1 or 2.
 
     On some CPUs ONNX Runtime has another kernel for one row. Results agree to 1e-5, which quantized
@@ -123,7 +123,7 @@ def _logits(engine: LoadedEngine, place: int, width: int) -> npt.NDArray[np.floa
     step.inputs["positions"][:] = places
     step.inputs["write_index"][:] = place
     step.inputs["mask"][:] = np.arange(visible) <= places[:, None]
-    step.inputs["head_rows"][:] = np.arange(width)
+    step.inputs["scored_tokens"][:] = np.arange(width)
     if engine.info.states is not None:
         step.inputs["known"][:], step.inputs["accepted"][:] = width, 0
     step.run()

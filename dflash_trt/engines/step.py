@@ -30,7 +30,7 @@ class DeviceStep:
     """What a step leaves on a GPU."""
 
     gpu: Any  # `engines.gpu.Gpu`
-    logits: Any  # a tensor of torch, `[head_rows, vocab]`
+    logits: Any  # a tensor of torch, `[scored_tokens, vocab]`
     start: Callable[[], object]  # runs the step; does not wait
 
 
@@ -75,21 +75,29 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` should be a multiple, so that few steps are bound
-    least_rows: int  # 1, or 2: fewest tokens and head rows of a step, see `onnxruntime.least_rows`
+    least_tokens: (
+        int  # 1, or 2: fewest tokens and scored tokens of a step, see `onnxruntime.least_tokens`
+    )
 
     def step(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
+        self,
+        first_slot: int,
+        n: int,
+        width: int,
+        visible: int,
+        scored_tokens: int,
+        context: int = 0,
     ) -> Step:
         """Return a step of the sequences in `n` slots from the first on, to be filled and run.
 
-        width: tokens per sequence; visible: tokens of a slot that the mask covers; head_rows: in
-        all, tokens that get logits; context: features per sequence, of a drafter. The arrays belong
+        width: tokens per sequence; visible: tokens of a slot that the mask covers; scored_tokens:
+        in all, that get logits; context: features per sequence, of a drafter. The arrays belong
         to the engine: fill all inputs before each run, because steps share memory; the next step
         overwrites the outputs.
         """
 
     def copy_kv(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
-        """Copy the KV rows of tokens `start .. start+tokens-1` to the same place of another slot.
+        """Copy KV entries of tokens `start .. start+tokens-1` to the same place of another slot.
 
         One side may be a number from FIRST_BLOCK on: the tokens are stored under it, replacing what
         was there, or loaded from it.
@@ -109,7 +117,7 @@ class Engine(Protocol):
 
 
 def step_tensors(
-    info: EngineInfo, n: int, width: int, visible: int, head_rows: int, context: int
+    info: EngineInfo, n: int, width: int, visible: int, scored_tokens: int, context: int
 ) -> tuple[Tensors, Tensors]:
     """Return inputs and outputs of a step, without caches; see `Engine.step`."""
     inputs: Tensors = {
@@ -117,12 +125,12 @@ def step_tensors(
         "positions": (np.int64, (n, context + width)),
         "write_index": (np.int64, (n,)),
         "mask": (np.bool_, (n, 1, width, visible)),
-        "head_rows": (np.int64, (head_rows,)),
+        "scored_tokens": (np.int64, (scored_tokens,)),
     }
     outputs: Tensors = {
-        "top_ids": (np.int64, (head_rows, info.best)),
-        "top_logits": (np.float32, (head_rows, info.best)),
-        "logits": (np.float32, (head_rows, info.vocab_size)),
+        "top_ids": (np.int64, (scored_tokens, info.best)),
+        "top_logits": (np.float32, (scored_tokens, info.best)),
+        "logits": (np.float32, (scored_tokens, info.vocab_size)),
     }
     if info.states is not None:
         inputs["known"] = (np.int64, (1,))
@@ -132,7 +140,7 @@ def step_tensors(
     elif info.role == "drafter":
         inputs["features"] = (np.float32, (n, context, info.feature_size))
     if info.pair_scores:
-        outputs["pair_scores"] = (np.float32, (head_rows, info.best, info.best))
+        outputs["pair_scores"] = (np.float32, (scored_tokens, info.best, info.best))
     return inputs, outputs
 
 
@@ -146,10 +154,10 @@ class LoadedEngine(ABC):
         # bound steps by the arguments of `step`
         self._steps: Bounded[tuple[int, ...], Step] = Bounded(most_steps)
         self._room: dict[str, tuple[int, Any]] = {}
-        self._alike: list[Any] = []  # by shape: [caches, slots, heads, rows, head_dim]
+        self._alike: list[Any] = []  # by shape: [caches, slots, heads, KV entries, head_dim]
         self._states: dict[str, Any] = {}  # a hybrid's, by name: [layers, slots, ...]
         self._caches: dict[str, Any] = {}
-        self.least_rows = 1
+        self.least_tokens = 1
         self._blocks: dict[int, list[Any]] = {}  # kept tokens by number, by group
         self._kept_states: dict[int, dict[str, Any]] = {}  # by number, by name
 
@@ -165,24 +173,30 @@ class LoadedEngine(ABC):
 
     @abstractmethod
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> Step: ...
 
     def step(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int = 0
+        self,
+        first_slot: int,
+        n: int,
+        width: int,
+        visible: int,
+        scored_tokens: int,
+        context: int = 0,
     ) -> Step:
         slots = self.info.slots
         if first_slot + n > slots:
             raise EngineError(
                 f"A step of slots {first_slot} to {first_slot + n - 1} was asked of {slots}", REPORT
             )
-        sizes = (first_slot, n, width, visible, head_rows, context)
+        sizes = (first_slot, n, width, visible, scored_tokens, context)
         return self._steps.of(sizes, lambda: self._within_caches(*sizes))
 
     def _within_caches(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> Step:
-        step = self._bind(first_slot, n, width, visible, head_rows, context)
+        step = self._bind(first_slot, n, width, visible, scored_tokens, context)
         within = partial(_run_within, step.inputs, context + width, self.info)
         on_device = step.on_device
         if on_device is not None:
@@ -195,14 +209,14 @@ class LoadedEngine(ABC):
                 self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
             ]
         for group in range(len(self._alike)):
-            copied = self._kv_rows(source, group, start, tokens)
-            replaced = self._kv_rows(destination, group, start, tokens)
+            copied = self._kv_entries(source, group, start, tokens)
+            replaced = self._kv_entries(destination, group, start, tokens)
             self._copy(copied, replaced)
         if self._states:
             self._copy_state(source, destination)
 
-    def _kv_rows(self, number: int, group: int, start: int, tokens: int) -> Any:
-        """Return the KV rows of some tokens of a slot, or all of a block, in caches of one size."""
+    def _kv_entries(self, number: int, group: int, start: int, tokens: int) -> Any:
+        """Return KV entries of some tokens of a slot, or all of a block, in caches of one size."""
         if number >= FIRST_BLOCK:
             return self._blocks[number][group]
         return self._alike[group][:, number, :, start : start + tokens]

@@ -224,7 +224,7 @@ def _attend(
     cap: float | None = None,
     in_several_rows: bool = False,
 ) -> ir.Value:
-    """Attend to the first rows of caches, those of `mask`: `[n * S, heads * head_dim]`.
+    """Attend to the first entries of caches, those of `mask`: `[n * S, heads * head_dim]`.
 
     sinks: float32 `[heads]`, scores of an extra key without value (gpt-oss). gate: of each number,
     before its sigmoid, as queries are.
@@ -295,7 +295,7 @@ def _mix_in_several_rows(
 ) -> ir.Value:
     """Mix as `_mix` does, with products of two rows or more.
 
-    ONNX Runtime has another kernel for products of one row (see `engines.onnxruntime.least_rows`).
+    ONNX Runtime has another kernel for products of one row (`engines.onnxruntime.least_tokens`).
     Query heads of one kv head become rows of one product, which reads keys once. If heads are not
     shared, the last query is repeated.
     """
@@ -312,7 +312,7 @@ def _mix_in_several_rows(
 
 
 def _visible(g: GraphBuilder, cache: ir.Value, mask: ir.Value) -> ir.Value:
-    """Return the rows of a cache that the mask covers."""
+    """Return the entries of a cache that the mask covers."""
     return g.op("Slice", cache, g.ints(0), g.op("Shape", mask, start=3, end=4), g.ints(2))
 
 

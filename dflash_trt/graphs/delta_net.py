@@ -115,7 +115,7 @@ def delta_net_block(
 
 
 def _project(g: GraphBuilder, net: DeltaNet, prefix: str, x: ir.Value) -> Inputs:
-    """Project rows `[T, hidden_size]`, as Qwen3.5 does."""
+    """Project tokens `[T, hidden_size]`, as Qwen3.5 does."""
     heads = net.num_value_heads
     wide = linear(g, x, f"{prefix}.in_proj_qkv", f"{prefix}.in_proj_z", bias=False)
     mixed, z = g.split(wide, (net.channels, net.values), axis=1)

@@ -88,9 +88,9 @@ def _convolve(
 def pair_scores(g: GraphBuilder, selector: Selector, block: ir.Value, best: Best) -> None:
     """Declare the output pair_scores float32 `[r, k, k]` (z-lab `CandidateSelector.select`).
 
-    block int64 `[n, W]`; best: of r rows, the first masks of n blocks, equally many each. Entry
-    `[r, i, j]` is the score of candidate j after candidate i; at a block's first mask the anchor
-    precedes, whatever i. The host chooses a path, because it may sample.
+    block int64 `[n, W]`; best: of r scored tokens, the first masks of n blocks, equally many each.
+    Entry `[r, i, j]` is the score of candidate j after candidate i; at a block's first mask the
+    anchor precedes, whatever i. The host chooses a path, because it may sample.
     """
     k = selector.top_k
     ids = best.ids

@@ -24,9 +24,9 @@ def drafter_graph(
 
     Inputs: features float32 `[n, C, taps * hidden_size]` of tokens new to it; block int64 `[n,
     W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, the features' first;
-    write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`, block positions (of `n
-    * W`) that get logits; `key_i`, `value_i` float32 `[n, kv_heads, cache_len, head_dim]`. Outputs:
-    logits float32 `[r, vocab]` and each row's candidates (see `head`), with a selector
+    write_index int64 `[n]`; mask bool `[n, 1, W, N]`; scored_tokens int64 `[r]`, block places (of
+    `n * W`) that get logits; `key_i`, `value_i` float32 `[n, kv_heads, cache_len, head_dim]`.
+    Outputs: logits float32 `[r, vocab]` and each one's candidates (see `head`), with a selector
     `pair_scores`; `new_key_i`, `new_value_i`, to be bound to the input caches.
 
     Keys and values of features and block are written to the cache together. The block's are invalid
@@ -40,7 +40,7 @@ def drafter_graph(
     positions = g.input("positions", ir.DataType.INT64, ("n", "C_W"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
     mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "W", "N"))
-    head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
+    scored_tokens = g.input("scored_tokens", ir.DataType.INT64, ("r",))
 
     context_len = g.op("Shape", features, start=1, end=2)
     end = g.op("Shape", positions, start=1, end=2)
@@ -62,7 +62,7 @@ def drafter_graph(
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(g.weights, spec))
-    best = head(g, hidden, output, head_rows, candidates_per_draft(spec), token_ids)
+    best = head(g, hidden, output, scored_tokens, candidates_per_draft(spec), token_ids)
     if spec.selector is not None:
         pair_scores(g, spec.selector, block, best)
     return g

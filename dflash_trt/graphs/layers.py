@@ -44,8 +44,8 @@ def open_layer(g: GraphBuilder, index: int, cache_len: int, most_drafts: int = 0
     """Declare the cache inputs of one layer: `[n, kv_heads, cache_len, head_dim]`, or a state."""
     layer = g.spec.layers[index]
     recurrent = layer.delta_net is not None
-    rows = (layer.num_key_value_heads, cache_len, layer.head_dim)
-    shapes: dict[str, tuple[int, ...]] = {"key": rows, "value": rows}
+    entries = (layer.num_key_value_heads, cache_len, layer.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {"key": entries, "value": entries}
     if layer.delta_net is not None:
         shapes = layer.delta_net.state_shapes(most_drafts)._asdict()
     number = sum((other.delta_net is not None) == recurrent for other in g.spec.layers[:index])
@@ -76,18 +76,18 @@ def head(
     g: GraphBuilder,
     hidden: ir.Value,
     table: Table,
-    rows: ir.Value,
+    scored: ir.Value,
     best: int,
     token_ids: ir.Value | None = None,
 ) -> Best:
     """Build the final norm and output head for `r` hidden states; declares the outputs.
 
-    hidden `[T, hidden_size]`; rows int64 `[r]`, hidden states that get logits; token_ids int64
+    hidden `[T, hidden_size]`; scored int64 `[r]`, hidden states that get logits; token_ids int64
     `[vocab]`, if the table's rows are not the tokens in order. Outputs: logits float32 `[r,
-    vocab]`, and each row's `best` largest in descending order as top_ids int64 (tokens) and
+    vocab]`, and each one's `best` largest in descending order as top_ids int64 (tokens) and
     top_logits float32 `[r, best]`.
     """
-    x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
+    x = rms_norm(g, g.op("Gather", hidden, scored, axis=0), f"{g.spec.prefix}norm")
     # int8 even if other layers are int4: on the demo pair int8 here adds nothing to their error
     # (5.3 % rms), int4 a seventh of it
     logits = product(g, table.weights, x, [table.name], 8 if g.storage.bits else None)

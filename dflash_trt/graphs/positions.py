@@ -85,17 +85,18 @@ class Positions:
 
     queries: ir.Value  # int64 `[n, Q]`, absolute
     keys: ir.Value  # int64 `[n, K]`, absolute
-    write_index: ir.Value  # int64 `[n]`: the cache row of the first key
-    mask: ir.Value  # bool `[n, 1, Q, N]`: whether a query sees a cache row
+    write_index: ir.Value  # int64 `[n]`: the KV entry of the first key
+    mask: ir.Value  # bool `[n, 1, Q, N]`: whether a query sees a KV entry
     visible: ir.Value  # int64 `[1]`: N
-    cache_len: int  # rows of a cache
-    # int64 `[1]`: rows before a drafter's block; None for a target, whose rows are its positions
+    cache_len: int  # KV entries of a slot
+    # int64 `[1]`: KV entries before a drafter's block; None for a target, where an entry's number
+    # is its position
     context_len: ir.Value | None = None
     _shared: dict[object, ir.Value] = field(default_factory=dict)
     _ropes: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def by_sequence(self, g: GraphBuilder, x: ir.Value, at: ir.Value, *sizes: int) -> ir.Value:
-        """Reshape rows `[n * S, ...]` of tokens at positions `at` `[n, S]` to `[n, S, *sizes]`."""
+        """Reshape values `[n * S, ...]` at positions `at` `[n, S]` to `[n, S, *sizes]`."""
         key = (at, sizes)
         if key not in self._shared:
             self._shared[key] = g.op("Concat", g.op("Shape", at), g.ints(*sizes), axis=0)
@@ -133,26 +134,26 @@ class Positions:
         return self._shared[key]
 
     def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
-        """Return each cache row's distance behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
+        """Return each KV entry's distance behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))
 
     def _anchor(self, g: GraphBuilder) -> ir.Value:  # int64 `[n, 1]`
         return g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
 
     def _key_positions(self, g: GraphBuilder) -> ir.Value:
-        """Return positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
-        if "rows" in self._shared:
-            return self._shared["rows"]
+        """Return positions of the KV entries, int64 `[n or 1, 1, 1, N]`."""
+        if "entries" in self._shared:
+            return self._shared["entries"]
         zero = g.constant("number_0", np.array(0, np.int64))
         one = g.constant("number_1", np.array(1, np.int64))
-        rows = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
-        rows = g.op("Unsqueeze", rows, g.ints(0))
+        entries = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
+        entries = g.op("Unsqueeze", entries, g.ints(0))
         if self.context_len is not None:
             # a shorter neighbor's features are padded, and the block follows the padding
-            block_row = g.op("Add", self.write_index, self.context_len)
-            block_row = g.op("Unsqueeze", block_row, g.ints(1))
-            pad = g.op("Sub", block_row, self._anchor(g))
-            context = g.op("Less", rows, block_row)
-            rows = g.op("Sub", rows, g.op("Where", context, zero, pad))
-        self._shared["rows"] = g.op("Unsqueeze", rows, g.ints(1, 2))
-        return self._shared["rows"]
+            block_start = g.op("Add", self.write_index, self.context_len)
+            block_start = g.op("Unsqueeze", block_start, g.ints(1))
+            pad = g.op("Sub", block_start, self._anchor(g))
+            context = g.op("Less", entries, block_start)
+            entries = g.op("Sub", entries, g.op("Where", context, zero, pad))
+        self._shared["entries"] = g.op("Unsqueeze", entries, g.ints(1, 2))
+        return self._shared["entries"]

@@ -24,8 +24,8 @@ def target_graph(
     """Build the graph of a target.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
-    head_rows int64 `[r]`, tokens (of `n * S`) that get logits; `key_i`, `value_i` float32 `[n,
-    kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each row's best (see
+    scored_tokens int64 `[r]`, tokens (of `n * S`) that get logits; `key_i`, `value_i` float32 `[n,
+    kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each one's best (see
     `head`); features float32 `[n, S, taps * hidden_size]`, if there are taps; `new_key_i`,
     `new_value_i`, to be bound to the input caches. `taps` are `dflash_config.target_layer_ids`:
     feature l is the residual stream after decoder block l (z-lab `extract_context_feature`).
@@ -41,7 +41,7 @@ def target_graph(
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
     mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "S", "N"))
-    head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
+    scored_tokens = g.input("scored_tokens", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
     rollback = open_rollback(g, tokens) if spec.delta_nets else None
@@ -59,7 +59,7 @@ def target_graph(
             hidden = g.op("Mul", hidden, g.vector(f"{layer.prefix}layer_scalar"))
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else "lm_head.weight"
-    head(g, hidden, Table(g.weights, table), head_rows, best=1)
+    head(g, hidden, Table(g.weights, table), scored_tokens, best=1)
     if not taps:
         return g
     width = len(taps) * spec.hidden_size

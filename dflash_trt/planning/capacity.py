@@ -126,11 +126,11 @@ class Deployment:
         while concurrency <= MAX_CONCURRENCY:
             rounds = {}
             for layout, sequences in room.items():
-                rows = -(-concurrency * layout.gpus // self.gpus)  # of the fullest instance
-                if rows <= sequences:
+                fullest = -(-concurrency * layout.gpus // self.gpus)  # of the fullest instance
+                if fullest <= sequences:
                     gpu, kv_bytes = self.machine.gpu, self.kv_bytes
                     runtime = Runtime(gpu, layout, constants, self.software, kv_bytes)
-                    rounds[layout] = fastest(self.target, method, runtime, rows, context)
+                    rounds[layout] = fastest(self.target, method, runtime, fullest, context)
             if not rounds:
                 return
             layout, best = max(rounds.items(), key=lambda item: item[1].rate)

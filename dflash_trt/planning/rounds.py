@@ -72,8 +72,8 @@ class Layout:
         """GPUs that divide everything but experts."""
         return 1 if self.attention_dp else self.gpus
 
-    def rows_per_gpu(self, rows: int) -> int:
-        return math.ceil(rows / self.gpus) if self.attention_dp else rows
+    def sequences_per_gpu(self, sequences: int) -> int:
+        return math.ceil(sequences / self.gpus) if self.attention_dp else sequences
 
 
 @dataclass(frozen=True)
@@ -192,31 +192,31 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
 
 
 def fastest(
-    target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
+    target: ModelSize, method: Method, runtime: Runtime, sequences: int, context: float
 ) -> PlannedRound:
     """Return the method with the fastest number of drafts, from 1 to its own, and its round."""
     # TensorRT-LLM's `draft_len_schedule` can use fewer drafts than a block has
     choices = [method.shortened(drafts) for drafts in range(1, method.draft_tokens + 1)]
     rounds = [
-        PlannedRound(choice, round_time(target, choice, runtime, rows, context))
+        PlannedRound(choice, round_time(target, choice, runtime, sequences, context))
         for choice in choices or [method]
     ]
     return max(rounds, key=lambda candidate: candidate.rate)
 
 
 def round_time(
-    target: ModelSize, method: Method, runtime: Runtime, rows: int, context: float
+    target: ModelSize, method: Method, runtime: Runtime, sequences: int, context: float
 ) -> Step:
-    """Return the seconds of a round of `rows` sequences of one instance, `context` tokens each."""
+    """Return the seconds of a round of `sequences` of one instance, `context` tokens each."""
     tokens = method.draft_tokens + 1
-    step = _forward(target, runtime, rows, tokens, context, runtime.kv_bytes)
-    step = step.plus(_head(target, runtime, rows, tokens))
+    step = _forward(target, runtime, sequences, tokens, context, runtime.kv_bytes)
+    step = step.plus(_head(target, runtime, sequences, tokens))
     if method.drafter is None or not method.draft_tokens:
         return step
     step = step.plus(Step(host=runtime.constants.host[runtime.software]))
     # a pass over the whole block, and the target's head
-    fill = _forward(method.drafter, runtime, rows, method.block, context, ACTIVATION_BYTES)
-    return step.plus(fill).plus(_head(target, runtime, rows, method.block - 1))
+    fill = _forward(method.drafter, runtime, sequences, method.block, context, ACTIVATION_BYTES)
+    return step.plus(fill).plus(_head(target, runtime, sequences, method.block - 1))
 
 
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
@@ -234,15 +234,15 @@ def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
 
 
 def _forward(
-    model: ModelSize, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
+    model: ModelSize, runtime: Runtime, sequences: int, tokens: int, context: float, kv_bytes: float
 ) -> Step:
-    """Return one pass over `rows` sequences of `context` tokens, `tokens` new each; no head."""
+    """Return one pass over `sequences` of `context` tokens, `tokens` new each; no head."""
     layout = runtime.layout
     constants = runtime.constants
     split = layout.split
-    rows_per_gpu = layout.rows_per_gpu(rows)
-    new = rows_per_gpu * tokens
-    everything = rows * tokens
+    sequences_per_gpu = layout.sequences_per_gpu(sequences)
+    new = sequences_per_gpu * tokens
+    everything = sequences * tokens
     step = Step()
     for layer, count in model.kinds.items():
         seen = context + tokens
@@ -271,7 +271,7 @@ def _forward(
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)
         one_layer = Step(
             weights=runtime.read(weights),
-            cache=runtime.read(rows_per_gpu * cached / min(split, layer.kv_heads)),
+            cache=runtime.read(sequences_per_gpu * cached / min(split, layer.kv_heads)),
             arithmetic=work,
             communication=exchanged,
             kernels=kernels * constants.kernel[runtime.software],
@@ -280,13 +280,13 @@ def _forward(
     return step.plus(Step(weights=runtime.read(model.other * ACTIVATION_BYTES / split)))
 
 
-def _head(model: ModelSize, runtime: Runtime, rows: int, tokens: int) -> Step:
+def _head(model: ModelSize, runtime: Runtime, sequences: int, tokens: int) -> Step:
     # divided by vocabulary; sampling included
     split = runtime.layout.split
-    rows_per_gpu = runtime.layout.rows_per_gpu(rows)
+    sequences_per_gpu = runtime.layout.sequences_per_gpu(sequences)
     return Step(
         weights=runtime.read(model.head_size * ACTIVATION_BYTES / split),
-        arithmetic=runtime.multiply(rows_per_gpu * tokens * model.head_size / split, BF16),
+        arithmetic=runtime.multiply(sequences_per_gpu * tokens * model.head_size / split, BF16),
         communication=runtime.exchange(0) if split > 1 else 0.0,
         kernels=HEAD_KERNELS * runtime.constants.kernel[runtime.software],
     )

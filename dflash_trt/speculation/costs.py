@@ -31,7 +31,7 @@ class Bucket(NamedTuple):
 class RoundCosts(NamedTuple):
     """Costs in plain steps."""
 
-    steps: list[float]  # of a step with 0, 1, .. drafts per row
+    steps: list[float]  # of a step with 0, 1, .. drafts per sequence
     draft: float  # of the drafter
     plain_seconds: float  # of a plain step
 
@@ -45,7 +45,7 @@ class StepCosts(Protocol):
 
 
 class CostModel:
-    """Cost model in units of plain steps, which verify one token of each row.
+    """Cost model in units of plain steps, which verify one token of each sequence.
 
     For each kind of step and bucket, the profile is corrected by a windowed median of
     measured over predicted time, relative to a nearby plain step: the profile does not see caches
@@ -55,7 +55,7 @@ class CostModel:
 
     def __init__(self, profile: StepCosts, max_drafts: int) -> None:
         self._profile = profile
-        self._max_drafts = max_drafts  # per row in a round
+        self._max_drafts = max_drafts  # per sequence in a round
         self._ratios = defaultdict[tuple[Bucket, str], Times](lambda: deque(maxlen=RECENT))
         self._unpaired = defaultdict[tuple[Bucket, str], Times](lambda: deque(maxlen=TIMED))
         self._overruns = defaultdict[tuple[Bucket, str], deque[float]](lambda: deque(maxlen=RECENT))
@@ -73,7 +73,7 @@ class CostModel:
         *,
         sampled: bool = False,
     ) -> None:
-        """Add the seconds of a round: n rows of `draft_len` drafts each, and the drafter after it.
+        """Add the seconds of a round, n sequences of `draft_len` drafts each, and the drafter's.
 
         streak: rounds in a row, before this one, that ended with the drafter.
         """

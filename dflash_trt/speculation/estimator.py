@@ -23,7 +23,7 @@ class AcceptanceEstimator:
     """Acceptance by decayed counts per source, position, sampling and, of copies, match length."""
 
     def __init__(self, max_drafts: int) -> None:
-        self._max_drafts = max_drafts  # per row in a round
+        self._max_drafts = max_drafts  # per sequence in a round
         self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
             lambda: _Calibration(max_drafts)
         )

@@ -181,7 +181,7 @@ class Adaptive(Policy):
         proposals = [_best_proposal(sequence, draft_len) for sequence in expected]
         if self.draft_tokens == 0:
             return Choice(proposals, 0)
-        without_drafts = [_without_drafts(row) for row in expected]
+        without_drafts = [_without_drafts(choices) for choices in expected]
         others = _best(without_drafts, costs.steps, 0.0, step.waiting)
         drafts = self._drafter_runs(step, others.rate)
         if needs_plain and self._last.drafted:  # a plain step right after the drafter is slower
@@ -253,11 +253,11 @@ class Adaptive(Policy):
 
 
 def _best(
-    rows: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float, waiting: bool
+    choices: Sequence[Sequence[Expected]], costs: Sequence[float], draft_cost: float, waiting: bool
 ) -> Best:
     """Return the draft length with the most tokens per time, of each sequence's best proposal."""
-    lines = [_line(row) for row in rows if row]
-    lines.append(Line([0.0], len(rows) - len(lines)))
+    lines = [_line(expected) for expected in choices if expected]
+    lines.append(Line([0.0], len(choices) - len(lines)))
     tokens = _mean_tokens(lines, waiting)
     rates = [count / (cost + draft_cost) for count, cost in zip(tokens, costs, strict=False)]
     draft_len = rates.index(max(rates))
@@ -266,12 +266,12 @@ def _best(
     return Best(draft_len, rates[draft_len])
 
 
-def _line(row: Sequence[Expected]) -> Line:
+def _line(choices: Sequence[Expected]) -> Line:
     """Return what the best of a sequence's proposals brings at each draft length."""
-    if len(row) == 1:
-        return Line(row[0].tokens)
-    longest = max(len(expected.tokens) for expected in row)
-    return Line([max(expected.at(length) for expected in row) for length in range(longest)])
+    if len(choices) == 1:
+        return Line(choices[0].tokens)
+    longest = max(len(expected.tokens) for expected in choices)
+    return Line([max(expected.at(length) for expected in choices) for length in range(longest)])
 
 
 def _mean_tokens(lines: Sequence[Line], waiting: bool) -> list[float]:
@@ -294,15 +294,15 @@ def _mean_tokens(lines: Sequence[Line], waiting: bool) -> list[float]:
     return means
 
 
-def _without_drafts(row: Sequence[Expected]) -> list[Expected]:
-    return [expected for expected in row if expected.proposal.source != "drafter"]
+def _without_drafts(choices: Sequence[Expected]) -> list[Expected]:
+    return [expected for expected in choices if expected.proposal.source != "drafter"]
 
 
-def _best_proposal(row: Sequence[Expected], draft_len: int) -> Proposal | None:
+def _best_proposal(choices: Sequence[Expected], draft_len: int) -> Proposal | None:
     """Return the proposal with the most expected tokens at this draft length, cut to it."""
-    if not draft_len or not row:
+    if not draft_len or not choices:
         return None
-    best = max(row, key=lambda expected: expected.at(draft_len))
+    best = max(choices, key=lambda expected: expected.at(draft_len))
     if best.at(draft_len) <= 0:
         return None
     return best.proposal.cut(draft_len)

@@ -1,4 +1,4 @@
-"""Profile: seconds of steps as they were measured, by rows, width and context."""
+"""Profile: seconds of steps as they were measured, by sequences, width and context."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +14,14 @@ BUCKET = 64  # width of a lookup bucket, in tokens
 class CostProfile:
     """Seconds of `verify` and of `draft`; each axis rises."""
 
-    contexts: list[int]  # cached tokens per row
-    rows: list[int]  # sequences in the batch
-    widths: list[int]  # tokens verified per row; 1: plain decoding
-    verify_seconds: list[list[list[float]]]  # [context][rows][width]; includes ensemble overhead
-    draft_seconds: list[list[float]]  # [context][rows]
-    sampling_seconds: list[float]  # [rows]; what sampling adds to a step
+    contexts: list[int]  # cached tokens per sequence
+    sequences: list[int]  # in the batch
+    widths: list[int]  # tokens verified per sequence; 1: plain decoding
+    verify_seconds: list[
+        list[list[float]]
+    ]  # [context][sequences][width]; includes ensemble overhead
+    draft_seconds: list[list[float]]  # [context][sequences]
+    sampling_seconds: list[float]  # [sequences]; what sampling adds to a step
     pads_widths: bool = False  # to `few_sizes`: a step takes as long as the next of them
     _values: dict[tuple[int, int, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -32,7 +34,7 @@ class CostProfile:
 
     def sampling(self, n: int) -> float:
         """Return the seconds that sampling adds to `verify`."""
-        return float(_interpolate(self.sampling_seconds, self.rows, n))
+        return float(_interpolate(self.sampling_seconds, self.sequences, n))
 
     def draft(self, n: int, context: int) -> float:
         return self._read(self.draft_seconds, n, 0, context)
@@ -44,7 +46,7 @@ class CostProfile:
         if key not in self._values:
             values = np.asarray(table, np.float64)
             values = _interpolate(values, self.contexts, bucket * BUCKET)
-            values = _interpolate(values, self.rows, n)
+            values = _interpolate(values, self.sequences, n)
             if width:  # drafts have no width
                 values = _interpolate(values, self.widths, width)
             self._values[key] = float(values)

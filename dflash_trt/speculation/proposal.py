@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 SOURCES = ("target", "drafter", "lookup", "prompt", "grammar")  # origin of a token
-VERIFIED = ("plain", "drafts", "lookup", "grammar")  # what a round verified for a row
+VERIFIED = ("plain", "drafts", "lookup", "grammar")  # what a round verified for a sequence
 
 
 class Proposal(NamedTuple):

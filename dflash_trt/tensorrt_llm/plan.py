@@ -15,7 +15,7 @@ from dflash_trt.checkpoints import (
     packaged_config,
 )
 from dflash_trt.config import BuildConfig, PyTorch, Source, TensorRTLLM
-from dflash_trt.engines import drafter_rows, target_rows, waiting_bytes
+from dflash_trt.engines import buffered_bytes, drafter_cache_len, target_cache_len
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import PRESETS, Machine
 from dflash_trt.planning import (
@@ -186,7 +186,7 @@ def _on_one_gpu(
     fp8 = engine.quantize == "fp8"
     serving = config.serving
     longest = serving.max_seq_len or CONTEXT
-    waiting = waiting_bytes(feature_size(drafter.values, size))
+    buffered = buffered_bytes(feature_size(drafter.values, size))
     deployed = OneGpu(
         machine=hardware,
         gpus=1,
@@ -195,7 +195,7 @@ def _on_one_gpu(
         block=block,
         backend=engine.kind,
         max_seq_len=longest,
-        slot_bytes=_slot_bytes(size, drafter_model, longest, block) + waiting,
+        slot_bytes=_slot_bytes(size, drafter_model, longest, block) + buffered,
         prefix_cache=serving.prefix_cache_mib << 20,
     )
     built = {
@@ -209,8 +209,8 @@ def _on_one_gpu(
 
 def _slot_bytes(target: ModelSize, drafter: ModelSize, longest: int, block: int) -> int:
     """Return what caches and states of a slot take in both engines."""
-    cached = target_rows(longest, block) * token_bytes(target)
-    cached += drafter_rows(longest, block) * token_bytes(drafter)
+    cached = target_cache_len(longest, block) * token_bytes(target)
+    cached += drafter_cache_len(longest, block) * token_bytes(drafter)
     states = state_bytes(target)
     return cached if states is None else cached + states["slot"]
 

@@ -134,8 +134,8 @@ def test_verify_notices_what_neighbors_change(
 
         def run(round: Round) -> RoundResult:
             result = rounds(round)
-            if len(round.rows) == SLOTS:
-                result.rows[-1].token ^= 1
+            if len(round.sequences) == SLOTS:
+                result.results[-1].token ^= 1
             return result
 
         return run

@@ -271,7 +271,7 @@ def test_blocks_stay_as_they_are(
     step.inputs["positions"][:] = np.arange(40)
     step.inputs["write_index"][:] = 0
     step.inputs["mask"][:] = np.tri(40, dtype=bool)
-    step.inputs["head_rows"][:] = np.arange(120)
+    step.inputs["scored_tokens"][:] = np.arange(120)
     step.run()
     assert np.array_equal(step.outputs["logits"][40:80], alone)
 
@@ -308,7 +308,7 @@ def logits_of(session: ort.InferenceSession, info: EngineInfo, tokens: list[int]
         "positions": np.arange(n)[None],
         "write_index": np.zeros(1, np.int64),
         "mask": np.tri(n, dtype=bool)[None, None],
-        "head_rows": np.arange(n),
+        "scored_tokens": np.arange(n),
     }
     for layer, (heads, head_dim) in enumerate(info.caches):
         for part in ("key", "value"):

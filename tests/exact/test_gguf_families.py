@@ -214,9 +214,9 @@ def test_a_token_in_kept_blocks_stands_alone(
     np.testing.assert_allclose(exact, plain, atol=2e-4, rtol=0)
     first = target_step(engine, TOKENS[:2], 0)["logits"].copy()
     assert np.array_equal(whole[:2], first)
-    for place in range(2, len(TOKENS), engine.least_rows):
-        some = TOKENS[place : place + engine.least_rows]
-        if len(some) < engine.least_rows:
+    for place in range(2, len(TOKENS), engine.least_tokens):
+        some = TOKENS[place : place + engine.least_tokens]
+        if len(some) < engine.least_tokens:
             break
         alone = target_step(engine, some, place)["logits"]
         assert np.array_equal(whole[place : place + len(some)], alone), place
@@ -229,7 +229,7 @@ def test_a_token_in_kept_blocks_stands_alone(
     step.inputs["positions"][:] = last
     step.inputs["write_index"][:] = last
     step.inputs["mask"][:] = True
-    step.inputs["head_rows"][:] = [0, 1]
+    step.inputs["scored_tokens"][:] = [0, 1]
     step.run()
     assert np.array_equal(step.outputs["logits"], whole[[last, last]])
 

@@ -85,7 +85,7 @@ class Lucky(Proposer):
         super().__init__()
         self._texts, self._right, self._count = texts, right, count
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+    def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
         return [view(sequence, [self._guess(sequence)]) for sequence in sequences]
 
     def _guess(self, sequence: SequenceState) -> Proposal:
@@ -120,10 +120,10 @@ def test_rounds_without_drafts_come_between_rounds_with_some(case: Case) -> None
     class InTurns(Lucky):
         turn = 0
 
-        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+        def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
             self.turn += 1
             return (
-                super().rows(sequences)
+                super().views(sequences)
                 if self.turn % 3
                 else [view(sequence) for sequence in sequences]
             )

@@ -20,7 +20,7 @@ from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor
 from dflash_trt.decoding.logprobs import draft_logprobs, log_probabilities, scored_tokens
-from dflash_trt.decoding.messages import Row
+from dflash_trt.decoding.messages import RoundSequence
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
 STOP = (5, 6)
@@ -92,8 +92,8 @@ def test_a_processor_survives_its_tensor() -> None:
     assert decode_processor(b"").greedy
 
 
-def row_of(tokens: list[int], sampling: SamplingParams) -> Row:
-    return Row(tokens, 1, 20, 9, processor=LogitsProcessor(sampling, 1, ()))
+def row_of(tokens: list[int], sampling: SamplingParams) -> RoundSequence:
+    return RoundSequence(tokens, 1, 20, 9, processor=LogitsProcessor(sampling, 1, ()))
 
 
 def test_of_drafts_those_that_follow_what_was_kept() -> None:

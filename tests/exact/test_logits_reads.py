@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.decoding import Features, Request, Round, Row, SamplingParams, in_process, verify
+from dflash_trt.decoding import (
+    Features,
+    Request,
+    Round,
+    RoundSequence,
+    SamplingParams,
+    in_process,
+    verify,
+)
 from dflash_trt.decoding.acceptance import Accepted, accept
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.engines import Step
@@ -85,8 +93,8 @@ def test_a_rule_reads_them_once_a_round(rule: str, built: BuiltPair) -> None:
 
 def test_a_round_without_rules_gives_none(built: BuiltPair) -> None:
     engine = CountingEngine(built)
-    round = Round(0, [Row([3, 4], 2, 0, budget=9)], Features.DROP)
-    (result,) = verify(engine, round).rows
+    round = Round(0, [RoundSequence([3, 4], 2, 0, budget=9)], Features.DROP)
+    (result,) = verify(engine, round).results
     assert (result.logprobs, result.draft_logprobs, result.failed) == (None, (), False)
     assert engine.reads == [0]
 
@@ -106,7 +114,9 @@ def test_a_grammar_reads_them_if_it_forbids_the_likeliest_token() -> None:
         mask[list(allowed)] = 1
         bits = np.packbits(mask, bitorder="little").view(np.int32)
         processor = LogitsProcessor(SamplingParams(), 1, ())
-        row = Row([3, *drafts], 1, 8, 9, processor=processor, masks=[bits, None][: 1 + len(drafts)])
+        row = RoundSequence(
+            [3, *drafts], 1, 8, 9, processor=processor, masks=[bits, None][: 1 + len(drafts)]
+        )
         (accepted,) = accept([row], [[5, 5]], read)
         return accepted
 

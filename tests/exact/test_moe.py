@@ -163,7 +163,7 @@ def test_sinks_do_not_show_how_many_rows_are_seen(case: Case) -> None:
     for visible in (32, 40, 45, 160):
         step = engine.step(0, 1, 30, visible, 30)
         step.inputs["tokens"][:] = tokens
-        step.inputs["positions"][:] = step.inputs["head_rows"][:] = np.arange(30)
+        step.inputs["positions"][:] = step.inputs["scored_tokens"][:] = np.arange(30)
         step.inputs["write_index"][:] = 0
         step.inputs["mask"][:] = np.tri(30, visible, dtype=bool)
         step.run()

@@ -16,8 +16,8 @@ class Watched:
         self.chunks: list[int] = []
 
     def __call__(self, round: Round) -> RoundResult:
-        row = round.rows[0]
-        self.chunks += [len(row.tokens)] if row.known > 1 else []
+        sequence = round.sequences[0]
+        self.chunks += [len(sequence.tokens)] if sequence.known > 1 else []
         return self._rounds(round)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, SequenceState
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.messages import Copy, Features, Round, Row
+from dflash_trt.decoding.messages import Copy, Features, Round, RoundSequence
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import FIRST_BLOCK
 from dflash_trt.speculation import Fixed, Policy
@@ -103,8 +103,8 @@ def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
     buffer, features = FeatureBuffer(), np.ones((1, BLOCK, 4), np.float32)
 
     def pass_on(place: int, fate: Features, *copies: Copy) -> list[int]:
-        round = Round(0, [Row([1] * BLOCK, BLOCK, place, 9)], fate, 3, copies=copies)
-        return buffer.pass_on(round, [0], features).waited
+        round = Round(0, [RoundSequence([1] * BLOCK, BLOCK, place, 9)], fate, 3, copies=copies)
+        return buffer.pass_on(round, [0], features).before
 
     pass_on(0, Features.KEEP)
     pass_on(BLOCK, Features.KEEP, Copy(0, FIRST_BLOCK, BLOCK, 0))

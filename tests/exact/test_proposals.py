@@ -17,9 +17,9 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
     built, compared = built_pair(**QWEN3), 0
 
     class Compared(Proposer):
-        def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+        def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
             nonlocal compared
-            rows = super().rows(sequences)
+            rows = super().views(sequences)
             for sequence, row in zip(sequences, rows, strict=True):
                 whole = NgramIndex([*sequence.request.prompt, *sequence.tokens])
                 for copied in row.proposals:

@@ -65,7 +65,7 @@ class Right(Proposer):
         super().__init__(7)
         self._texts = texts
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+    def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
         rest = [
             self._texts[id(s.request)][len(s.tokens) :][: min(7, s.budget - 1)] for s in sequences
         ]
@@ -446,11 +446,11 @@ class Bill:
 
     def around(self, run: RunRound) -> RunRound:
         def counted(round: Round) -> RoundResult:
-            if round.rows[0].known == 1:  # not a prompt
-                n, drafts = len(round.rows), round.features is Features.DRAFT
+            if round.sequences[0].known == 1:  # not a prompt
+                n, drafts = len(round.sequences), round.features is Features.DRAFT
                 self.rounds += 1
                 self.drafter += drafts
-                self.cost += self._costs.verify(n, round.row_tokens, 0)
+                self.cost += self._costs.verify(n, round.width, 0)
                 self.cost += drafts * self._costs.draft(n, 0)
             return run(round)
 

@@ -104,7 +104,7 @@ def drafted(engine: Engine, n: int) -> Any:
     step.inputs["block"][...] = np.arange(n * width).reshape(n, width) + 5
     step.inputs["positions"][...] = np.arange(step.inputs["positions"].shape[-1])
     step.inputs["mask"][..., : 4 + width] = True
-    step.inputs["head_rows"][...] = np.arange(n * width)
+    step.inputs["scored_tokens"][...] = np.arange(n * width)
     step.run()
     return np.array(step.outputs["logits"])
 

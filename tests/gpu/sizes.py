@@ -116,7 +116,7 @@ def step_ms(engine: Engine, streams: int, width: int, visible: int, context: int
     step.inputs["positions"][:] = place + np.arange(context + width)
     step.inputs["write_index"][:] = place
     step.inputs["mask"][:] = np.tri(width, visible, visible - width, dtype=bool)
-    step.inputs["head_rows"][:] = np.arange(scored)
+    step.inputs["scored_tokens"][:] = np.arange(scored)
     return median_ms(step.run)
 
 

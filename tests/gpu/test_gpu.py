@@ -73,7 +73,7 @@ def logits(engine: Engine) -> np.ndarray:
     tokens[...] = np.arange(5, 13)
     step.inputs["positions"][...] = np.arange(context + 8)
     step.inputs["mask"][0, 0, :, : context + 8] = np.tri(8, context + 8, context, dtype=bool)
-    step.inputs["head_rows"][...] = np.arange(8)
+    step.inputs["scored_tokens"][...] = np.arange(8)
     if engine.info.states is not None:
         step.inputs["known"][...] = 8
     step.run()

@@ -112,13 +112,13 @@ def test_logits_come_when_they_are_asked_for(built: BuiltPair, plans: Path) -> N
 
 def fill(step):  # type: ignore[no-untyped-def]
     """Fill in the first tokens of a text, with all or only the first of them scored."""
-    width, scored = step.inputs["tokens"].shape[1], len(step.inputs["head_rows"])
+    width, scored = step.inputs["tokens"].shape[1], len(step.inputs["scored_tokens"])
     step.inputs["tokens"][:] = range(5, 5 + width)
     step.inputs["positions"][:] = range(width)
     step.inputs["write_index"][:] = 0
     step.inputs["mask"][:] = False
     step.inputs["mask"][:, :, :, :width] = np.tri(width, dtype=bool)
-    step.inputs["head_rows"][:] = range(scored)
+    step.inputs["scored_tokens"][:] = range(scored)
     step.run()
     return step.outputs
 

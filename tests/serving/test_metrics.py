@@ -83,13 +83,13 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
 
 def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.set_gauges(active=0, waiting=1, kv_rows=0)
+    metrics.set_gauges(active=0, waiting=1, kv_entries=0)
     metrics.count_prefill(tokens=512, seconds=0.25)
     metrics.count_prefill(tokens=88, seconds=0.05)
     metrics.count_first_token(queue_seconds=0.5, first_token_seconds=0.8)
     metrics.count_tokens(3, 0.006)
     metrics.count_tokens(0, 0.1)  # a round that gave a request nothing
-    metrics.set_gauges(active=2, waiting=0, kv_rows=3)
+    metrics.set_gauges(active=2, waiting=0, kv_entries=3)
     metrics.count_end("stop", acceptance_length=2.5)
     metrics.count_end("refused")
     metrics.close()
@@ -134,11 +134,11 @@ def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
 def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.001)
     metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.set_gauges(active=1, waiting=0, kv_rows=1)
+    metrics.set_gauges(active=1, waiting=0, kv_entries=1)
     wait_until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
     calls = triton.calls
     for _ in range(20):
-        metrics.set_gauges(active=1, waiting=0, kv_rows=1)
+        metrics.set_gauges(active=1, waiting=0, kv_entries=1)
         time.sleep(0.002)
     metrics.close()
     assert triton.calls == calls

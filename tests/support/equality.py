@@ -119,7 +119,7 @@ def target_step(
     step.inputs["write_index"][:] = start
     step.inputs["mask"][..., :start] = True
     step.inputs["mask"][..., start:] = np.tri(n, dtype=bool)
-    step.inputs["head_rows"][:] = np.arange(n)
+    step.inputs["scored_tokens"][:] = np.arange(n)
     if engine.info.states is not None:
         if start == 0:
             engine.reset_state(row)
@@ -141,7 +141,7 @@ def drafter_step(
     step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
     step.inputs["write_index"][:] = seen
     step.inputs["mask"][:] = True
-    step.inputs["head_rows"][:] = np.arange(first, width)
+    step.inputs["scored_tokens"][:] = np.arange(first, width)
     step.run()
     return step.outputs
 

@@ -21,8 +21,8 @@ from dflash_trt.decoding import (
     Logprobs,
     Round,
     RoundResult,
-    Row,
-    RowResult,
+    RoundSequence,
+    SequenceResult,
 )
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
@@ -80,7 +80,7 @@ class CountingModel:
         self.prompts: list[int] = []  # first token of each prompt, in the order they were run
 
     def __call__(self, round: Round) -> RoundResult:
-        first = round.rows[0]
+        first = round.sequences[0]
         if first.position == 0:
             self.prompts.append(first.tokens[0])
         assert self.pause.wait(WAIT)
@@ -89,24 +89,24 @@ class CountingModel:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        results = [_count_up(row) for row in round.rows]
+        results = [_count_up(sequence) for sequence in round.sequences]
         accepted = [result.accepted for result in results]
         if round.features_after(accepted) is not Features.DRAFT:
             return RoundResult(results, 0.0)
-        candidates = [_next_numbers(row, round.draft_tokens) for row in round.rows]
+        candidates = [_next_numbers(sequence, round.draft_tokens) for sequence in round.sequences]
         return RoundResult(results, 0.0, DraftResult(candidates, 0.0))
 
 
-def _count_up(row: Row) -> RowResult:
+def _count_up(sequence: RoundSequence) -> SequenceResult:
     """Accept all drafts; a token's log-probability is less by its number, as the next ones' are."""
-    drafts = row.drafts
-    token = (row.tokens[-1] + 1) % VOCAB
+    drafts = sequence.drafts
+    token = (sequence.tokens[-1] + 1) % VOCAB
     ids = (token - len(drafts) + np.arange(1 + len(drafts))) % VOCAB
     ids = (ids[:, None] + np.arange(BEST)) % VOCAB
-    count = 1 + (row.processor.sampling.logprobs or 0)
+    count = 1 + (sequence.processor.sampling.logprobs or 0)
     logprobs = Logprobs(-ids[:, :count].astype(np.float32), ids[:, :count])
-    requested = row.processor.sampling.logprobs is not None
-    return RowResult(
+    requested = sequence.processor.sampling.logprobs is not None
+    return SequenceResult(
         len(drafts),
         token,
         logprobs=logprobs if requested else None,
@@ -114,8 +114,8 @@ def _count_up(row: Row) -> RowResult:
     )
 
 
-def _next_numbers(row: Row, count: int) -> Candidates:
-    ids = (row.tokens[-1] + 2 + np.arange(count)) % VOCAB
+def _next_numbers(sequence: RoundSequence, count: int) -> Candidates:
+    ids = (sequence.tokens[-1] + 2 + np.arange(count)) % VOCAB
     return Candidates(ids[:, None], np.ones((count, 1), np.float32))
 
 

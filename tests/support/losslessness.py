@@ -162,9 +162,9 @@ def run(
         ggufs.write(file, pair.target_dir, KEPT[dice.integers(len(KEPT))], seed=seed)
         pair = Pair(as_directory(file), pair.drafter_dir)
     target, rounds = _built(pair, directory, storage)
-    # as on a CPU with another kernel for one row
+    # as on a CPU with another kernel for one sequence
     if seed // len(STORAGE) % 2 and target.info.quantized:
-        target.least_rows = 2
+        target.least_tokens = 2
     # a router that takes another expert for a rounded input changes the whole token
     rounded = storage == "int8 inputs" and cell[0] in MOE
     what, telling = f"{storage} {cell}", storage not in ("int4", "blocks") and not rounded

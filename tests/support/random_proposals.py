@@ -97,9 +97,9 @@ class Guesses(Proposer):
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
 
-    def rows(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
-        rows = []
-        for sequence, row in zip(sequences, super().rows(sequences), strict=True):
+    def views(self, sequences: Sequence[SequenceState]) -> list[SequenceView]:
+        views = []
+        for sequence, view in zip(sequences, super().views(sequences), strict=True):
             assert sequence.buffered <= MAX_BUFFERED
             assert not (sequence.out_of_sync and sequence.candidates)
             self.lost += sequence.out_of_sync
@@ -108,9 +108,9 @@ class Guesses(Proposer):
                 self.said[id(sequence.request), sequence.position] = ids, probs
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
             free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
-            proposals = [x for x in (*row.proposals, self._guess(text, free)) if x.tokens]
-            rows.append(row._replace(proposals=proposals))
-        return rows
+            proposals = [x for x in (*view.proposals, self._guess(text, free)) if x.tokens]
+            views.append(view._replace(proposals=proposals))
+        return views
 
     def _guess(self, text: list[int], free: list[int]) -> Proposal:
         """Return a partly right proposal, shorter than `text` because the target adds a token."""

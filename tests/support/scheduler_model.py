@@ -25,16 +25,16 @@ from dflash_trt.decoding import (
     Request,
     Round,
     RoundResult,
-    Row,
-    RowResult,
+    RoundSequence,
     Scheduler,
+    SequenceResult,
     SequenceState,
     StateCache,
     WaitingQueue,
 )
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.prefix_cache import BLOCK
-from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE, drafter_rows, most_buffered
+from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE, drafter_cache_len, most_buffered
 from tests.support.random_proposals import AtRandom
 
 SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
@@ -113,7 +113,8 @@ class MadeUpEngine:
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
         results = [
-            self._verify(row, slot, holders.get(slot)) for slot, row in enumerate(round.rows, first)
+            self._verify(row, slot, holders.get(slot))
+            for slot, row in enumerate(round.sequences, first)
         ]
         drafts = None
         accepted = [result.accepted for result in results]
@@ -121,8 +122,8 @@ class MadeUpEngine:
         for result, count in zip(results, passed.buffered, strict=True):
             result.buffered = count
         if passed.features is not None:
-            for index, row in enumerate(round.rows):
-                start = row.position - passed.waited[index]
+            for index, row in enumerate(round.sequences):
+                start = row.position - passed.before[index]
                 self._inject(first + index, row, start, passed.features[index])
                 if row.follows:
                     self._knows(first + index, row.position + row.known + accepted[index])
@@ -132,20 +133,20 @@ class MadeUpEngine:
             written = self.memory[first + spoilt]
             written[:] = [CLEARED] * len(written)
             self.states[first + spoilt] = MadeUpState([CLEARED])
-            results[spoilt] = RowResult(0, 0, failed=True)
+            results[spoilt] = SequenceResult(0, 0, failed=True)
         return RoundResult(results, 0.0, drafts)
 
     def _features(self, round: Round) -> Any:
         """Return features `[n, S, 2]`: each token's position and the token."""
-        features = np.zeros((len(round.rows), round.row_tokens, 2), np.float32)
-        for index, row in enumerate(round.rows):
+        features = np.zeros((len(round.sequences), round.width, 2), np.float32)
+        for index, row in enumerate(round.sequences):
             for place, token in enumerate(row.tokens):
                 features[index, place] = row.position + place, token
         return features
 
-    def _inject(self, slot: int, row: Row, start: int, features: Any) -> None:
+    def _inject(self, slot: int, row: RoundSequence, start: int, features: Any) -> None:
         """Write what the drafter is given from `start` on, and its block."""
-        assert start + len(features) + BLOCK_SIZE <= drafter_rows(MAX_SEQ_LEN, BLOCK_SIZE)
+        assert start + len(features) + BLOCK_SIZE <= drafter_cache_len(MAX_SEQ_LEN, BLOCK_SIZE)
         taken = self.drafter.setdefault(slot, {})
         salt = self.memory[slot][0][0]
         for place, (position, token) in enumerate(features.tolist(), start):
@@ -194,7 +195,9 @@ class MadeUpEngine:
         text = [*request.prompt, *sequence.tokens][: sequence.position]
         assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
 
-    def _verify(self, given: Row, slot: int, sequence: SequenceState | None) -> RowResult:
+    def _verify(
+        self, given: RoundSequence, slot: int, sequence: SequenceState | None
+    ) -> SequenceResult:
         tokens, known = list(given.tokens), given.known
         salt = sequence.request.cache_salt if sequence else ""
         row = self.memory.setdefault(slot, [])
@@ -212,7 +215,7 @@ class MadeUpEngine:
         accepted = accept_greedy(drafts, right)
         assert accepted is not None
         row += [(salt, token) for token in drafts[: accepted.drafts]]
-        return RowResult(accepted.drafts, accepted.token)
+        return SequenceResult(accepted.drafts, accepted.token)
 
     def _drafts(self, first: int, n: int, count: int) -> DraftResult:
         ids = self._dice.permuted(np.tile(np.arange(VOCAB), (n, count, 1)), axis=-1)[..., :3]
@@ -394,7 +397,7 @@ class SchedulerModel(RuleBasedStateMachine):
             assert each.tokens == text_of(each.request)
             stopped = each.tokens[-1] in each.request.stop_ids
             assert each.finish_reason == ("stop" if stopped else "length")
-        assert not self.scheduler.kv_rows
+        assert not self.scheduler.kv_entries
         if self.cache is not None:
             # what the next step would do
             for copy in self.scheduler._slots.take_copies():

@@ -13,7 +13,7 @@ from dflash_trt.decoding.messages import (
     Features,
     Round,
     RoundResult,
-    RowResult,
+    SequenceResult,
 )
 from dflash_trt.decoding.profiling import BUDGET, MAX_BUDGET
 from dflash_trt.engines.step import load_engine
@@ -40,19 +40,19 @@ class Machine:
         return self.scale * 2e-4 * n
 
     def __call__(self, round: Round) -> RoundResult:
-        n, width, context = len(round.rows), round.row_tokens, round.rows[0].position
-        assert all(len(row.tokens) == width for row in round.rows)
-        assert all(row.known == 1 for row in round.rows)
-        assert all(row.budget > 0 for row in round.rows)
+        n, width, context = len(round.sequences), round.width, round.sequences[0].position
+        assert all(len(sequence.tokens) == width for sequence in round.sequences)
+        assert all(sequence.known == 1 for sequence in round.sequences)
+        assert all(sequence.budget > 0 for sequence in round.sequences)
         drafts = round.features is Features.DRAFT
         verify = self.verify(n, width, context)
-        if round.rows[0].processor.sampling.temperature:
+        if round.sequences[0].processor.sampling.temperature:
             verify += self.sampling(n)
         draft = self.draft(n, context) if drafts else 0.0
         self.rounds += 1
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
         self.now += HOP * self.scale + slow * (verify + draft)
-        results = [RowResult(0, 0) for _ in round.rows]
+        results = [SequenceResult(0, 0) for _ in round.sequences]
         drafted = DraftResult([], slow * draft) if drafts else None
         return RoundResult(results, slow * verify, drafted)
 
@@ -68,11 +68,11 @@ def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
     """Hops between the models are part of verifying; occasional other load is not."""
     machine = Machine(scale, spikes)
     found = machine.measure()
-    assert found.rows == [1, 2, 4, 8]
+    assert found.sequences == [1, 2, 4, 8]
     assert found.widths == [1, 2, 4, 8, 16]
     assert found.contexts == [64, 1024 - 2 * 16]
     for i, context in enumerate(found.contexts):
-        for j, n in enumerate(found.rows):
+        for j, n in enumerate(found.sequences):
             wanted = [machine.verify(n, width, context) + HOP * scale for width in found.widths]
             assert found.verify_seconds[i][j] == pytest.approx(wanted)
             assert found.draft_seconds[i][j] == pytest.approx(machine.draft(n, context))
@@ -86,7 +86,7 @@ class Caching(Machine):
     last = (0, False)
 
     def __call__(self, round: Round) -> RoundResult:
-        kind = round.row_tokens, round.features is Features.DRAFT
+        kind = round.width, round.features is Features.DRAFT
         before = self.now
         result = super().__call__(round)
         if kind != self.last:
@@ -113,8 +113,14 @@ class Recording(Machine):
         self.visits: dict[tuple[object, ...], int] = {}
 
     def __call__(self, round: Round) -> RoundResult:
-        row = round.rows[0]
-        kind = len(round.rows), round.row_tokens, row.position, round.features, row.processor
+        sequence = round.sequences[0]
+        kind = (
+            len(round.sequences),
+            round.width,
+            sequence.position,
+            round.features,
+            sequence.processor,
+        )
         self.visits[kind] = self.visits.get(kind, 0) + 1
         result = super().__call__(round)
         if self.visits[kind] > 2:
@@ -127,7 +133,7 @@ class Recording(Machine):
 def test_compiling_and_recording_are_not_timed() -> None:
     machine = Recording()
     found = machine.measure(records_steps=True)
-    assert found.rows == [1, 2, 4, 8]
+    assert found.sequences == [1, 2, 4, 8]
     for n in (1, 8):
         for width in (1, 16):
             wanted = machine.verify(n, width, 64) + HOP
@@ -140,7 +146,7 @@ def test_compiling_and_recording_are_not_timed() -> None:
 def test_it_ends_in_time(scale: float) -> None:
     machine = Machine(scale)
     found = machine.measure()
-    assert found.rows[-1] == 8
+    assert found.sequences[-1] == 8
     assert (found.widths[0], found.widths[-1]) == (1, 16)
     assert machine.now <= BUDGET * (1 if scale <= 1 else MAX_BUDGET)
     if scale >= 200:
@@ -151,5 +157,5 @@ def test_real_engines_can_be_measured(built_pair: BuildPair) -> None:
     pair = built_pair()
     target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
     found = measure(in_process(target, drafter), target.info, 0.3)
-    assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
+    assert (found.sequences, found.widths[-1]) == ([1, 2, 4], 16)
     assert np.min(found.verify_seconds) > 0 < np.min(found.draft_seconds)

@@ -17,7 +17,7 @@ from dflash_trt.decoding import logits_processor as numpys
 from dflash_trt.decoding.device_sampling import Chooser
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.logprobs import log_probabilities
-from dflash_trt.decoding.messages import Row
+from dflash_trt.decoding.messages import RoundSequence
 from dflash_trt.decoding.place_rules import place_rules
 from dflash_trt.decoding.sampling import sample
 from dflash_trt.engines import Engine, Step, load_engine
@@ -36,7 +36,7 @@ SLOTS, LENGTH, NEW_TOKENS = 3, 96, 12
 Array = np.ndarray[Any, Any]
 
 
-def row_of(dice: Dice, vocab: int) -> Row:
+def row_of(dice: Dice, vocab: int) -> RoundSequence:
     """Return a row of a random text, which may have drafts, rules and a grammar's masks."""
     tokens = [int(token) for token in dice.integers(0, vocab, 1 + dice.integers(5))]
     history = [int(token) for token in dice.integers(0, vocab, 12)]
@@ -44,7 +44,7 @@ def row_of(dice: Dice, vocab: int) -> Row:
     biased = dict(rules.logit_bias)
     rules = replace(rules, logit_bias=tuple(biased.items()))
     processor = LogitsProcessor(rules, PROMPT, stop_ids=(0,) if vocab > 1 else ())
-    row = Row(tokens, 1, len(history), 99, processor=processor, history=history)
+    row = RoundSequence(tokens, 1, len(history), 99, processor=processor, history=history)
     if dice.random() < 0.3:
         share = dice.choice([0.02, 0.5, 1.0])
         masks = [mask_of(dice.random(vocab) < share) for _ in tokens]
@@ -52,7 +52,7 @@ def row_of(dice: Dice, vocab: int) -> Row:
     return row
 
 
-def by_numpy(row: Row, logits: Array) -> list[int]:
+def by_numpy(row: RoundSequence, logits: Array) -> list[int]:
     chosen = []
     for place, of_place in enumerate(logits[: len(row.tokens)]):
         position = row.position + 1 + place
@@ -63,7 +63,9 @@ def by_numpy(row: Row, logits: Array) -> list[int]:
     return chosen
 
 
-def by_torch(chooser: Chooser, rows: list[Row], first_rows: list[int], vocab: int) -> list[int]:
+def by_torch(
+    chooser: Chooser, rows: list[RoundSequence], first_rows: list[int], vocab: int
+) -> list[int]:
     chosen: list[int] = chooser.start(place_rules(rows, first_rows, vocab))().tolist()
     return chosen
 
@@ -118,7 +120,7 @@ def test_logits_of_16_bits_have_many_ties(dtype: torch.dtype) -> None:
     for top_k, top_p in ((20, 0.95), (0, 0.95), (0, 1.0), (64, 1.0), (63, 1.0), (500, 0.5)):
         rules = SamplingParams(0.8, top_k, top_p)
         rows = [
-            Row([1], 1, 9, 9, processor=LogitsProcessor(replace(rules, seed=seed), 1, ()))
+            RoundSequence([1], 1, 9, 9, processor=LogitsProcessor(replace(rules, seed=seed), 1, ()))
             for seed in range(40)
         ]
         expected = [*chain(*(map(by_numpy, rows, values.numpy()[:, None])))]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dflash_trt.decoding import FeatureBuffer, Features, Round, Row
+from dflash_trt.decoding import FeatureBuffer, Features, Round, RoundSequence
 from dflash_trt.decoding.feature_buffer import Passed
 from dflash_trt.engines import MAX_BUFFERED, most_buffered
 
@@ -15,7 +15,7 @@ def pass_on(
 ) -> Passed:
     """Pass on `count` tokens of each row, whose features are their positions."""
     rows = [
-        Row([0] * count, known=count, position=start, budget=99, follows=row_follows)
+        RoundSequence([0] * count, known=count, position=start, budget=99, follows=row_follows)
         for row_follows in follows
     ]
     values = np.arange(start, start + count, dtype=np.float32)
@@ -29,7 +29,7 @@ def test_a_text_that_the_drafter_does_not_follow_stores_nothing() -> None:
         passed = pass_on(buffer, Features.KEEP, start, 16, (True, False))
         assert passed.buffered == [start + 16, None]
     passed = pass_on(buffer, Features.DRAFT, MAX_BUFFERED, 1, (True, False))
-    assert passed.waited == [MAX_BUFFERED, 0]
+    assert passed.before == [MAX_BUFFERED, 0]
     assert passed.buffered == [0, None]
     assert passed.features is not None
     assert passed.features[0, : MAX_BUFFERED + 1, 0].tolist() == [*range(MAX_BUFFERED + 1)]

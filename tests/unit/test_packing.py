@@ -16,9 +16,9 @@ from dflash_trt.decoding import (
     Logprobs,
     Round,
     RoundResult,
-    Row,
-    RowResult,
+    RoundSequence,
     SamplingParams,
+    SequenceResult,
 )
 from dflash_trt.decoding.logits_processor import PLAIN_GREEDY, LogitsProcessor
 from dflash_trt.decoding.messages import Anchor, DrafterInput, VerifyResult
@@ -58,14 +58,14 @@ SAMPLING = st.sampled_from(
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Row:
+def sequences(draw: st.DrawFn) -> RoundSequence:
     tokens = draw(st.lists(TOKENS, min_size=1, max_size=5))
     known = draw(st.integers(1, len(tokens)))
     processor = LogitsProcessor(draw(SAMPLING), 4, (95,))
     if not processor.encoded:
         processor = PLAIN_GREEDY
     history = draw(st.lists(TOKENS, max_size=4)) if processor.needs_history else []
-    row = Row(
+    sequence = RoundSequence(
         tokens,
         known,
         position=draw(st.integers(4, 900)),
@@ -77,16 +77,16 @@ def rows(draw: st.DrawFn) -> Row:
     )
     if draw(st.booleans()):
         mask = st.lists(st.integers(0, 2**31 - 1), min_size=WORDS, max_size=WORDS)
-        nodes = [draw(st.none() | mask) for _ in range(1 + len(row.drafts))]
+        nodes = [draw(st.none() | mask) for _ in range(1 + len(sequence.drafts))]
         masks = [None if bits is None else np.array(bits, np.int32) for bits in nodes]
-        row.masks = masks if any(bits is not None for bits in nodes) else ()
-    return row
+        sequence.masks = masks if any(bits is not None for bits in nodes) else ()
+    return sequence
 
 
 ROUNDS = st.builds(
     Round,
     first_slot=st.integers(0, 31),
-    rows=st.lists(rows(), min_size=1, max_size=4),
+    sequences=st.lists(sequences(), min_size=1, max_size=4),
     features=st.sampled_from(Features),
     draft_tokens=st.integers(0, 15),
     candidates=st.integers(1, 64),
@@ -113,21 +113,21 @@ def test_a_round_is_the_same_as_before(round: Round) -> None:
     tensors = pack_round(round)
     assert all(tensor.size for tensor in tensors), "the ensemble passes no empty tensor on"
     assert shown(unpack_round(tensors)) == shown(round)
-    assert shown(unpack_batch(tensors.batch)) == shown(dataclasses.replace(round, rows=()))
+    assert shown(unpack_batch(tensors.batch)) == shown(dataclasses.replace(round, sequences=()))
 
 
-def result_of(row: Row, dice: np.random.Generator) -> RowResult:
+def result_of(sequence: RoundSequence, dice: np.random.Generator) -> SequenceResult:
     if dice.random() < 0.2:
-        return RowResult(0, 0, failed=True, buffered=3)
-    accepted = int(dice.integers(1 + len(row.drafts)))
-    result = RowResult(accepted, 17, buffered=[None, 0, 200][dice.integers(3)])
-    sampling = row.processor.sampling
+        return SequenceResult(0, 0, failed=True, buffered=3)
+    accepted = int(dice.integers(1 + len(sequence.drafts)))
+    result = SequenceResult(accepted, 17, buffered=[None, 0, 200][dice.integers(3)])
+    sampling = sequence.processor.sampling
     if sampling.logprobs is not None:
         shape = 1 + accepted, 1 + sampling.logprobs
         values = dice.normal(size=shape).astype(np.float32)
         result.logprobs = Logprobs(values, dice.integers(96, size=shape))
     if sampling.include_drafting:
-        scores = np.full(len(row.drafts), np.nan, np.float32)
+        scores = np.full(len(sequence.drafts), np.nan, np.float32)
         scores[: accepted + 1] = dice.normal(size=len(scores[: accepted + 1]))
         result.draft_logprobs = scores.tolist()
     return result
@@ -137,7 +137,7 @@ def result_of(row: Row, dice: np.random.Generator) -> RowResult:
 @given(ROUNDS, st.integers(0, 2**32))
 def test_a_result_is_the_same_as_before(round: Round, seed: int) -> None:
     dice = np.random.default_rng(seed)
-    results, drafts = [result_of(row, dice) for row in round.rows], None
+    results, drafts = [result_of(sequence, dice) for sequence in round.sequences], None
     if seed % 3:
         depth, best = dice.integers(1, 5, size=2)
         ids = dice.integers(96, size=(len(results), depth, best))
@@ -157,22 +157,24 @@ def test_a_result_is_the_same_as_before(round: Round, seed: int) -> None:
 def test_what_the_drafter_takes_in_is_the_same_as_before(failed: bool) -> None:
     features = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     drafter_input = DrafterInput(features, [Anchor(7, 30, 28, 5), Anchor(0, 9, 0, 0, failed)])
-    tensors = pack_verified(VerifyResult([RowResult(0, 7)] * 2, 0.5, drafter_input))
+    tensors = pack_verified(VerifyResult([SequenceResult(0, 7)] * 2, 0.5, drafter_input))
     given = DraftInputTensors(np.zeros(4, np.int64), tensors.features, tensors.anchors)
     assert shown(unpack_drafter_input(given)) == shown(drafter_input)
 
 
 def test_without_features_the_drafter_does_nothing() -> None:
-    tensors = pack_verified(VerifyResult([RowResult(0, 7)] * 2, 0.5))
+    tensors = pack_verified(VerifyResult([SequenceResult(0, 7)] * 2, 0.5))
     given = DraftInputTensors(np.zeros(4, np.int64), tensors.features, tensors.anchors)
     assert unpack_drafter_input(given) is None
 
 
 def test_of_a_scored_prompt_all_log_probabilities_come_back() -> None:
     sampling = SamplingParams(logprobs=1, prompt_logprobs=True)
-    row = Row([4, 5, 6], 3, 0, 0, processor=LogitsProcessor(sampling, 9, ()), next_token=7)
+    sequence = RoundSequence(
+        [4, 5, 6], 3, 0, 0, processor=LogitsProcessor(sampling, 9, ()), next_token=7
+    )
     logprobs = Logprobs(np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(6).reshape(3, 2))
-    result = RowResult(0, 8, logprobs=logprobs)
-    round = Round(0, [row], Features.KEEP)
+    result = SequenceResult(0, 8, logprobs=logprobs)
+    round = Round(0, [sequence], Features.KEEP)
     checked = CheckedTensors(*pack_verified(VerifyResult([result], 0.5))[:4])
-    assert shown(unpack_result(checked, unpack_round(pack_round(round))).rows) == shown([result])
+    assert shown(unpack_result(checked, unpack_round(pack_round(round))).results) == shown([result])

@@ -127,7 +127,7 @@ def step_of_two(engine: Engine) -> dict[str, Any]:
     inputs["write_index"][:] = starts[:, 0]
     for mask, start in zip(inputs["mask"], starts[:, 0], strict=True):
         mask[:] = np.tri(width, visible, start + context, dtype=bool)
-    inputs["head_rows"][:] = np.arange(2 * width)
+    inputs["scored_tokens"][:] = np.arange(2 * width)
     if context:
         size = engine.info.feature_size
         inputs["features"][:] = np.linspace(-1, 1, 6 * size).reshape(2, context, size)
@@ -314,7 +314,7 @@ def step_logits(
     step.inputs["write_index"][:] = start
     step.inputs["mask"][..., :start] = True
     step.inputs["mask"][..., start:] = np.tri(width, dtype=bool)
-    step.inputs["head_rows"][:] = np.arange(n * width)
+    step.inputs["scored_tokens"][:] = np.arange(n * width)
     if engine.info.states is not None:
         step.inputs["known"][:], step.inputs["accepted"][:] = width, 0
     step.run()

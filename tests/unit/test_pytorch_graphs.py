@@ -84,7 +84,7 @@ def test_recorded_steps_read_new_numbers(gpu: None, tmp_path: Path) -> None:
         step.inputs["tokens"][:] = text[start]
         step.inputs["positions"][:] = step.inputs["write_index"][:] = start
         step.inputs["mask"][:] = np.arange(32) <= start
-        step.inputs["head_rows"][:] = 0
+        step.inputs["scored_tokens"][:] = 0
         step.run()
         found.append(np.array(step.outputs["logits"][0]))
     (graph,) = recorded_steps()

@@ -20,9 +20,9 @@ from dflash_trt.decoding import (
     Features,
     Logprobs,
     Round,
-    Row,
-    RowResult,
+    RoundSequence,
     SamplingParams,
+    SequenceResult,
 )
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import Anchor, DrafterInput, VerifyResult
@@ -164,10 +164,10 @@ def _packed() -> dict[str, Any]:
     """Return the tensors of a round of two texts in which all that can be there is there."""
     processor = LogitsProcessor(SamplingParams(logprobs=1, include_drafting=True), 4, (95,))
     mask = np.ones(3, np.int32)
-    row = Row([4, 5, 6], 1, 9, 3, 2, processor, [1, 2], next_token=7, masks=[mask] * 3)
+    row = RoundSequence([4, 5, 6], 1, 9, 3, 2, processor, [1, 2], next_token=7, masks=[mask] * 3)
     round = Round(0, [row] * 2, Features.DRAFT, 2, 3, [Copy(0, 1, 2, 3)] * 2)
     logprobs = Logprobs(np.ones((2, 2), np.float32), np.ones((2, 2), np.int64))
-    result = RowResult(1, 7, logprobs=logprobs, draft_logprobs=[0.5, 0.5])
+    result = SequenceResult(1, 7, logprobs=logprobs, draft_logprobs=[0.5, 0.5])
     taken = DrafterInput(np.ones((2, 3, 4), np.float32), [Anchor(7, 30, 28, 5)] * 2)
     drafted = Candidates(np.ones((2, 3), np.int64), np.ones((2, 9), np.float32))
     return {

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dflash_trt.decoding.feature_buffer import FeatureBuffer
-from dflash_trt.decoding.messages import Copy, Features, Round, Row
+from dflash_trt.decoding.messages import Copy, Features, Round, RoundSequence
 from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.state_cache import OPENING, State, StateCache
 from dflash_trt.engines import FIRST_BLOCK, FIRST_STATE
@@ -72,7 +72,7 @@ def test_features_that_wait_count() -> None:
     assert cache.used == 2 + 3 + 3
     (*_, state) = cache.find("", [*TEXT, 1], for_drafts=True)
     assert isinstance(state, State)
-    assert state.waiting == 9
+    assert state.buffered == 9
 
 
 def test_states_go_before_the_blocks_that_lead_to_them() -> None:
@@ -127,9 +127,9 @@ def test_features_are_kept_and_loaded_with_a_state() -> None:
         tokens = 1 + accepted
         features = np.arange(n, n + tokens, dtype=np.float32)[None, :, None]
         n += tokens
-        round = Round(0, [Row([1] * tokens, 1, place, 99)], fate, 3, copies=copies)
+        round = Round(0, [RoundSequence([1] * tokens, 1, place, 99)], fate, 3, copies=copies)
         passed = buffer.pass_on(round, [accepted], features)
-        (count,) = passed.waited
+        (count,) = passed.before
         if passed.features is None:
             return [], count
         return passed.features[0, : count + tokens, 0].tolist(), count
@@ -151,18 +151,18 @@ def test_features_of_a_round_in_which_all_texts_end_wait() -> None:
     buffer = FeatureBuffer()
     features = np.arange(3, dtype=np.float32)[None, :, None]
 
-    def round_of(row: Row, *copies: Copy) -> Round:
+    def round_of(row: RoundSequence, *copies: Copy) -> Round:
         return Round(0, [row], Features.DRAFT, 7, copies=copies)
 
-    ends = round_of(Row([1, 2, 3], 1, 4, budget=3))
+    ends = round_of(RoundSequence([1, 2, 3], 1, 4, budget=3))
     passed = buffer.pass_on(ends, [2], features)
-    assert (passed.features, passed.waited, passed.buffered) == (None, [0], [3])
-    more = round_of(Row([1], 1, 0, budget=9), Copy(0, FIRST_STATE, 5, 0))
+    assert (passed.features, passed.before, passed.buffered) == (None, [0], [3])
+    more = round_of(RoundSequence([1], 1, 0, budget=9), Copy(0, FIRST_STATE, 5, 0))
     buffer.pass_on(more, [0], features[:, :1])
-    load = round_of(Row([1], 1, 5, budget=9), Copy(FIRST_STATE, 0, 5, 0))
+    load = round_of(RoundSequence([1], 1, 5, budget=9), Copy(FIRST_STATE, 0, 5, 0))
     passed = buffer.pass_on(load, [0], features[:, :1] + 9)
     assert passed.features is not None
-    assert (passed.waited, passed.features[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
+    assert (passed.before, passed.features[0, :2, 0].tolist()) == ([1], [0.0, 9.0])
     assert passed.buffered == [0]
 
 
@@ -172,7 +172,7 @@ def test_a_round_says_how_many_features_wait() -> None:
     features = np.zeros((2, 3, 1), np.float32)
 
     def waiting(fate: Features, *places: int) -> list[int | None]:
-        rows = [Row([1, 2, 3], 1, place, 99) for place in places]
+        rows = [RoundSequence([1, 2, 3], 1, place, 99) for place in places]
         return buffer.pass_on(Round(0, rows, fate, 3), [2, 0], features).buffered
 
     assert waiting(Features.KEEP, 4, 9) == [3, 1]

@@ -100,10 +100,10 @@ class Engine(GpuEngine):
         return self._gpu.zeros(shape, "float32")
 
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> Step:
         slots = slice(first_slot, first_slot + n)
-        inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored_tokens, context)
         arrays = {name: both.array for name, both in inputs.items()}
         large = outputs["logits"]
         bound = _Bound(

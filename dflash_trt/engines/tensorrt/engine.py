@@ -51,11 +51,11 @@ class Engine(GpuEngine):
         return self._gpu.zeros(shape, self._plan.dtype)
 
     def _bind(
-        self, first_slot: int, n: int, width: int, visible: int, head_rows: int, context: int
+        self, first_slot: int, n: int, width: int, visible: int, scored_tokens: int, context: int
     ) -> Step:
         """Bind a step in its own execution context, because a CUDA graph belongs to one."""
         gpu = self._gpu
-        inputs, outputs = self._allocate_tensors(n, width, visible, head_rows, context)
+        inputs, outputs = self._allocate_tensors(n, width, visible, scored_tokens, context)
         bound = {name: both.memory for name, both in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[first_slot : first_slot + n]

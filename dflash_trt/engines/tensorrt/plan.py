@@ -36,7 +36,7 @@ from dflash_trt.graphs import WEIGHTS_FILE
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 CAPABILITIES: tuple[str, ...] = get_args(Capability)
-USUAL_CONTEXT = 1024  # cache rows that a step is tuned for
+USUAL_CONTEXT = 1024  # KV entries that a step is tuned for
 
 Profile = dict[str, tuple[int, int, int]]
 

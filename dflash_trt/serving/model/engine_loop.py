@@ -183,7 +183,7 @@ class EngineLoop:
         self._metrics.set_gauges(
             active=scheduler.active,
             waiting=len(self._queue),
-            kv_rows=scheduler.kv_rows,
+            kv_entries=scheduler.kv_entries,
             cache_bytes=0
             if self._prefix_cache is None
             else self._prefix_cache.used * self._block_bytes,

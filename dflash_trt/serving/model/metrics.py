@@ -81,7 +81,7 @@ def families(registry: CollectorRegistry, max_drafts: int, rounds: bool = True) 
         (Counter, REQUESTS, "requests", "Requests ended", ("finished_reason", REASONS)),
         (Gauge, ACTIVE, "requests", "Sequences that hold a slot"),
         (Gauge, WAITING, "requests", "Sequences that wait for a slot"),
-        (Gauge, KV_ROWS, "rows", "KV cache rows in use, one per token of a sequence"),
+        (Gauge, KV_ROWS, "entries", "KV entries in use, one per token of a sequence"),
         (Gauge, CACHE_BYTES, "bytes", "KV cache kept for prompts to come"),
     )
     metrics: dict[str, Any] = {}
@@ -174,12 +174,12 @@ class Metrics:
             self._families[REQUEST_ACCEPTANCE].observe(acceptance_length)
 
     def set_gauges(
-        self, *, active: int, waiting: int, kv_rows: int | None = None, cache_bytes: int = 0
+        self, *, active: int, waiting: int, kv_entries: int | None = None, cache_bytes: int = 0
     ) -> None:
         self._families[ACTIVE].set(active)
         self._families[WAITING].set(waiting)
-        if kv_rows is not None:  # known
-            self._families[KV_ROWS].set(kv_rows)
+        if kv_entries is not None:  # known
+            self._families[KV_ROWS].set(kv_entries)
             self._families[CACHE_BYTES].set(cache_bytes)
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ LAYER_TENSORS = {
 
 @dataclass(frozen=True)
 class TokenIds(Stored):
-    """Target ids by head row, read as in other formats: as differences from the row."""
+    """Target ids by scored token, read as in other formats: as differences from the row."""
 
     def read(self, start: int = 0, count: int | None = None) -> npt.NDArray[Any]:
         ids = super().read(start, count)
