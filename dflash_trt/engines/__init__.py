@@ -10,6 +10,7 @@ from dflash_trt.engines.info import (
     buffered_bytes,
     drafter_cache_len,
     few_sizes,
+    logits_bytes,
     most_buffered,
     most_verified,
     padded_size,

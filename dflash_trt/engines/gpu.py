@@ -142,7 +142,7 @@ class GpuEngine(LoadedEngine):
         dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
             return Both(gpu.pinned_zeros(shape, dtype), gpu.zeros(shape, dtype))
-        stays = name == "features" and self._features_stay
+        stays = name == "logits" or (name == "features" and self._features_stay)
 
         def make(size: int) -> Both:
             memory = gpu.zeros((size,), dtype)
@@ -161,15 +161,16 @@ class GpuEngine(LoadedEngine):
 
 
 class Outputs(dict[str, Any]):
-    """Outputs by name; logits, which few rounds need, are copied on access."""
+    """Outputs by name; logits, which no round needs on the host, are copied on access."""
 
-    def __init__(self, gpu: Gpu, outputs: dict[str, Both], logits: Both) -> None:
+    def __init__(self, gpu: Gpu, outputs: dict[str, Both], logits: torch.Tensor) -> None:
         super().__init__((name, both.array) for name, both in outputs.items())
         self._gpu, self._logits = gpu, logits
 
     def __missing__(self, name: str) -> Any:
         if name != "logits":
             raise KeyError(name)
-        self._logits.download(self._gpu)
+        host = self._gpu.pinned_zeros(tuple(self._logits.shape), "float32")
+        self._gpu.copy(self._logits, host)
         self._gpu.wait()
-        return self._logits.array
+        return host.numpy()

@@ -197,6 +197,11 @@ def buffered_bytes(feature_size: int) -> int:
     return 4 * MAX_BUFFERED * feature_size
 
 
+def logits_bytes(vocab_size: int, block_size: int) -> int:
+    """Return the bytes of a slot's logits in the largest round, float32."""
+    return 4 * vocab_size * most_verified(block_size)
+
+
 def _aligned(entries: int) -> int:
     """Round up, so that each sequence's entries start at a multiple of 256 bytes (TensorRT)."""
     return -(-entries // 8) * 8

@@ -15,7 +15,12 @@ from dflash_trt.checkpoints import (
     packaged_config,
 )
 from dflash_trt.config import BuildConfig, PyTorch, Source, TensorRTLLM
-from dflash_trt.engines import buffered_bytes, drafter_cache_len, target_cache_len
+from dflash_trt.engines import (
+    buffered_bytes,
+    drafter_cache_len,
+    logits_bytes,
+    target_cache_len,
+)
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import PRESETS, Machine
 from dflash_trt.planning import (
@@ -186,7 +191,6 @@ def _on_one_gpu(
     fp8 = engine.quantize == "fp8"
     serving = config.serving
     longest = serving.max_seq_len or CONTEXT
-    buffered = buffered_bytes(feature_size(drafter.values, size))
     deployed = OneGpu(
         machine=hardware,
         gpus=1,
@@ -195,7 +199,8 @@ def _on_one_gpu(
         block=block,
         backend=engine.kind,
         max_seq_len=longest,
-        slot_bytes=_slot_bytes(size, drafter_model, longest, block) + buffered,
+        slot_bytes=_slot_bytes(size, drafter_model, longest, block)
+        + buffered_bytes(feature_size(drafter.values, size)),
         prefix_cache=serving.prefix_cache_mib << 20,
     )
     built = {
@@ -208,9 +213,11 @@ def _on_one_gpu(
 
 
 def _slot_bytes(target: ModelSize, drafter: ModelSize, longest: int, block: int) -> int:
-    """Return what caches and states of a slot take in both engines."""
+    """Return what caches, states and logits of a slot take in both engines."""
     cached = target_cache_len(longest, block) * token_bytes(target)
     cached += drafter_cache_len(longest, block) * token_bytes(drafter)
+    # tokens are chosen from a copy of the target's
+    cached += 2 * logits_bytes(target.vocab, block) + logits_bytes(drafter.vocab, block)
     states = state_bytes(target)
     return cached if states is None else cached + states["slot"]
 

@@ -105,7 +105,7 @@ class Engine(GpuEngine):
         slots = slice(first_slot, first_slot + n)
         inputs, outputs = self._allocate_tensors(n, width, visible, scored_tokens, context)
         arrays = {name: both.array for name, both in inputs.items()}
-        large = outputs["logits"]
+        logits = outputs["logits"].memory
         bound = _Bound(
             gpu=self._gpu,
             lower=self._lower,
@@ -117,8 +117,8 @@ class Engine(GpuEngine):
             is_recorded=max(width, context) <= self.info.most_verified,
         )
         few = {name: both for name, both in outputs.items() if name != "logits"}
-        on_device = DeviceStep(self._gpu, large.memory, bound.start)
-        return Step(arrays, Outputs(self._gpu, few, large), bound.run, on_device)
+        on_device = DeviceStep(self._gpu, logits, bound.start)
+        return Step(arrays, Outputs(self._gpu, few, logits), bound.run, on_device)
 
     def _lower(self, inputs: dict[str, Tensor], counts: tuple[int, int]) -> Calls:
         """Return the calls of a step, which are those of another one with the same sizes."""
@@ -196,5 +196,4 @@ def _work(
     results = calls.run(values)
     for name, both in outputs.items():
         gpu.copy(results[name], both.memory)
-        if name != "logits":
-            both.download(gpu)
+        both.download(gpu)

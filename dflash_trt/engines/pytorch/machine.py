@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dflash_trt.engines.info import EngineInfo, buffered_bytes
+from dflash_trt.engines.info import EngineInfo, buffered_bytes, logits_bytes
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.tensorrt.library import compute_capabilities
 from dflash_trt.errors import EngineError
@@ -45,11 +45,13 @@ def as_text(capability: Capability) -> str:
 
 
 def memory_bytes(info: EngineInfo, directory: Path) -> int:
-    """Return what weights, caches and buffered features of an engine take of a GPU, at most."""
+    """Return what weights, caches, buffered features and logits take of a GPU, at most."""
     weights = (directory / f"{GRAPH_FILE}.data").stat().st_size
     # most are in 16 bits in the file, as in the checkpoint
     widened = 2 * weights if info.dtype == "float32" else weights
     states = info.states.slot_bytes if info.states is not None else 0
-    # features wait where the target is
-    buffered = buffered_bytes(info.feature_size) if info.role == "target" else 0
-    return widened + info.slots * (info.token_bytes * info.cache_len + states + buffered)
+    logits = logits_bytes(info.vocab_size, info.block_size)
+    slot = info.token_bytes * info.cache_len + states + logits
+    if info.role == "target":  # it buffers features, and chooses tokens from a copy of the logits
+        slot += buffered_bytes(info.feature_size) + logits
+    return widened + info.slots * slot

@@ -60,7 +60,7 @@ class Engine(GpuEngine):
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[first_slot : first_slot + n]
         in_round = max(width, context) <= self.info.most_verified
-        large = outputs.pop("logits")
+        logits = outputs.pop("logits").memory
 
         def work(execution: trt.IExecutionContext) -> None:
             for both in inputs.values():
@@ -73,8 +73,8 @@ class Engine(GpuEngine):
         make = partial(self._make_context, 0 if in_round else 1, bound)
         bound_run = _Run(gpu, make, work, is_to_record=in_round)
         arrays = {name: both.array for name, both in inputs.items()}
-        on_device = DeviceStep(gpu, large.memory, bound_run.start)
-        return Step(arrays, Outputs(gpu, outputs, large), bound_run.run, on_device)
+        on_device = DeviceStep(gpu, logits, bound_run.start)
+        return Step(arrays, Outputs(gpu, outputs, logits), bound_run.run, on_device)
 
     def _make_context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
         shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
