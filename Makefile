@@ -4,10 +4,13 @@ BIN := .venv/bin
 # two at a time, each from its half of the files: tests of a file share what they built
 TWO := -n 2 --dist worksteal
 
-.PHONY: demo test test-survival test-models test-page test-plans test-gpu soak prove lint bench clean
+.PHONY: demo quick test test-survival test-models test-page test-plans test-gpu soak prove lint bench clean
 
 demo: .venv/.server  ## build SmolLM2-135M and its drafter, serve them with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
+
+quick: .venv/.dev  ## tests of every room, about a minute
+	$(BIN)/python -m pytest $(TWO) @tests/quick.txt
 
 test: .venv/.dev  ## run the tests, against a real Triton server
 	$(BIN)/python -m pytest $(TWO)
