@@ -26,9 +26,9 @@ from dflash_trt.builder.engines import EngineOptions, build_target
 from dflash_trt.checkpoints import TargetSpec, load_target, target_shapes
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.target import FAMILIES
+from dflash_trt.config import Storage
 from dflash_trt.engines import FIRST_STATE, Engine, load_engine
 from dflash_trt.engines.onnxruntime import GRAPH_FILE
-from dflash_trt.graphs import Storage
 from dflash_trt.machine import cpu_model, usable_cores
 
 Bits = Literal[4, 8]

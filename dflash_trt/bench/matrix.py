@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from dflash_trt.bench.report import Table
-from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
+from dflash_trt.config import BuildConfig, TensorRTLLM, variants
 from dflash_trt.errors import BenchError, ConfigError, DflashError, RequestError, ServerError
 from dflash_trt.files import read_as, read_json, replace_text
 from dflash_trt.machine import cpu_model
@@ -196,7 +196,7 @@ def _measure_method(
         check_host(info)
         gpu_count = info.gpus * info.nodes
     else:
-        gpu_count = 0 if isinstance(config.engine, OnnxRuntime) else 1
+        gpu_count = config.engine_kind.gpus
     with _serving(built, directory / f"serve-{method}.log") as url:
         for done, load in enumerate(loads):
             report(f"loads of {method}", done, len(loads))

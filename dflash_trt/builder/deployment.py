@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from dflash_trt.builder.manifest import NO_DIGEST, SHORT
 from dflash_trt.builder.package_lock import read_package_lock
 from dflash_trt.builder.program import program
-from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT, TensorRTLLM
+from dflash_trt.config import COPIED, BuildConfig, GraphEngine, TensorRTLLM
 from dflash_trt.engines import read_infos
 from dflash_trt.files import size_of
 
@@ -115,22 +115,23 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
     }
 
 
-def _graphs(
-    engines: Path, config: BuildConfig, engine: OnnxRuntime | PyTorch | TensorRT
-) -> dict[str, Any]:
+def _graphs(engines: Path, config: BuildConfig, engine: GraphEngine) -> dict[str, Any]:
     infos = read_infos(engines)
+    gpus = config.engine_kind.gpus
+    facts = config.engine_kind.graphs
+    assert facts is not None
     weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     caches += sum(info.states.slot_bytes * info.slots for info in infos if info.states)
     prefix_cache = config.serving.prefix_cache_mib << 20
-    # weights have 16 bits and are computed in 32; the rest are processes
-    wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize in (None, "none") else 1
+    # on a CPU weights have 16 bits and are computed in 32; the rest are processes
+    wide = 2 if gpus == 0 and engine.options.storage == COPIED else 1
     plan = infos[0].plan
     return {
         "llm": False,
         "hub": False,
-        "gpus": 0 if isinstance(engine, OnnxRuntime) else 1,
-        "compiles": isinstance(engine, PyTorch),  # kernels, when they are first used
+        "gpus": gpus,
+        "compiles": facts.compiles_kernels,
         "cpus": (infos[0].threads or THREADS) + 1,
         "limited": infos[0].threads is None,  # otherwise engines would use all cores of the node
         "memory": -(-(wide * weights + caches + prefix_cache) // GIB) + 2,
@@ -141,18 +142,13 @@ def _graphs(
 
 def server_requirements(config: BuildConfig) -> list[str]:
     """Return what a server of the build imports, as this package requires it."""
-    engine = config.engine
+    engine, kind = config.engine, config.engine_kind
+    build_only = {"jsonschema", "onnx", "onnx-ir"} - kind.used
+    left_out = {*build_only, *kind.unused, "nvidia-pytriton"}  # Triton's own image has it
     extras = ["server"]
-    left_out = {"jsonschema", "onnx", "onnx-ir", "nvidia-pytriton"}  # build; Triton's own image
+    if isinstance(engine, GraphEngine):
+        extras.extend(engine.extras)
     more = []
-    if isinstance(engine, TensorRTLLM):
-        left_out |= {"llguidance", "onnxruntime"}  # its own engine needs neither
-    if isinstance(engine, TensorRT):
-        extras.append({"tensorrt_rtx": "rtx"}.get(engine.library, engine.library))
-    if isinstance(engine, PyTorch):
-        extras.append("cuda")
-        left_out.remove("onnx-ir")  # reads graphs
-        left_out.add("onnxruntime")
     markers = "", *(f"extra == '{extra}'" for extra in extras)
     for text in metadata.requires("dflash-trt") or ():
         requirement, _, marker = text.partition("; ")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints import DeltaNet, Drafter, DrafterSpec, Target
+from dflash_trt.config import COPIED, Storage
+from dflash_trt.engine_kinds import GraphKind, graph_facts
 from dflash_trt.engines import (
     EngineInfo,
     StateInfo,
@@ -18,10 +20,7 @@ from dflash_trt.engines import (
 )
 from dflash_trt.files import Entry
 from dflash_trt.graphs import (
-    COPIED,
     GraphBuilder,
-    Kind,
-    Storage,
     candidates_per_draft,
     drafter_graph,
     target_graph,
@@ -34,8 +33,8 @@ class EngineOptions:
     max_seq_len: int
     threads: int | None = None
     storage: Storage = COPIED
-    kind: Kind = "onnxruntime"  # of the graph (`GraphBuilder`)
-    dtype: str = "float32"  # of kind pytorch
+    kind: GraphKind = "onnxruntime"
+    dtype: str = "float32"
     progress: Callable[[str], None] = lambda _: None  # called with each tensor's name
 
 
@@ -86,7 +85,7 @@ def _build(
     spec = model.spec
     block_size = drafter.block_size if drafter else 1
     info = EngineInfo(
-        kind="pytorch" if options.kind == "pytorch" else "onnxruntime",
+        kind="onnxruntime" if graph_facts(options.kind).compiler else options.kind,
         role=role,
         slots=options.slots,
         max_seq_len=options.max_seq_len,

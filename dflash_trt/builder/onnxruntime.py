@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from dflash_trt.builder.deployment import write_deployment
 from dflash_trt.builder.provenance import Input, Job, Written
@@ -27,13 +26,13 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
     tokenizer_split,
 )
-from dflash_trt.checks import NO_PLAN, Finding, check_pair
-from dflash_trt.config import BuildConfig, OnnxRuntime, PyTorch, TensorRT
+from dflash_trt.checks import Finding, check_pair
+from dflash_trt.config import BuildConfig, GraphEngine
+from dflash_trt.engine_kinds import GraphKind, graph_facts
+from dflash_trt.engines import module_of
 from dflash_trt.errors import ConfigError
 
 DEFAULT_MAX_SEQ_LEN = 4096
-BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
-STORED = "stored"  # quantize: as the GGUF file is
 
 
 def prepare(
@@ -51,13 +50,13 @@ def prepare(
         CHAT_CHECKS,
     )
     config = _with_defaults(config, target.spec, spec)
+    assert isinstance(config.engine, GraphEngine)
     if target.spec.delta_nets:
-        _check_kind_of_hybrid(config)
-    if isinstance(config.engine, OnnxRuntime):
-        quantize = _quantization(config.engine, target)
-        warnings += _dequantized(target, quantize)
-        engine = config.engine.model_copy(update={"quantize": quantize})
-        config = config.model_copy(update={"engine": engine})
+        _check_kind_of_hybrid(config.engine.kind)
+    engine = config.engine.for_checkpoint(target.directory, has_blocks=target.weights.has_blocks)
+    if engine.keeps_all_blocks:
+        warnings += _dequantized(target)
+    config = config.model_copy(update={"engine": engine})
     length = config.serving.max_seq_len or 0
     target = for_length(target, length)
     target_files = [*_input_files(target), *tokenizer_files(target.directory)]
@@ -71,31 +70,18 @@ def prepare(
     return Job(config, of_target, of_drafter, warnings, write)
 
 
-def _check_kind_of_hybrid(config: BuildConfig) -> None:
+def _check_kind_of_hybrid(kind: GraphKind) -> None:
     """Raise ConfigError for a kind that has no kernel for recurrent layers."""
-    if isinstance(config.engine, TensorRT):
+    why_not = graph_facts(kind).why_no_recurrence
+    if why_not is not None:
         raise ConfigError(
-            f"the target has Gated DeltaNet layers, and {NO_PLAN}",
+            f"the target has Gated DeltaNet layers, and {why_not}",
             "Use engine kind pytorch or tensorrt_llm on a GPU, or onnxruntime on a CPU",
         )
 
 
-def _quantization(engine: OnnxRuntime, target: Target) -> str | None:
-    """Return `quantize` as configured, or `stored` for a quantized GGUF file; None: unset."""
-    if engine.quantize is None:
-        return STORED if target.weights.has_blocks else None
-    if engine.quantize == STORED and not target.weights.has_blocks:
-        raise ConfigError(
-            f"engine.quantize is {STORED}, but {target.directory} is no quantized GGUF file",
-            "Use int8, int4 or none, or leave it out",
-        )
-    return engine.quantize
-
-
-def _dequantized(target: Target, quantize: str | None) -> Iterator[Finding]:
+def _dequantized(target: Target) -> Iterator[Finding]:
     """Yield a warning for each quantized type of a GGUF file that becomes float32."""
-    if quantize != STORED:
-        return
     for kind, sizes in target.weights.block_sizes().items():
         if not sizes.kept:
             what = f"{sizes.tensors} tensors are of type {kind}, whose blocks no graph keeps: "
@@ -145,28 +131,27 @@ def _write(
 ) -> Written:
     # imported here: it takes most of the time of a build without work
     from dflash_trt.builder.engines import EngineOptions, build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     engine = config.engine
     serving = config.serving
     engines = directory / "engines"
-    assert isinstance(engine, OnnxRuntime | PyTorch | TensorRT)
-    plans = engine if isinstance(engine, TensorRT) else None
-    options = EngineOptions(slots=serving.slots, max_seq_len=serving.max_seq_len or 0, threads=1)
-    if isinstance(engine, OnnxRuntime):
-        quantize = engine.quantize or "none"
-        storage = Storage(BITS.get(quantize), keep_blocks=quantize != "none")
-        options = replace(options, threads=engine.threads, storage=storage)
-    if isinstance(engine, PyTorch):
-        storage = Storage(fp8=engine.quantize == "fp8", keep_fp8=True)
-        options = replace(options, dtype=engine.dtype, storage=storage)
-    if plans:
-        from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
-
-        capabilities(plans)  # fails now if something is not installed
+    assert isinstance(engine, GraphEngine)
+    given = engine.options
+    options = EngineOptions(
+        slots=serving.slots,
+        max_seq_len=serving.max_seq_len or 0,
+        threads=given.threads,
+        storage=given.storage,
+        kind=engine.kind,
+        dtype=given.dtype,
+    )
+    name = graph_facts(engine.kind).compiler
+    compiler = None if name is None else module_of(name)
+    if compiler is not None:
+        compiler.capabilities(engine)  # fails now if something is not installed
     count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
     spec = drafter.spec if drafter else None
-    of_target = replace(options, progress=count, kind=engine.kind)
+    of_target = replace(options, progress=count)
     digests = build_target(target, spec, engines / "target", of_target)
     if drafter is not None:
         tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
@@ -174,10 +159,10 @@ def _write(
         storage = replace(options.storage, int8_inputs=True)
         if storage.keep_blocks:
             storage = replace(storage, bits=8)
-        of_drafter = replace(options, progress=count, kind=engine.kind, storage=storage)
+        of_drafter = replace(options, progress=count, storage=storage)
         digests |= build_drafter(drafter, target, engines / "drafter", of_drafter)
-    if plans:
-        build_plans(engines, plans, serving.prefill_chunk, report)
+    if compiler is not None:
+        compiler.compile_graphs(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, spec.block_size if spec else 1)
     write_deployment(directory, config)

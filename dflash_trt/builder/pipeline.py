@@ -1,10 +1,10 @@
 """From a config to a directory that can be served and verified without anything else.
 
-Each engine kind has a `prepare` (`PREPARE`) that checks the pair and returns a `Job`.
+For graphs and for a bundle there is a `prepare` that checks the pair and returns a `Job`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +19,11 @@ from dflash_trt.builder.provenance import (
     write_bom,
     write_manifest,
 )
-from dflash_trt.checkpoints import Located, Report, locate
+from dflash_trt.checkpoints import Report, locate
 from dflash_trt.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import BuildError
 from dflash_trt.files import publish, sole_writer
-
-PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
-    "onnxruntime": onnxruntime.prepare,
-    "pytorch": onnxruntime.prepare,
-    "tensorrt": onnxruntime.prepare,
-    "tensorrt_llm": tensorrt_llm.prepare,
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,9 @@ def build(config: BuildConfig, output: Path, report: Report, text: str = "") -> 
     from_hub = isinstance(config.engine, TensorRTLLM) and config.engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not from_hub)
     drafter = locate(config.drafter, "drafter", report) if config.drafter else None
-    job = PREPARE[config.engine.kind](config, target, drafter, report)
+    has_graphs = config.engine_kind.graphs is not None
+    prepare = onnxruntime.prepare if has_graphs else tensorrt_llm.prepare
+    job = prepare(config, target, drafter, report)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:

@@ -9,6 +9,6 @@ from dflash_trt.checks.findings import (
     run,
     warnings_of,
 )
-from dflash_trt.checks.fit import NO_PLAN, READER_CHECKS, check_pair, engine_kinds, pair_findings
+from dflash_trt.checks.fit import READER_CHECKS, check_pair, engine_kinds, pair_findings
 from dflash_trt.checks.inspection import inspect
 from dflash_trt.checks.tensorrt_llm import TENSORRT_LLM_CHECKS, drafter_layout

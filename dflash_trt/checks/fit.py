@@ -9,16 +9,12 @@ from dflash_trt.checks.findings import Check, Finding, checks_for, run, warnings
 from dflash_trt.checks.pair import PAIR_CHECKS
 from dflash_trt.checks.target import TARGET_CHECKS
 from dflash_trt.checks.tensorrt_llm import TENSORRT_LLM_CHECKS
+from dflash_trt.engine_kinds import KINDS, EngineKind
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.weights.weights import open_files
 
 # checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
-NOTES = {
-    "pytorch": ["it was run on a CPU alone, its kernels in Triton's interpreter"],
-    "tensorrt": ["its plans were built and checked, never run"],
-}
-NO_PLAN = "TensorRT has no LinearAttention (opset 27): a plugin for it is wanted"
 RECURRENT = (
     "its recurrent layers verify chains of drafts: a tree would need a state for each branch"
 )
@@ -69,20 +65,19 @@ def engine_kinds(pair: Pair, own_findings: Sequence[Finding]) -> list[dict[str, 
     for finding in run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair):
         if finding.result == "error":
             upstream.append(finding.found)
-    plans = graphs
-    notes = NOTES
-    if pair.target.read is not None and pair.target.spec.delta_nets:
-        plans = [*graphs, f"target: {NO_PLAN}"]
-        notes = NOTES | {
-            kind: [*NOTES.get(kind, []), RECURRENT] for kind in ("onnxruntime", "pytorch")
-        }
-    reasons_by_kind = {
-        "onnxruntime": graphs,
-        "pytorch": graphs,
-        "tensorrt": plans,
-        "tensorrt_llm": upstream,
-    }
+    is_hybrid = pair.target.read is not None and bool(pair.target.spec.delta_nets)
     return [
-        {"kind": kind, "fits": not reasons, "reasons": reasons, "notes": notes.get(kind, [])}
-        for kind, reasons in reasons_by_kind.items()
+        _fit_of(kind, upstream if kind.graphs is None else graphs, is_hybrid)
+        for kind in KINDS.values()
     ]
+
+
+def _fit_of(kind: EngineKind, reasons: Sequence[str], is_hybrid: bool) -> dict[str, Any]:
+    notes = list(kind.notes)
+    reasons = list(reasons)
+    if is_hybrid and kind.graphs is not None:
+        if kind.graphs.why_no_recurrence is not None:
+            reasons.append(f"target: {kind.graphs.why_no_recurrence}")
+        else:
+            notes.append(RECURRENT)
+    return {"kind": kind.name, "fits": not reasons, "reasons": reasons, "notes": notes}

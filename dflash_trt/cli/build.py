@@ -53,7 +53,7 @@ def build(
     if sampling:
         defaults = ", ".join(f"{name} {value}" for name, value in sampling.items())
         print(f"requests that do not say: {defaults} (generation_config.json)")
-    if settings.engine.kind == "tensorrt_llm":
+    if settings.engine_kind.graphs is None:
         print(f"check the machine it goes to: dflash-trt doctor {directory}")
     print(f"serve it: dflash-trt serve {directory}")
 

@@ -113,11 +113,12 @@ def verify(
     from dflash_trt.builder import check_build, read_manifest, speculation_of
     from dflash_trt.chat import load_encoding
     from dflash_trt.decoding import check_lossless as run
+    from dflash_trt.engine_kinds import KINDS
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
     config = manifest["config"]
-    if config["engine"]["kind"] == "tensorrt_llm":
+    if KINDS[config["engine"]["kind"]].graphs is None:
         raise RequestError(
             "verify compares in engines of ours, and this build runs in TensorRT-LLM",
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "

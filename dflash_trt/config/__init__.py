@@ -5,6 +5,7 @@ from dflash_trt.config.build import (
     RECOMPUTE_TAIL,
     BuildConfig,
     Capability,
+    GraphEngine,
     Method,
     OnnxRuntime,
     Precision,
@@ -15,4 +16,5 @@ from dflash_trt.config.build import (
     TensorRTLLM,
     Version,
 )
+from dflash_trt.config.graph_options import COPIED, Bits, GraphOptions, Storage
 from dflash_trt.config.load import config_text, json_schema, load_config, variants

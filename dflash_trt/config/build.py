@@ -20,10 +20,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from dflash_trt.config.graph_options import Bits, GraphOptions, Storage
+from dflash_trt.engine_kinds import KINDS, EngineKind
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, Machine, find_machine
 
 Count = Annotated[int, Field(ge=1, strict=True)]
+Mode = Literal["ensemble", "in_process"]
+BITS: dict[str, Bits] = {"int4": 4, "int8": 8}
+STORED = "stored"  # quantize: as the GGUF file is
 PLACES = (("path",), ("hub", "revision"), ("gguf",))  # of a model, by required fields
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how our engines run rounds
 RECOMPUTE_TAIL = "recompute_tail"  # value of serving.prefix_cache
@@ -102,7 +107,34 @@ Version = Literal["1.4.0rc1"]  # the only TensorRT-LLM release whose arguments a
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
-class OnnxRuntime(Section):
+class GraphEngine(Section):
+    """An engine made from graphs, whose rounds run here."""
+
+    default_mode: ClassVar[Mode] = "ensemble"
+
+    @property
+    def options(self) -> GraphOptions:
+        return GraphOptions()
+
+    @property
+    def keeps_all_blocks(self) -> bool:
+        """Whether the blocks of a GGUF file are to stay as they are."""
+        return False
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of this package that a server needs."""
+        return ()
+
+    def for_checkpoint(self, directory: Path, *, has_blocks: bool) -> Self:
+        """Fill in what a target decides; ConfigError if it does not go with it.
+
+        has_blocks: it is a quantized GGUF file.
+        """
+        return self
+
+
+class OnnxRuntime(GraphEngine):
     """Graphs on any CPU."""
 
     methods: ClassVar[tuple[Method, ...]] = ("dflash", *DRAFTERLESS)
@@ -123,10 +155,31 @@ class OnnxRuntime(Section):
         "none: compute in float32. Unset: stored for a quantized GGUF file, else none",
     )
 
+    @property
+    def options(self) -> GraphOptions:
+        quantize = self.quantize or "none"
+        storage = Storage(BITS.get(quantize), keep_blocks=quantize != "none")
+        return GraphOptions(storage=storage, threads=self.threads)
 
-class PyTorch(Section):
+    @property
+    def keeps_all_blocks(self) -> bool:
+        return self.quantize == STORED
+
+    def for_checkpoint(self, directory: Path, *, has_blocks: bool) -> Self:
+        if self.quantize is None and has_blocks:
+            return self.model_copy(update={"quantize": STORED})
+        if self.quantize == STORED and not has_blocks:
+            raise ConfigError(
+                f"engine.quantize is {STORED}, but {directory} is no quantized GGUF file",
+                "Use int8, int4 or none, or leave it out",
+            )
+        return self
+
+
+class PyTorch(GraphEngine):
     """Graphs on one NVIDIA GPU, by PyTorch and kernels of our own."""
 
+    default_mode: ClassVar[Mode] = "in_process"
     methods: ClassVar[tuple[Method, ...]] = ("dflash", *DRAFTERLESS)
 
     kind: Literal["pytorch"] = Field(description="pytorch: run on one NVIDIA GPU")
@@ -140,8 +193,17 @@ class PyTorch(Section):
         "where the checkpoint has them so",
     )
 
+    @property
+    def options(self) -> GraphOptions:
+        storage = Storage(fp8=self.quantize == "fp8", keep_fp8=True)
+        return GraphOptions(storage=storage, dtype=self.dtype)
 
-class TensorRT(Section):
+    @property
+    def extras(self) -> tuple[str, ...]:
+        return ("cuda",)
+
+
+class TensorRT(GraphEngine):
     """Plans built from the same graphs."""
 
     methods: ClassVar[tuple[Method, ...]] = ("dflash", "none")
@@ -159,6 +221,10 @@ class TensorRT(Section):
         min_length=1,
         description="selects the GPUs that a tensorrt_rtx plan runs on; unset: all of these",
     )
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        return ({"tensorrt_rtx": "rtx"}.get(self.library, self.library),)
 
     @field_validator("compute_capabilities", mode="before")
     @classmethod
@@ -314,7 +380,7 @@ class Speculation(Section):
 class Serving(Section):
     """Server behavior and limits."""
 
-    mode: Literal["ensemble", "in_process"] = Field(
+    mode: Mode = Field(
         default="ensemble",
         description="ensemble: run verify and draft as Triton models; in_process: run both engines "
         "inside the public model, faster for a small target. Default of engine kind pytorch: "
@@ -394,6 +460,10 @@ class BuildConfig(Section):
         return {role: source for role, source in sources.items() if source is not None}
 
     @property
+    def engine_kind(self) -> EngineKind:
+        return KINDS[self.engine.kind]
+
+    @property
     def llm(self) -> TensorRTLLM:
         """The engine; ConfigError unless its kind is tensorrt_llm."""
         if not isinstance(self.engine, TensorRTLLM):
@@ -436,9 +506,10 @@ class BuildConfig(Section):
     def _goes_with_the_engine(cls, serving: Serving, info: ValidationInfo) -> Serving:
         if "engine" not in info.data:  # it is invalid itself
             return serving
-        by_llm = isinstance(info.data["engine"], TensorRTLLM)
-        if isinstance(info.data["engine"], PyTorch) and "mode" not in serving.model_fields_set:
-            serving = serving.model_copy(update={"mode": "in_process"})
+        engine = info.data["engine"]
+        by_llm = isinstance(engine, TensorRTLLM)
+        if isinstance(engine, GraphEngine) and "mode" not in serving.model_fields_set:
+            serving = serving.model_copy(update={"mode": engine.default_mode})
         if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:
             raise PydanticCustomError(
                 "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"

@@ -24,8 +24,10 @@ from dflash_trt.engines.step import (
     DeviceStep,
     Engine,
     Step,
+    check_machine,
     load_engine,
     load_engines,
+    module_of,
     read_infos,
     role_directories,
 )

@@ -4,8 +4,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from dflash_trt.engine_kinds import GraphKind, graph_facts
 from dflash_trt.errors import EngineError
 from dflash_trt.files import EXACT, Size, read_as
 from dflash_trt.machine import usable_cores
@@ -14,7 +15,6 @@ ENGINE_FILE = "engine.json"
 MAX_BUFFERED = 256
 """From so many tokens of a sequence on the drafter has to take in buffered features: all in one
 step, with those of the next round. See `most_buffered`."""
-MOST_ON_GPU = 512  # tokens of a prompt in one step: what attention keeps of them is large
 MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
 PROMPT_STEP = 64  # tokens: prompts are padded to a multiple, for engines that compile per size
 Shape = tuple[int | str, ...]  # a string is a size chosen by each step
@@ -72,7 +72,7 @@ class EngineInfo:
 
     __pydantic_config__: ClassVar = EXACT
 
-    kind: Literal["onnxruntime", "pytorch", "tensorrt"]
+    kind: GraphKind
     role: str  # "target" or "drafter"
     slots: Size
     max_seq_len: Size
@@ -101,14 +101,13 @@ class EngineInfo:
         """The most tokens of a sequence in one step."""
         if self.plan is not None:
             return self.plan.prefill_chunk
-        if self.kind == "pytorch":
-            return min(self.max_seq_len, MOST_ON_GPU)
-        return self.max_seq_len
+        longest = graph_facts(self.kind).longest_step
+        return self.max_seq_len if longest is None else min(self.max_seq_len, longest)
 
     @property
     def records_steps(self) -> bool:
         """Whether a first run compiles, a second records a CUDA graph, and later ones replay it."""
-        return self.kind != "onnxruntime"
+        return graph_facts(self.kind).records_steps
 
     def padded_round(self, tokens: int) -> int:
         """Return for how many tokens of a sequence to make a round, `most_verified` at most.

@@ -7,21 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from dflash_trt.engine_kinds import graph_facts
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.errors import EngineError
 
 REPORT = "This is an error of dflash-trt: please report it with the server's log."
 FIRST_BLOCK = 2**32  # numbers from here on are blocks of the prefix cache, outside the slots
 FIRST_STATE = 2**33  # and from here on those of a hybrid that hold a whole state too
-MODULES = {
-    "onnxruntime": "onnxruntime",
-    "pytorch": "pytorch.engine",
-    "tensorrt": "tensorrt.engine",
-}  # by kind
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape by name
 
 
@@ -305,9 +302,21 @@ def load_engine(directory: Path, alone: bool = False) -> Engine:
     a GPU then have features on the host, too.
     """
     info = read_info(directory)
-    loader = importlib.import_module(f"dflash_trt.engines.{MODULES[info.kind]}")
+    loader = module_of(graph_facts(info.kind).engine)
     engine: Engine = loader.Engine(directory, alone=alone)
     return engine
+
+
+def check_machine(info: EngineInfo) -> None:
+    """Raise EngineError for what an engine needs and this machine lacks, before it is loaded."""
+    name = graph_facts(info.kind).machine
+    if name is not None:
+        module_of(name).check_machine(info)
+
+
+def module_of(name: str) -> ModuleType:
+    """Import a module that a kind names."""
+    return importlib.import_module(f"dflash_trt.engines.{name}")
 
 
 def role_directories(engines: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from inspect import signature
 from itertools import chain, cycle
 from pathlib import Path
 from threading import Lock
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints import DecoderSpec
+from dflash_trt.config import COPIED, Bits, Storage
+from dflash_trt.engine_kinds import GraphKind, graph_facts
 from dflash_trt.files import Entry, digest_for
 from dflash_trt.graphs.quantized import (
     BLOCK,
@@ -54,8 +56,6 @@ FP8_BLOCKS = (128, 256)  # inputs that may share a scale; kernels cut products a
 ROWS = 512  # quantized at a time: fits a core's cache
 ZERO = 128  # of int8 inputs, stored as uint8
 INSIDE = 256  # largest tensor in bytes that stays in model.onnx
-Kind = Literal["onnxruntime", "pytorch", "tensorrt"]
-Bits = Literal[4, 8]
 Compute = Callable[[], npt.NDArray[np.generic]]
 Build = Callable[[], ir.Value]
 Body = Callable[..., ir.Value | Sequence[ir.Value]]  # of a part
@@ -175,23 +175,6 @@ def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(compute()).reshape(-1).view(np.uint8)
 
 
-@dataclass(frozen=True)
-class Storage:
-    # of linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype
-    bits: Bits | None = None
-    # a GGUF file's blocks stay as they are, if they have no more bits than that
-    keep_blocks: bool = False
-    # layers of 8 bits multiply integers: less accurate, but 8 tokens take little longer than one
-    int8_inputs: bool = False
-    # of linear layers: e4m3, a scale for each output
-    fp8: bool = False
-    # of linear layers that the checkpoint has in e4m3: its codes and scales
-    keep_fp8: bool = False
-
-
-COPIED = Storage()
-
-
 class BlockForm(NamedTuple):
     """How a matrix is kept in blocks."""
 
@@ -241,7 +224,7 @@ class Scope:
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    kind: of the engine, for graphs that differ by kind (`mlp.py`).
+    kind: of the engine, by whose facts graphs differ.
     """
 
     def __init__(
@@ -249,12 +232,12 @@ class GraphBuilder:
         name: str,
         spec: DecoderSpec,
         weights: Weights,
-        kind: Kind = "onnxruntime",
+        kind: GraphKind = "onnxruntime",
         storage: Storage = COPIED,
     ) -> None:
         self.spec = spec
         self.weights = weights
-        self.kind = kind
+        self.facts = graph_facts(kind)
         self.storage = storage
         self.has_fp8 = False  # whether a matrix is in e4m3
         # products round their inputs
@@ -264,8 +247,8 @@ class GraphBuilder:
         self._block_matrices: dict[tuple[Path, str], BlockMatrix] = {}
         # ONNX Runtime has an operator of its own for hybrids, and 1.32 no kernel for the newer
         # opset's `Attention`: taken apart it takes ten times as long
-        hybrid = spec.delta_nets and kind != "onnxruntime"
-        self._opset = HYBRID_OPSET if hybrid else OPSET
+        by_standard = spec.delta_nets and not self.facts.runtime_operators
+        self._opset = HYBRID_OPSET if by_standard else OPSET
         self.graph = ir.Graph((), (), nodes=(), opset_imports={"": self._opset}, name=name)
         self._tape = Tape(self.graph)
         self._scope = Scope(self._tape, self.graph.opset_imports)

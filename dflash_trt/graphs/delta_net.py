@@ -327,7 +327,7 @@ def _recurrence(
         betas = g.op("Mul", betas, counts)
     # Of the standard's operator ONNX Runtime 1.32 makes a loop of small products, which takes ten
     # times as long a token; 1.31 does not know it. Both are exact: a row's bits depend on it alone
-    ops = g.runtime_ops if g.kind == "onnxruntime" else g.ops
+    ops = g.runtime_ops if g.facts.runtime_operators else g.ops
     return ops(
         "LinearAttention",
         repeat(queries),

@@ -3,8 +3,9 @@
 import onnx_ir as ir
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, draft_token_ids
+from dflash_trt.config import COPIED, Storage
 from dflash_trt.graphs.attention import attention_block
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
+from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.dflash2 import pair_scores
 from dflash_trt.graphs.layers import Table, embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block

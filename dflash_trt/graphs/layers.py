@@ -9,7 +9,8 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dflash_trt.checkpoints import LayerSpec
-from dflash_trt.graphs.builder import Bits, GraphBuilder
+from dflash_trt.config import Bits
+from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.weights import Weights
 
 

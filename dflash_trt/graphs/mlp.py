@@ -190,7 +190,7 @@ def _names_of_one(layer: Layer, half: Half, index: int) -> list[str]:
 
 
 def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
-    """Return all experts' matrices, `[E, in, out]`: of kind pytorch in the checkpoint's dtype."""
+    """Return all experts' matrices, `[E, in, out]`."""
     hidden = g.spec.hidden_size
     wide = layer.spec.intermediate_size
     shape = (experts.count, wide, hidden)
@@ -198,7 +198,7 @@ def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Va
         shape = (experts.count, hidden, 2 * wide)
     first = _tensor_names(layer, experts, half, 0)[0]
     stored = first if experts.clamped is not None else f"{first}.weight"
-    dtype = DTYPES[g.weights.dtype(stored)] if g.kind == "pytorch" else ir.DataType.FLOAT
+    dtype = DTYPES[g.weights.dtype(stored)] if g.facts.experts_as_stored else ir.DataType.FLOAT
 
     def read() -> Array:
         stack = np.empty(shape, dtype.numpy())
@@ -250,7 +250,7 @@ def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) ->
     experts = layer.spec.experts
     if experts is not None:
         # on a GPU no shape depends on data: there all experts compute all tokens
-        mixture = _chosen_experts if g.kind == "onnxruntime" else _all_experts
+        mixture = _chosen_experts if g.facts.data_dependent_shapes else _all_experts
         routed = _route(g, layer, experts, x)
         out = mixture(g, layer, experts, routed)
         if experts.shared is not None:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dflash_trt.checkpoints import Target
+from dflash_trt.config import COPIED, Storage
+from dflash_trt.engine_kinds import GraphKind
 from dflash_trt.graphs.attention import attention_block
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
+from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.delta_net import delta_net_block, open_rollback
 from dflash_trt.graphs.layers import Table, embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
@@ -17,7 +19,7 @@ def target_graph(
     target: Target,
     taps: Sequence[int],
     cache_len: int,
-    kind: Kind = "onnxruntime",
+    kind: GraphKind = "onnxruntime",
     storage: Storage = COPIED,
     most_drafts: int = 0,
 ) -> GraphBuilder:

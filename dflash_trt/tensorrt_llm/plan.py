@@ -14,7 +14,8 @@ from dflash_trt.checkpoints import (
     open_target,
     packaged_config,
 )
-from dflash_trt.config import BuildConfig, PyTorch, Source, TensorRTLLM
+from dflash_trt.config import BuildConfig, GraphEngine, Source, TensorRTLLM
+from dflash_trt.engine_kinds import graph_facts
 from dflash_trt.engines import (
     buffered_bytes,
     drafter_cache_len,
@@ -155,7 +156,7 @@ def _deploy(
             f"a plan is for NVIDIA machines, and engine kind {config.engine.kind} names none",
             f"Give --machine: one of {', '.join(PRESETS)}",
         )
-    if isinstance(config.engine, PyTorch):
+    if graph_facts(config.engine.kind).is_planned:
         return _on_one_gpu(config, config.engine, target, drafter, hardware, block)
     planned = Context(config, Pair(target, drafter), hardware)
     values = target_values(target.directory, target.values)
@@ -174,21 +175,22 @@ def _deploy(
 
 def _on_one_gpu(
     config: BuildConfig,
-    engine: PyTorch,
+    engine: GraphEngine,
     target: Target,
     drafter: Drafter,
     hardware: Machine,
     block: int,
 ) -> Planned:
     """Plan the slots that `build` would make on one GPU of the machine."""
-    if engine.dtype == "float32":
+    options = engine.options
+    if options.dtype == "float32":
         raise ConfigError(
             "a plan is for numbers of 16 bits, and engine.dtype is float32",
             "Plan with engine.dtype: bfloat16",
         )
     size = target_size(target_values(target.directory, target.values))
     drafter_model = drafter_size(drafter.values, size)
-    fp8 = engine.quantize == "fp8"
+    fp8 = options.storage.fp8
     serving = config.serving
     longest = serving.max_seq_len or CONTEXT
     deployed = OneGpu(
@@ -197,7 +199,7 @@ def _on_one_gpu(
         target=as_stored(size, fp8=fp8),
         drafter=as_stored(drafter_model, fp8=fp8),
         block=block,
-        backend=engine.kind,
+        backend=config.engine.kind,
         max_seq_len=longest,
         slot_bytes=_slot_bytes(size, drafter_model, longest, block)
         + buffered_bytes(feature_size(drafter.values, size)),

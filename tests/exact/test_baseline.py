@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.config import Speculation
+from dflash_trt.config import COPIED, Speculation, Storage
 from dflash_trt.decoding import Proposer, Request, SamplingParams, in_process, strategy
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.graphs import COPIED, Storage
 from dflash_trt.speculation import Fixed
 from tests.support import families
 from tests.support.builds import build_engines

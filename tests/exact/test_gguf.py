@@ -31,11 +31,11 @@ from dflash_trt.checkpoints import (
     sampling_defaults,
 )
 from dflash_trt.checks import inspect
-from dflash_trt.config import Source, load_config
+from dflash_trt.config import Source, Storage, load_config
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session, use_one_pool
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.graphs.builder import GraphBuilder, Storage
+from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.weights.gguf import as_directory
 from dflash_trt.weights.gguf.blocks import FORMS, unpacked
 from dflash_trt.weights.gguf.header import read_header

@@ -27,9 +27,9 @@ from transformers import (
 
 from dflash_trt.checkpoints import load_target
 from dflash_trt.checks import inspect
+from dflash_trt.config import Storage
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
-from dflash_trt.graphs import Storage
 from dflash_trt.weights.gguf import LINK, as_directory, left_out, open_tensors
 from dflash_trt.weights.gguf.header import read_header
 from tests.support import families as tiny

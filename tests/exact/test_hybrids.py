@@ -32,9 +32,10 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding.proposer import view
+from dflash_trt.engine_kinds import GraphKind
 from dflash_trt.engines.onnxruntime import Engine, use_one_pool
 from dflash_trt.errors import CheckpointError
-from dflash_trt.graphs import Kind, target_graph
+from dflash_trt.graphs import target_graph
 from dflash_trt.graphs.builder import OPSET, PART_DOMAIN
 from dflash_trt.graphs.positions import inverse_frequencies
 from dflash_trt.speculation import Fixed, Proposal, SequenceView
@@ -256,7 +257,7 @@ def test_the_graph_has_the_standards_operator_and_the_cpus_its_own(case: Case) -
     model = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False)
     domains = {("", 24), ("com.microsoft", 1), (PART_DOMAIN, 1)}
     assert {(o.domain, o.version) for o in model.opset_import} == domains
-    kinds: dict[Kind, str] = {"onnxruntime": "com.microsoft", "pytorch": ""}
+    kinds: dict[GraphKind, str] = {"onnxruntime": "com.microsoft", "pytorch": ""}
     for kind, domain in kinds.items():
         graph = target_graph(case.built.target, (), 64, kind, most_drafts=15).model()
         recurrences = [node for node in graph.graph.all_nodes() if node.op_type == "Recur"]

@@ -28,10 +28,10 @@ from triton.runtime import JITFunction, driver
 
 from dflash_trt.builder.engines import EngineOptions
 from dflash_trt.checkpoints import load_drafter, load_target
+from dflash_trt.config import Storage
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.pytorch import launch
 from dflash_trt.engines.pytorch.engine import Engine
-from dflash_trt.graphs import Storage
 from tests.gpu.sizes import QWEN3_8B
 from tests.gpu.sparse import write_sparse_pair
 from tests.standins.triton_driver import Driver

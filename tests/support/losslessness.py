@@ -24,6 +24,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
+from dflash_trt.config import Storage
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammar,
@@ -39,7 +40,6 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.graphs.builder import Storage
 from dflash_trt.speculation import Adaptive, Fixed, Policy
 from dflash_trt.weights.gguf import as_directory
 from tests.support import ggufs, reference

@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 
 from dflash_trt.checkpoints import load_target
+from dflash_trt.config import Storage
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.graphs import target_graph
-from dflash_trt.graphs.builder import Storage
 from tests.support import families
 from tests.support.builds import build_engines
 from tests.support.op_profile import assert_in_profile

@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub import constants
 from pydantic import TypeAdapter, ValidationError
 
+from dflash_trt.checkpoints import load_target, target_shapes
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.hardware import PRESETS, Machine, find_machine
 from dflash_trt.planning import (
@@ -24,6 +25,7 @@ from dflash_trt.planning import (
 )
 from dflash_trt.planning.capacity import arena_slot, bytes_per_gpu, cache_bytes
 from dflash_trt.planning.rounds import draft_rate
+from tests.support import families
 from tests.support.commands import run
 from tests.support.hub import Repository, running_hub
 
@@ -397,3 +399,15 @@ def test_a_model_too_large_is_said(config: Path, tmp_path: Path) -> None:
     code, out, _ = run("plan", config, "--machine", "hgx-h100")
     assert code == 0
     assert "do not fit" in out
+
+
+@pytest.mark.parametrize("name", [*families.DENSE, *families.MOE, *families.HYBRIDS])
+def test_a_size_is_that_of_the_tensors(name: str, tmp_path: Path) -> None:
+    """But norms and biases."""
+    target = load_target(families.make(name, tmp_path).target_dir)
+    stored = sum(
+        math.prod(shape)
+        for name, shape in target_shapes(target.spec).items()
+        if len(shape) > 1 and not name.endswith("bias")
+    )
+    assert target_size(target.values).parameters == pytest.approx(stored, rel=0.01)

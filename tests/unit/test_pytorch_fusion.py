@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_trt.config import Storage
 from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.sequence import SequenceState
 from dflash_trt.engines import load_engine
@@ -22,7 +23,6 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.pytorch import GRAPH_FILE, fusion, operators
 from dflash_trt.engines.pytorch.engine import Engine
 from dflash_trt.engines.pytorch.program import Calls, Program
-from dflash_trt.graphs import Storage
 from dflash_trt.graphs.builder import PART_DOMAIN
 from dflash_trt.speculation import Fixed
 from dflash_trt.weights.gguf import as_directory

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from dflash_trt.builder import read_manifest
-from dflash_trt.config import Speculation
+from dflash_trt.config import Speculation, Storage
 from dflash_trt.decoding import Request, check_lossless, in_process
 from dflash_trt.engines import Engine, load_engine, onnxruntime, read_info, write_info
 from dflash_trt.engines.pytorch import GRAPH_FILE
 from dflash_trt.engines.pytorch.program import Program
 from dflash_trt.errors import EngineError
-from dflash_trt.graphs import Storage
 from dflash_trt.speculation import Choice, Fixed, NextStep
 from tests.support.builds import build_engines, build_pair
 from tests.support.equality import drafter_step, run_all, scheduler_of, target_step

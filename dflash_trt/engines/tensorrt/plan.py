@@ -41,7 +41,8 @@ USUAL_CONTEXT = 1024  # KV entries that a step is tuned for
 Profile = dict[str, tuple[int, int, int]]
 
 
-def build_plans(engines: Path, engine: TensorRT, prefill_chunk: int, report: Report) -> None:
+def compile_graphs(engines: Path, engine: TensorRT, prefill_chunk: int, report: Report) -> None:
+    """Turn the graphs of a build into plans."""
     directories = sorted(file.parent for file in engines.rglob(ENGINE_FILE))
     for done, directory in enumerate(directories):
         report("building the plans", done, len(directories))

@@ -21,9 +21,7 @@ import httpx
 from dflash_trt import tensorrt_llm
 from dflash_trt.builder.manifest import SHORT
 from dflash_trt.builder.opened import OpenedBuild
-from dflash_trt.engines import ENGINE_FILE, read_info, role_directories
-from dflash_trt.engines.pytorch import machine
-from dflash_trt.engines.tensorrt.library import check_machine
+from dflash_trt.engines import ENGINE_FILE, check_machine, read_info, role_directories
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving.control import RUNTIME, new_runtime, send_command
@@ -433,11 +431,7 @@ def find_repository(directory: Path) -> Path:
     repository = (directory / "model_repository").resolve()
     if (repository / "dflash" / "config.pbtxt").is_file():
         for engine in filter(Path.is_dir, role_directories(repository.parent / "engines")):
-            info = read_info(engine)  # report problems before Triton runs
-            if info.plan is not None:
-                check_machine(info)
-            elif info.kind == "pytorch":
-                machine.check_machine(info)
+            check_machine(read_info(engine))  # report problems before Triton runs
         return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
