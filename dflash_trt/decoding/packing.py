@@ -183,6 +183,12 @@ def pack_verified(verified: VerifyResult) -> VerifyTensors:
     )
 
 
+def nothing_to_draft() -> DraftInputTensors:
+    """Return the input of `draft` in a round that it has no part in."""
+    batch = np.array([0, Features.DROP.value, 0, 1])
+    return DraftInputTensors(batch, *_pack_drafter_input(None, 1))
+
+
 def unpack_drafter_input(tensors: DraftInputTensors) -> DrafterInput | None:
     numbers = tensors.anchors.tolist()
     if numbers[0][0] == NONE:

@@ -52,7 +52,6 @@ class PrefixCache:
         self._numbers = FIRST_BLOCK  # the next block's
         self._dropped: list[int] = []  # to be dropped by the engines
         self._dropping: list[int] = []  # by the next step, if it does not fail
-        self._paused = False
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -96,7 +95,7 @@ class PrefixCache:
             rows = min(max(seen - start, 0), BLOCK)
             block = self._blocks.get(key)
             if block is None:
-                if self._paused or not self._make_room(path):
+                if not self._make_room(path):
                     break
                 block = self._add(Block(key, self._numbers, rows))
                 self._numbers += 1
@@ -112,17 +111,9 @@ class PrefixCache:
         self._dropping = []
 
     def clear(self) -> None:
-        """Drop all blocks after a failed step, because the engines' state is unknown."""
+        """Drop all blocks: the engines' state is unknown, or the drafter has not seen them."""
         self._dropped += self._dropping
         self._dropping = []
-        self._drop_all()
-
-    def pause(self, paused: bool) -> None:
-        """Clear the cache; while paused is true, add nothing."""
-        self._paused = paused
-        self._drop_all()
-
-    def _drop_all(self) -> None:
         for block in [*self._blocks.values()]:
             self._drop(block)
 

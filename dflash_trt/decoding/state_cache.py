@@ -90,7 +90,7 @@ class StateCache(PrefixCache):
         buffered = max(len(tokens) - seen, 0) if in_sync else None
         size = self._state_blocks + self._blocks_of_features(buffered or 0)
         fits = size + len(tokens) // BLOCK <= self._limit
-        if self._paused or not tokens or not fits:
+        if not tokens or not fits:
             return self._take_dropped(), []
         path, stored = self._insert_blocks(salt, tokens, seen)
         start = len(path) * BLOCK

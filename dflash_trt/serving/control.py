@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dflash_trt.serving.channel import TIMEOUT, ask
 from dflash_trt.serving.keys import env_value
@@ -15,9 +15,6 @@ Command = Literal[
     "status",
     "drain",  # refuse new requests
     "end",  # refuse new requests, end the others with an error
-    "hold",  # a new drafter is about to load: hold the prefix cache, which it has not seen
-    "release",  # it may have loaded: running texts go on without drafts
-    "keep",  # it did not load: the old one drafts on
 ]
 
 
@@ -32,6 +29,15 @@ def send_command(runtime: Path, command: Command) -> HandlerStatus | None:
         return HandlerStatus(*ask(str(runtime / SOCKET), {"command": command}, TIMEOUT))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def load_drafter(runtime: Path, engine: Path, timeout: float) -> str:
+    """Have the drafter in this directory serve; return why it does not, or "".
+
+    Raises OSError or ValueError without an answer.
+    """
+    refusal: Any = ask(str(runtime / SOCKET), {"drafter": str(engine)}, timeout)
+    return str(refusal)
 
 
 def new_runtime() -> Path:

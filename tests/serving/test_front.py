@@ -4,6 +4,8 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.requests import parse_request
 from dflash_trt.speculation import CostProfile
 from tests.support.handlers import (
+    BROKEN,
     VOCAB,
     WAIT,
     CountingModel,
@@ -181,6 +184,47 @@ def test_each_drafted_text_has_its_acceptance(model: CountingModel) -> None:
         ask(front, max_tokens=1).next()  # no round
         ask(front, max_tokens=10, drafting=False).next()
     assert triton.value("dflash_request_acceptance_length_sum") == 3.0
+
+
+def _replaced_beside_a_text(
+    front: RequestHandler, model: CountingModel, drafter: str
+) -> tuple[Response, BaseException | None]:
+    """Replace the drafter while a text of 100 tokens runs, which takes 25 rounds with drafts."""
+    model.seconds = 0.01
+    reply = ask(front, max_tokens=100, ignore_eos=True)
+    wait_until(lambda: model.rounds > 2)
+    with ThreadPoolExecutor() as pool:
+        error = pool.submit(front.load_drafter, Path(drafter)).exception(WAIT)
+    model.seconds = 0.0
+    return reply.next()[0], error
+
+
+def test_a_new_drafter_takes_the_texts_that_begin(
+    front: RequestHandler, model: CountingModel
+) -> None:
+    part, error = _replaced_beside_a_text(front, model, "new")
+    assert (error, model.drafter) == (None, Path("new"))
+    assert part.token_ids == [token % VOCAB for token in range(2, 102)]
+    assert part.rounds[0] > 50  # it went on without drafts
+    assert ask(front, max_tokens=10).next()[0].rounds == [3]
+
+
+def test_a_drafter_that_does_not_load_costs_no_text_its_drafts(
+    front: RequestHandler, model: CountingModel
+) -> None:
+    part, error = _replaced_beside_a_text(front, model, "broken")
+    assert (error, model.drafter) == (BROKEN, Path("drafter"))
+    assert part.rounds == [25]
+
+
+def test_a_new_drafter_does_not_meet_the_old_ones_cache(model: CountingModel) -> None:
+    prompt = " ".join(f"w{number}" for number in range(40))
+    with open_front(model, prefix_cache=1) as front:
+        ask(front, prompt, max_tokens=1).next()
+        assert ask(front, prompt, max_tokens=1).next()[0].cached_tokens == [32]
+        front.load_drafter(Path("new"))
+        cached = [ask(front, prompt, max_tokens=1).next()[0].cached_tokens for _ in range(2)]
+        assert cached == [[0], [32]]  # the cache is empty, and filled again
 
 
 def test_a_deadline_ends_a_text_as_it_is(front: RequestHandler, model: CountingModel) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.errors import EngineError
 from dflash_trt.serving.answer import Chunk
-from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command
+from dflash_trt.serving.control import RUNTIME, HandlerStatus, load_drafter, send_command
 from dflash_trt.serving.model.unary import infer, start_listener
 from tests.support.request_tools import wait_until
 
@@ -33,17 +35,32 @@ WAIT = 10.0
 Submitted = Queue[tuple[Any, ...]]
 
 
+class StandIn:
+    """A request handler."""
+
+    def __init__(self, submitted: Submitted) -> None:
+        self._submitted = submitted
+
+    def control(self, _: object) -> HandlerStatus:
+        return HandlerStatus(1, 2)
+
+    def submit(self, inputs: Any, *rest: Any) -> None:
+        if inputs["n"] == BROKEN:
+            raise TypeError
+        self._submitted.put((inputs, *rest))
+
+    def load_drafter(self, engine: Path) -> None:
+        if not engine.exists():
+            raise EngineError(f"{engine} is not there", "Give another")
+        self._submitted.get(timeout=WAIT)  # it takes as long
+
+
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submitted]:
     monkeypatch.setenv(RUNTIME, str(tmp_path))
     submitted = Submitted()
 
-    def submit(inputs: Any, *rest: Any) -> None:
-        if inputs["n"] == BROKEN:
-            raise TypeError
-        submitted.put((inputs, *rest))
-
-    server = start_listener(lambda command: HandlerStatus(1, 2), submit)
+    server = start_listener(StandIn(submitted))
     yield submitted
     server.close()
 
@@ -97,6 +114,20 @@ def test_a_request_that_fails_at_once_ends_no_other(submitted: Submitted) -> Non
 def test_commands_come_the_same_way(submitted: Submitted, tmp_path: Path) -> None:
     assert send_command(tmp_path, "status") == HandlerStatus(1, 2)
     assert submitted.empty()
+
+
+def test_a_drafter_that_loads_holds_up_nobody(submitted: Submitted, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        refusal = pool.submit(load_drafter, tmp_path, tmp_path, WAIT)
+        for _ in range(3):
+            assert send_command(tmp_path, "status") == HandlerStatus(1, 2)
+        assert not refusal.done()
+        asked()
+        assert refusal.result(WAIT) == ""
+
+
+def test_a_drafter_that_does_not_load_says_why(submitted: Submitted, tmp_path: Path) -> None:
+    assert "nowhere is not there" in load_drafter(tmp_path, Path("nowhere"), WAIT)
 
 
 def test_a_model_that_is_not_there_is_unavailable(

@@ -19,12 +19,16 @@ from dflash_trt.builder.manifest import build_digest
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.builder.pipeline import build
 from dflash_trt.config import BuildConfig
+from dflash_trt.decoding import Request
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.model.engine_loop import RoundsInProcess
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.supervisor import update_drafter
+from dflash_trt.speculation import Fixed
 from tests.support.builds import edit_weights, quiet
 from tests.support.commands import run
-from tests.support.pycode import PYCODE, demo_config
+from tests.support.equality import scheduler_of
+from tests.support.pycode import PYCODE, demo_config, prompt_ids
 from tests.support.request_tools import wait_until
 from tests.support.servers import serve_ports, serving
 from tests.support.transports import Roads
@@ -89,17 +93,25 @@ class Served:
         return str(update_drafter(self.ports.http, self.builds[build], least))
 
 
-@pytest.fixture(scope="module")
-def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    directory = tmp_path_factory.mktemp("updates")
+@pytest.fixture(
+    scope="module", params=["ensemble", pytest.param("in_process", marks=pytest.mark.models)]
+)
+def served(
+    request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    directory, config = tmp_path_factory.mktemp("updates"), demo_config()
+    serving_here = config.serving.model_copy(update={"mode": request.param})
+    config = config.model_copy(update={"serving": serving_here})
     builds = {
         "a": built,
-        "target": build_changed(directory / "target", "target", 0.1),
-        "drafter": build_changed(directory / "drafter", "drafter", 0.05),
-        "bad": build_changed(directory / "bad", "drafter", 3.0),
+        "target": build_changed(directory / "target", "target", 0.1, config),
+        "drafter": build_changed(directory / "drafter", "drafter", 0.05, config),
+        "bad": build_changed(directory / "bad", "drafter", 3.0, config),
     }
+    if request.param != "ensemble":
+        builds["a"] = build_changed(directory / "a", "drafter", 0.0, config)
     ports = serve_ports()
-    with serving(built, ports) as (process, _):
+    with serving(builds["a"], ports) as (process, _):
         yield Served(ports, builds)
         process.terminate()
         process.wait(WAIT)
@@ -138,6 +150,24 @@ def test_twenty_updates_under_load(served: Served) -> None:
             else:
                 assert "serves" in served.update(("drafter", "a")[number % 2])
         served.update("a", least=0.0)
+
+
+def test_in_process_it_is_replaced_between_two_rounds(built: Path) -> None:
+    engines, prompt = built / "engines", prompt_ids(1)[0]
+    rounds = RoundsInProcess(engines)
+    scheduler = scheduler_of(rounds, Fixed(7), slots=2, max_seq_len=256)
+    old = scheduler.submit(Request(prompt, TOKENS))
+    for _ in range(4):
+        scheduler.step()
+    drafts = old.drafted
+    rounds.load_drafter(engines / "drafter")
+    old.lose_drafter()
+    new = scheduler.submit(Request(prompt, TOKENS))
+    while scheduler.has_work:
+        scheduler.step()
+    assert old.tokens == new.tokens
+    assert old.drafted == drafts > 0
+    assert new.acceptance_length > 2
 
 
 def test_what_cannot_be_taken_is_said(served: Served, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dflash_trt.decoding import (
     SequenceResult,
 )
 from dflash_trt.engines.info import EngineInfo, write_info
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.serving.answer import OUTPUTS, Chunk, to_arrays
 from dflash_trt.serving.model.engine_loop import EngineLoop
 from dflash_trt.serving.model.metrics import Metrics
@@ -35,6 +35,7 @@ from tests.support.triton_metrics import Triton
 
 WAIT = 10.0
 VOCAB = 100
+BROKEN = EngineError("it is broken", "Give another")
 BEST = 3  # log-probabilities of a place: the token's own and of so many less one
 
 
@@ -78,6 +79,7 @@ class CountingModel:
         self.rounds = 0
         self.seconds = 0.0  # of a round
         self.prompts: list[int] = []  # first token of each prompt, in the order they were run
+        self.drafter = Path("drafter")  # that drafts
 
     def __call__(self, round: Round) -> RoundResult:
         first = round.sequences[0]
@@ -95,6 +97,11 @@ class CountingModel:
             return RoundResult(results, 0.0)
         candidates = [_next_numbers(sequence, round.draft_tokens) for sequence in round.sequences]
         return RoundResult(results, 0.0, DraftResult(candidates, 0.0))
+
+    def load_drafter(self, engine: Path) -> None:
+        if engine.name == "broken":
+            raise BROKEN
+        self.drafter = engine
 
 
 def _count_up(sequence: RoundSequence) -> SequenceResult:

@@ -362,8 +362,7 @@ class SchedulerModel(RuleBasedStateMachine):
         for sequence in self.scheduler.sequences:
             sequence.lose_drafter()
         if self.cache is not None:
-            self.cache.pause(True)
-            self.cache.pause(False)
+            self.cache.clear()
 
     @invariant()
     def each_is_in_one_place(self) -> None:

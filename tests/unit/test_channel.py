@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketSer
     """Listen at the socket of `dflash`."""
     monkeypatch.setenv(RUNTIME, str(tmp_path))
     monkeypatch.setattr(unary, "TIMEOUT", 0.2)
-    server = unary.start_listener(lambda command: HandlerStatus(1, 2), lambda *_: None)
+    server = unary.start_listener(Mock(control=lambda command: HandlerStatus(1, 2)))
     yield server
     server.close()
 
@@ -42,6 +43,7 @@ def test_who_sends_no_message_holds_up_nobody_for_long(
     "line",
     [
         *(b"5", b"null", b"[]", b'"command"', b'{"command": []}', b'{"command": {}}', b"{}"),
+        *(b'"drafter"', b'{"drafter": 5}'),
         *(b'{"inputs": 5}', b'{"inputs": {"a": 5}, "timeout": 1}', b"[" * 9999),
         *(b"\xff", b"NaN", b"no JSON"),
     ],

@@ -18,11 +18,11 @@ from dflash_trt.serving.http import Phase, codec
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.supervisor import supervisor
+from dflash_trt.serving.supervisor import process, supervisor
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import Child, Children
 from dflash_trt.serving.supervisor.key_file import KeyFile
-from dflash_trt.serving.supervisor.process import Load, Server
+from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.supervisor.supervisor import Supervised, supervise
 from dflash_trt.serving.supervisor.upkeep import Upkeep
 from tests.support.request_tools import wait_until
@@ -44,6 +44,7 @@ class StandIn:
     starts: bool = True  # the application, again
     log: Any = None
     restarted: bool = False
+    loads_drafter: bool = False
 
     def ended(self) -> str | None:
         self.looks += 1
@@ -143,20 +144,19 @@ def test_an_application_that_ends_while_triton_starts_is_started(stand_in: Stand
 def test_a_child_is_not_taken_away_while_somebody_looks_at_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`update-drafter` closes its descriptor, whose number may then be another file's."""
+    """A restart closes its descriptor, whose number may then be another file's."""
     children, taken = Children(), threading.Event()
     process = subprocess.Popen(["sleep", "1000"])
 
-    def take() -> None:
-        for child in children.take("draft"):
-            child.close()
+    def forget() -> None:
+        children.forget()
         taken.set()
 
-    def look(child: Child) -> bool:
-        thread = threading.Thread(target=take)
+    def look(_: Child) -> bool:
+        thread = threading.Thread(target=forget)
         thread.start()
         thread.join(0.2)
-        return taken.is_set() or child.handle < 0
+        return taken.is_set()
 
     try:
         children.hold({process.pid: "draft"}, os.getpid())
@@ -172,24 +172,25 @@ def test_a_child_is_not_taken_away_while_somebody_looks_at_it(
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("load", "command"),
-    [
-        (Load(is_done=True), "release"),
-        (Load(is_done=False, refusal="it is broken"), "keep"),
-        (Load(is_done=False), "release"),  # without an answer it may load yet
-    ],
-)
-def test_a_drafter_that_does_not_load_leaves_the_old_one(load: Load, command: str) -> None:
-    server = Mock()
-    server.health.config.return_value = {"parameters": {"engine": {}}}
-    server.health.load.return_value = load
-    if load.is_done:
-        Server.load_drafter(server, Path("build"))
-    else:
-        with pytest.raises(ServerError, match="the drafter did not load"):
+def test_a_server_that_loads_a_drafter_is_not_taken_for_hung(stand_in: StandIn) -> None:
+    stand_in.loads_drafter = True
+    stand_in.status = 503
+    before = stand_in.looks
+    wait_until(lambda: stand_in.looks > before + 20)
+    assert not stand_in.told
+    stand_in.loads_drafter = False
+    wait_until(lambda: stand_in.told == ["unready"])
+
+
+def test_a_drafter_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = ["it is broken", TimeoutError(), ValueError(), ""]
+    monkeypatch.setattr(process, "load_drafter", Mock(side_effect=answers))
+    server: Any = Mock()
+    for reason in ("it is broken", "does not answer", "does not answer"):
+        with pytest.raises(ServerError, match=f"the drafter did not load: .*{reason}"):
             Server.load_drafter(server, Path("build"))
-    assert [call.args[0] for call in server.send_command.call_args_list] == ["hold", command]
+        assert not server.loads_drafter
+    Server.load_drafter(server, Path("build"))
 
 
 # --- the key file -------------------------------------------------------------------------------

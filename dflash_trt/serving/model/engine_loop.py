@@ -1,9 +1,13 @@
 """The decoder over our own engines: a thread that runs the scheduler."""
 
 import logging
+import queue
 import threading
 import time
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -12,16 +16,18 @@ from dflash_trt.decoding import (
     Grammars,
     PrefixCache,
     Request,
-    RunRound,
+    Round,
+    RoundResult,
     Scheduler,
     SequenceState,
     WaitingQueue,
     block_bytes,
+    in_process,
     measure,
     open_prefix_cache,
     strategy,
 )
-from dflash_trt.engines import read_info, read_infos
+from dflash_trt.engines import load_engine, load_engines, read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import (
@@ -29,7 +35,6 @@ from dflash_trt.serving.model.request_handler import (
     NON_FINITE,
     UNAVAILABLE,
     Deliver,
-    DrafterChange,
 )
 from dflash_trt.speculation import CostProfile
 from dflash_trt.wire import Settings
@@ -46,6 +51,37 @@ class EngineGoneError(Exception):
     """A round failed because the process of `verify` or `draft` is gone; others will fail too."""
 
 
+class Rounds(Protocol):
+    """A `RunRound` whose drafter can be replaced."""
+
+    def __call__(self, round: Round) -> RoundResult: ...
+
+    def load_drafter(self, engine: Path) -> None:
+        """Have later rounds draft by the engine in this directory; an error leaves the old one."""
+
+
+class RoundsInProcess:
+    """Rounds on the engines of a build, in this process."""
+
+    def __init__(self, engines: Path) -> None:
+        self._target, drafter = load_engines(engines)
+        self._run = in_process(self._target, drafter)
+
+    def __call__(self, round: Round) -> RoundResult:
+        return self._run(round)
+
+    def load_drafter(self, engine: Path) -> None:
+        self._run = in_process(self._target, load_engine(engine))
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """A drafter that is to serve."""
+
+    engine: Path
+    done: "Future[None]"
+
+
 class EngineLoop:
     """A `request_handler.Decoder` on our own engines."""
 
@@ -53,7 +89,7 @@ class EngineLoop:
         self,
         settings: Settings,
         engines: Path,
-        run_round: RunRound,
+        rounds: Rounds,
         metrics: Metrics,
         tokenizer: Tokenizer,
     ) -> None:
@@ -67,12 +103,12 @@ class EngineLoop:
             infos = read_infos(engines)
             self._block_bytes = block_bytes(infos)
             self._prefix_cache = open_prefix_cache(settings.prefix_cache * 2**20, infos)
-        self._run_round = run_round
+        self._rounds = rounds
         self._metrics = metrics
         self._costs: CostProfile | None = None
-        self._drafter_change: DrafterChange | None = None  # to be noticed by the thread
+        self._replacements: queue.SimpleQueue[_Replacement] = queue.SimpleQueue()
         self._closing = False
-        self._changed = threading.Condition()  # guards both; notified of new work
+        self._changed = threading.Condition()  # guards it; notified of new work
 
     def is_ready_for(self, request: Request) -> bool:
         return request.grammar is None or self._grammars.is_ready(request.grammar)
@@ -96,11 +132,12 @@ class EngineLoop:
         with self._changed:
             self._changed.notify_all()
 
-    def change_drafter(self, change: DrafterChange) -> None:
-        """Pause the prefix cache while one loads; sequences that run then lose their drafter."""
-        with self._changed:
-            self._drafter_change = change
-            self._changed.notify_all()
+    def load_drafter(self, engine: Path) -> None:
+        """Have the thread replace the drafter between two steps; wait for that."""
+        replacement = _Replacement(engine, Future())
+        self._replacements.put(replacement)
+        self.wake()
+        replacement.done.result()
 
     def close(self, timeout: float) -> None:
         with self._changed:
@@ -112,7 +149,7 @@ class EngineLoop:
         settings = self._settings
         policy, proposer = strategy(settings.speculation, self._target, self._costs)
         return Scheduler(
-            self._run_round,
+            self._rounds,
             slots=settings.slots,
             max_seq_len=settings.max_seq_len,
             prefill_chunk=min(settings.prefill_chunk, self._target.widest),
@@ -137,12 +174,13 @@ class EngineLoop:
                     self._end_failed_step(sequences, error)
 
     def _has_work(self) -> bool:
-        return self._scheduler.has_work or self._drafter_change is not None
+        return self._scheduler.has_work or not self._replacements.empty()
 
     def _step(self, sequences: list[SequenceState]) -> None:
         """Run one scheduler step; add sequences that joined to `sequences`."""
         scheduler = self._scheduler
-        self._take_drafter_change()
+        if not self._replacements.empty():
+            self._replace_drafter(self._replacements.get())
         for sequence in scheduler.sequences:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
@@ -155,17 +193,18 @@ class EngineLoop:
             self._deliver(sequence, message=sequence.failure or NON_FINITE)
         self._report_step(scheduler, seconds)
 
-    def _take_drafter_change(self) -> None:
-        with self._changed:
-            change, self._drafter_change = self._drafter_change, None
-        if change is None:
+    def _replace_drafter(self, replacement: _Replacement) -> None:
+        """Load a drafter. It has seen no tokens: texts that run go on without drafts."""
+        try:
+            self._rounds.load_drafter(replacement.engine)
+        except Exception as error:
+            replacement.done.set_exception(error)
             return
+        for sequence in self._scheduler.sequences:
+            sequence.lose_drafter()
         if self._prefix_cache is not None:
-            # cleared, even if the drafter has loaded meanwhile
-            self._prefix_cache.pause(change == "loading")
-        if change == "loaded":
-            for sequence in self._scheduler.sequences:
-                sequence.lose_drafter()
+            self._prefix_cache.clear()
+        replacement.done.set_result(None)
 
     def _report_step(self, scheduler: Scheduler, seconds: float) -> None:
         report = scheduler.report
@@ -196,7 +235,7 @@ class EngineLoop:
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
-                self._costs = measure(self._run_round, self._target)
+                self._costs = measure(self._rounds, self._target)
                 return
             except EngineGoneError:
                 time.sleep(WAIT_LOADED)

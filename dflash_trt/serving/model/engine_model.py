@@ -1,7 +1,8 @@
 """The base of the Triton models `verify` and `draft`: an engine, and one step per request.
 
 Any client can reach them over gRPC; calls without the key are refused, and only Triton's own model
-processes have it. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
+processes have it. A call may name another engine in the parameter `engine`, which replaces the old
+one before the step. `verify` owns the `FeatureBuffer` (`model_repository/verify/1/model.py`).
 """
 
 import json
@@ -11,10 +12,13 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb
 
 from dflash_trt.engines import load_engine
+from dflash_trt.errors import EngineError
 from dflash_trt.serving.keys import INTERNAL_KEY, env_value, is_key
 from dflash_trt.serving.log import configure
-from dflash_trt.serving.model.tensors import from_request, to_tensors
+from dflash_trt.serving.model.tensors import from_request, parameters, to_tensors
 from dflash_trt.serving.processes import end_with_server, hide_shared_memory
+
+ENGINE = "engine"  # parameter of a model and of a request: a directory
 
 
 class EngineModel:
@@ -31,8 +35,8 @@ class EngineModel:
         end_with_server()
         hide_shared_memory()
         configure()
-        parameters = json.loads(args["model_config"])["parameters"]
-        engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
+        config = json.loads(args["model_config"])["parameters"]
+        engine = Path(args["model_repository"]) / config[ENGINE]["string_value"]
         self.engine = load_engine(engine.resolve(), alone=True)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -44,7 +48,12 @@ class EngineModel:
             message = "This model is internal. Send requests to the model dflash."
             return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))
         try:
+            engine = parameters(request).get(ENGINE)
+            if engine is not None:
+                self.engine = load_engine(Path(engine), alone=True)
             output = self.step(from_request(self.input_type, request))
+        except EngineError as error:
+            return pb.InferenceResponse(error=pb.TritonError(str(error)))
         except Exception as error:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()

@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dflash_trt.decoding import Grammar, Request, SamplingParams, SequenceState, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.model.metrics import Metrics
-from dflash_trt.serving.model.request_handler import INTERNAL, INVALID, Deliver, DrafterChange
+from dflash_trt.serving.model.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.processes import end_process
 from dflash_trt.tensorrt_llm import ARGS_FILE, with_local_target
 from dflash_trt.wire import Settings
@@ -167,7 +168,7 @@ class TensorRTLLM:
         with suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._cancel_and_start)
 
-    def change_drafter(self, change: DrafterChange) -> None:
+    def load_drafter(self, engine: Path) -> None:
         raise NotImplementedError  # it is part of the LLM
 
     def close(self, timeout: float) -> None:

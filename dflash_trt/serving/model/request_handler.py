@@ -13,7 +13,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -50,9 +51,6 @@ class Deliver(Protocol):
     def __call__(self, sequence: SequenceState, code: str = ..., message: str = ...) -> None: ...
 
 
-DrafterChange = Literal["loading", "loaded", "kept"]
-
-
 class Decoder(Protocol):
     def is_ready_for(self, request: Request) -> bool:
         """Return whether `new_sequence` returns at once: its grammar may take seconds to compile.
@@ -68,8 +66,8 @@ class Decoder(Protocol):
     def wake(self) -> None:
         """Look at the queue and at `dropped` sequences, which must end as "cancelled"."""
 
-    def change_drafter(self, change: DrafterChange) -> None:
-        """Prepare for a new drafter, or with `done` use it; it has seen no tokens yet."""
+    def load_drafter(self, engine: Path) -> None:
+        """Have the drafter in this directory serve; any error leaves the old one. Thread-safe."""
 
     def close(self, timeout: float) -> None: ...
 
@@ -134,12 +132,6 @@ class RequestHandler:
 
     def control(self, command: Command) -> HandlerStatus:
         match command:
-            case "hold":
-                self._decoder.change_drafter("loading")
-            case "release":
-                self._decoder.change_drafter("loaded")
-            case "keep":
-                self._decoder.change_drafter("kept")
             case "drain":
                 self._refuse_new()
             case "end":
@@ -148,6 +140,10 @@ class RequestHandler:
             case "status":
                 pass
         return HandlerStatus(self._admitted.total(), self._metrics.progress)
+
+    def load_drafter(self, engine: Path) -> None:
+        """Replace the drafter; see `Decoder.load_drafter`."""
+        self._decoder.load_drafter(engine)
 
     def _refuse_new(self) -> None:
         with self._lock:

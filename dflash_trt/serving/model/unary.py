@@ -12,13 +12,16 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from dflash_trt.serving.answer import Array, Chunk, to_arrays
 from dflash_trt.serving.channel import TIMEOUT, SocketServer, connect, receive, send
 from dflash_trt.serving.control import Command, HandlerStatus, socket_path
+from dflash_trt.serving.model.response_sender import Reply
 
 log = logging.getLogger(__name__)
 
@@ -32,35 +35,64 @@ GONE = "UNAVAILABLE", "The model dflash is not running. Try again later."
 NOT_READ = "The request could not be read. The server's log says why."
 
 
-def start_listener(
-    command: Callable[[Command], HandlerStatus], submit: Callable[..., None]
-) -> SocketServer:
-    """Start the server of the model's socket.
+class Handler(Protocol):
+    """The parts of `request_handler.RequestHandler` that are reached over the socket."""
 
-    command: answers those of `send_command`; submit: `RequestHandler.submit`, which gets what `ask`
-    sends.
-    """
+    def control(self, command: Command) -> HandlerStatus: ...
+
+    def load_drafter(self, engine: Path) -> None: ...
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None,
+        client: str,
+        request_id: str,
+    ) -> None: ...
+
+
+def start_listener(handler: Handler) -> SocketServer:
+    """Start the server of the model's socket; requests and a drafter are answered later."""
 
     def serve(connection: socket.socket) -> None:
         message = receive(connection, TIMEOUT)
-        if "command" not in message:
-            _take(connection, message, submit)
-            return
-        with connection:
-            send(connection, command(message["command"]))
+        if "command" in message:
+            _answer(connection, handler.control(message["command"]))
+        elif "drafter" in message:
+            load = partial(_load_drafter, connection, Path(message["drafter"]), handler)
+            threading.Thread(target=load, daemon=True).start()
+        else:
+            _take(connection, message, handler)
 
     path = socket_path()
     path.unlink(missing_ok=True)  # left by a process that was killed
     return SocketServer(str(path), serve)
 
 
-def _take(
-    connection: socket.socket, request: Mapping[str, Any], submit: Callable[..., None]
-) -> None:
+def _load_drafter(connection: socket.socket, engine: Path, handler: Handler) -> None:
+    refusal = ""
+    try:
+        handler.load_drafter(engine)
+    except Exception as error:
+        log.exception("a drafter did not load")
+        refusal = str(error)
+    _answer(connection, refusal)
+
+
+def _answer(connection: socket.socket, answer: Any) -> None:
+    """Send the only answer of a connection."""
+    with suppress(OSError), connection:  # the client may have left
+        connection.settimeout(ANSWER_TIMEOUT)
+        send(connection, answer)
+
+
+def _take(connection: socket.socket, request: Mapping[str, Any], handler: Handler) -> None:
     reply = _Reply(connection)
     try:
         inputs = _from_json(request["inputs"])
-        submit(inputs, reply, request["timeout"], request["client"], request["request_id"])
+        timeout, client = request["timeout"], request["client"]
+        handler.submit(inputs, reply, timeout, client, request["request_id"])
     except Exception:
         log.exception("a request could not be read")
         reply.fail("INTERNAL", NOT_READ)
@@ -73,19 +105,14 @@ class _Reply:
         self._connection = connection
 
     def send(self, chunks: Sequence[Chunk], *, last: bool) -> None:
-        self._answer({"outputs": _to_json(to_arrays(chunks))})
+        _answer(self._connection, {"outputs": _to_json(to_arrays(chunks))})
 
     def fail(self, code: str, message: str) -> None:
-        self._answer({"code": code, "message": message})
+        _answer(self._connection, {"code": code, "message": message})
 
     def cancelled(self) -> bool:
         """Return whether the connection has ended: nothing else follows a request."""
         return _is_readable(self._connection, 0.0)
-
-    def _answer(self, answer: Mapping[str, Any]) -> None:
-        with suppress(OSError), self._connection as connection:  # the client may have left
-            connection.settimeout(ANSWER_TIMEOUT)
-            send(connection, answer)
 
 
 def _is_readable(connection: socket.socket, seconds: float) -> bool:

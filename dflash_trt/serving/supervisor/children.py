@@ -63,13 +63,6 @@ class Children:
         with self._lock:
             return next((child for child in self._held.values() if child.has_ended), None)
 
-    def take(self, model: str) -> list[Child]:
-        """Return the processes of a model, to be closed by the caller, and forget them."""
-        with self._lock:
-            taken = [child for child in self._held.values() if child.model == model]
-            self._held = {pid: child for pid, child in self._held.items() if child.model != model}
-        return taken
-
     def kill(self, seconds: float) -> None:
         """End all of them, wait for that at most `seconds`, and forget them."""
         with self._lock:

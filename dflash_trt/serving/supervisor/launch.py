@@ -83,7 +83,7 @@ def command(
         str(binary.path),
         f"--model-repository={repository}",
         *binary.arguments,
-        "--model-control-mode=explicit",  # `update-drafter` loads another `draft`
+        "--model-control-mode=explicit",  # `end_readiness` loads a model
         "--load-model=*",
         f"--http-address={LOOPBACK}",
         f"--grpc-address={in_url(security.host)}",

@@ -9,9 +9,8 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.engines import ENGINE_FILE, check_machine, read_info, role_directories
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
-from dflash_trt.serving.control import RUNTIME, new_runtime, send_command
+from dflash_trt.serving.control import RUNTIME, load_drafter, new_runtime, send_command
 from dflash_trt.serving.keys import (
     CLIENT_KEY_VARIABLE,
     INTERNAL_KEY,
@@ -66,7 +65,6 @@ STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
 STOP_TIMEOUT = EXIT_TIMEOUT + 3.0  # seconds
 KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
-DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # Triton's words for a model whose process was killed
 OK, UNAVAILABLE = 200, 503
 # a Python model's exception: the message, then a traceback
@@ -76,14 +74,6 @@ HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
 Say = Callable[[str], None]
 Probe = Callable[[float], int | None]  # timeout in seconds to an HTTP status, None without answer
-
-
-@dataclass(frozen=True)
-class Load:
-    """What became of a model that Triton was to load."""
-
-    is_done: bool
-    refusal: str = ""  # Triton's words; the model that was there serves on
 
 
 class Health:
@@ -115,14 +105,6 @@ class Health:
             return None
         return {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
 
-    def load(self, model: str, config: object, timeout: float) -> Load:
-        """Reload a model with another config."""
-        body = {"parameters": {"config": json.dumps(config)}}
-        status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
-        if status == OK:
-            return Load(is_done=True)
-        return Load(is_done=False, refusal=answer)
-
     def end_readiness(self) -> None:
         """Have Triton say that it is not ready, while it answers everything.
 
@@ -132,10 +114,6 @@ class Health:
         parameters = {"config": json.dumps(config), "file:1/none": ""}
         body = {"parameters": parameters}
         self._ask("POST", "repository/models/leaving/load", HTTP_TIMEOUT, body)
-
-    def config(self, model: str) -> dict[str, Any] | None:
-        status, answer = self._ask("GET", f"models/{model}/config", HTTP_TIMEOUT)
-        return json.loads(answer) if status == OK else None
 
     def close(self) -> None:
         """Close the connections, which a stopping server would wait for."""
@@ -214,6 +192,7 @@ class Server:
         self._lock = claim(self._runtime, self.shm_prefix)
         self._environments: set[str] = set()  # of others, when Triton was started
         self._children = Children()  # the model processes seen since the start
+        self.loads_drafter = False  # meanwhile no round runs
 
     def __enter__(self) -> "Server":
         try:
@@ -367,34 +346,17 @@ class Server:
         """Return the model of each process that runs one now."""
         return models_of(self.process.pid)
 
-    @contextmanager
-    def reloading(self, model: str) -> Iterator[None]:
-        """Allow a model's process to be replaced within the block."""
-        old = self._children.take(model)
-        try:
-            yield
-        finally:
-            deadline = time.monotonic() + STUB_TIMEOUT  # for the old ones to end
-            while [*self.stubs().values()].count(model) > 1 and time.monotonic() < deadline:
-                time.sleep(0.1)
-            self._hold_children()
-            for child in old:
-                child.close()
-
     def load_drafter(self, build: Path) -> None:
         """Replace the running drafter by another build's; ServerError if that fails."""
-        config = self.health.config(DRAFTER)
-        held = self.send_command("hold")
-        if config is None or held is None:
-            self.send_command("keep")
-            raise ServerError("the drafter did not load: the server does not answer", self._hint())
-        config["parameters"]["engine"]["string_value"] = str(build / "engines" / "drafter")
-        load = self.health.load(DRAFTER, config, START_TIMEOUT)
-        # without an answer it may have loaded, or do so later
-        self.send_command("keep" if load.refusal else "release")
-        if not load.is_done:
-            reason = load.refusal or "it did not answer"
-            raise ServerError(f"the drafter did not load: {reason}", self._hint())
+        self.loads_drafter = True
+        try:
+            refusal = load_drafter(self._runtime, build / "engines" / "drafter", START_TIMEOUT)
+        except (OSError, ValueError):
+            refusal = "the server does not answer"
+        finally:
+            self.loads_drafter = False
+        if refusal:
+            raise ServerError(f"the drafter did not load: {refusal}", self._hint())
 
     def stop(self, seconds: float = STOP_TIMEOUT) -> None:
         """Stop the server and its model processes, at once after `seconds`."""

@@ -116,8 +116,8 @@ def _watch_requests(
 ) -> None:
     """Report when no round succeeds although one was requested; end an application that hangs.
 
-    A server that has processed tokens since the last look is not asked for a round. A refusal
-    proves nothing: the queue is also full when rounds hang.
+    A server that has processed tokens since the last look, or that loads a drafter, is not asked
+    for a round. A refusal proves nothing: the queue is also full when rounds hang.
     """
     server, application, door = watched.server, watched.application, watched.door
     last_alive = last_round = time.monotonic()
@@ -127,7 +127,8 @@ def _watch_requests(
         status = server.send_command("status")
         before, progress = progress, status and status.progress
         progressed = progress is not None and progress != before
-        answered = alive and (progressed or door.probe(PROBE_INTERVAL) == OK)
+        runs = progressed or server.loads_drafter
+        answered = alive and (runs or door.probe(PROBE_INTERVAL) == OK)
         if over.is_set():
             return
         now = time.monotonic()

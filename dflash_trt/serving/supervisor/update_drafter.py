@@ -1,9 +1,8 @@
 """Replacement of a served drafter under load: `dflash-trt update-drafter`.
 
-Triton loads the new `draft` beside the old one, which then ends. A drafter affects only speed, so
-it is measured in place, and the old one restored if it is worse. The command reaches the same
-user's `serve` through an abstract Unix socket named after the HTTP port, which disappears with the
-process.
+The engine loop replaces it between two rounds. A drafter affects only speed, so it is measured in
+place, and the old one restored if it is worse. The command reaches the same user's `serve` through
+an abstract Unix socket named after the HTTP port, which disappears with the process.
 """
 
 import time
@@ -21,7 +20,7 @@ from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
 from dflash_trt.serving.channel import SocketServer, ask, json_server
-from dflash_trt.serving.supervisor.process import DRAFTER, Say, Server, find_repository
+from dflash_trt.serving.supervisor.process import Say, Server, find_repository
 
 # several kinds of text, because drafters differ by kind
 TEXTS = (
@@ -110,7 +109,7 @@ class Updates:
         if not differ_in_drafter_alone(old.manifest, new.manifest):
             raise ServerError(
                 f"{new.directory} differs from {old.directory} in more than the drafter's weights, "
-                "or runs in one process",
+                "or there is no drafter that can be replaced",
                 "Roll it out as a new server: docs/release.md",
             )
         need, free = size_of(new.directory / "engines" / "drafter"), free_memory()
@@ -121,22 +120,21 @@ class Updates:
                 "Give the machine more, or restart `serve` with the new build",
             )
         before, process = self._tokens_per_round(), server.process
-        with server.reloading(DRAFTER):
-            server.load_drafter(new.directory)
-            try:
-                new.check_unchanged()
-                after = self._tokens_per_round()
-                if after < least_acceptance * before:
-                    raise ServerError(
-                        f"the drafter of {new.directory} commits {after:.2f} tokens a round, the "
-                        f"running one {before:.2f}",
-                        "Serve a better one, or allow the fall with a lower --least-acceptance",
-                    )
-                if server.process is not process:  # the old drafter was restarted
-                    raise ServerError("the server died meanwhile", "Try it again")
-            except DflashError:
-                server.load_drafter(old.directory)
-                raise
+        server.load_drafter(new.directory)
+        try:
+            new.check_unchanged()
+            after = self._tokens_per_round()
+            if after < least_acceptance * before:
+                raise ServerError(
+                    f"the drafter of {new.directory} commits {after:.2f} tokens a round, the "
+                    f"running one {before:.2f}",
+                    "Serve a better one, or allow the fall with a lower --least-acceptance",
+                )
+            if server.process is not process:  # the old drafter was restarted
+                raise ServerError("the server died meanwhile", "Try it again")
+        except DflashError:
+            server.load_drafter(old.directory)
+            raise
         server.build = new  # used by a restart
         self._tell_drafter(new.manifest["name"], new.digest)
         name, digest = new.manifest["name"], new.digest
@@ -162,7 +160,8 @@ def differ_in_drafter_alone(old: Manifest, new: Manifest) -> bool:
         unchanged = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
         return {**unchanged, **dict.fromkeys(FOLLOWING), "name": manifest["name"]}
 
-    return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
+    has_drafter = any(name.startswith(DRAFTER_FILES) for name in old["files"])
+    return has_drafter and rest(old) == rest(new)
 
 
 def update_drafter(http_port: int, build: Path, least_acceptance: float) -> Replacement:

@@ -7,10 +7,11 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding import in_process
 from dflash_trt.decoding.packing import (
     CheckedTensors,
+    DraftTensors,
     RoundResultTensors,
+    nothing_to_draft,
     pack_round,
     unpack_result,
 )
@@ -19,7 +20,8 @@ from dflash_trt.serving.answer import to_arrays
 from dflash_trt.serving.keys import client_of, key_tensor
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.model import llm
-from dflash_trt.serving.model.engine_loop import EngineGoneError, EngineLoop
+from dflash_trt.serving.model.engine_loop import EngineGoneError, EngineLoop, RoundsInProcess
+from dflash_trt.serving.model.engine_model import ENGINE
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import RequestHandler
 from dflash_trt.serving.model.tensors import (
@@ -48,9 +50,8 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in parameters.items()}
         here = Path(args["model_repository"])
-        engines = (here / parameters["engines"]).resolve()
         if parameters["mode"] == KIND:
-            parameters |= llm.limits(read_llm_args(engines / KIND))
+            parameters |= llm.limits(read_llm_args(here / parameters["engines"] / KIND))
         settings = Settings.from_parameters(parameters)
         folder = here / settings.tokenizer
         tokenizer = load_tokenizer(folder)
@@ -59,10 +60,10 @@ class TritonPythonModel:
             settings,
             tokenizer,
             load_chat_template(folder),
-            decoder(settings, engines, self.metrics, tokenizer),
+            decoder(settings, here, self.metrics, tokenizer),
             self.metrics,
         )
-        self.listener = start_listener(self.handler.control, self.handler.submit)
+        self.listener = start_listener(self.handler)
 
     def execute(self, requests):
         for request in requests:
@@ -81,27 +82,37 @@ class TritonPythonModel:
         self.metrics.close()
 
 
-def decoder(settings, engines, metrics, tokenizer):
+def decoder(settings, here, metrics, tokenizer):
     """By the build's mode."""
+    engines = (here / settings.engines).resolve()
     if settings.mode == KIND:
         args = read_llm_args(engines / KIND)
         return llm.TensorRTLLM(settings, args, metrics, channels=has_channels(tokenizer))
-    if settings.mode == "ensemble":
-        return EngineLoop(settings, engines, call_ensemble, metrics, tokenizer)
-    from dflash_trt.engines import load_engines  # noqa: PLC0415
-
-    return EngineLoop(settings, engines, in_process(*load_engines(engines)), metrics, tokenizer)
+    rounds = Ensemble() if settings.mode == "ensemble" else RoundsInProcess(engines)
+    return EngineLoop(settings, engines, rounds, metrics, tokenizer)
 
 
-def call_ensemble(round):
-    """One round of all active sequences: the ensemble verify -> draft, or verify alone."""
-    model, output = "verify", CheckedTensors
-    if round.needs_drafter:
-        model, output = "draft_verify", RoundResultTensors
+class Ensemble:
+    """Rounds of Triton's models."""
+
+    def __call__(self, round):
+        """One round of all active sequences: the ensemble verify -> draft, or verify alone."""
+        model, output = "verify", CheckedTensors
+        if round.needs_drafter:
+            model, output = "draft_verify", RoundResultTensors
+        response = call(model, pack_round(round), output)
+        return unpack_result(from_response(output, response), round)
+
+    def load_drafter(self, engine):
+        call("draft", nothing_to_draft(), DraftTensors, {ENGINE: str(engine)})
+
+
+def call(model, tensors, output, parameters=None):
     request = pb.InferenceRequest(
         model_name=model,
         requested_output_names=list(output._fields),
-        inputs=to_tensors({"key": key_tensor(), **pack_round(round)._asdict()}),
+        inputs=to_tensors({"key": key_tensor(), **tensors._asdict()}),
+        parameters=parameters,
     )
     try:
         response = request.exec()
@@ -112,7 +123,7 @@ def call_ensemble(round):
         if any(words in message for words in GONE):
             raise EngineGoneError(message)
         raise RuntimeError(message)
-    return unpack_result(from_response(output, response), round)
+    return response
 
 
 class Reply:
