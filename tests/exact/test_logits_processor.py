@@ -19,7 +19,7 @@ from transformers import (
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.decoding.acceptance import Accepted
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode_processor
-from dflash_trt.decoding.logprobs import draft_logprobs, log_probabilities, scored_tokens
+from dflash_trt.decoding.logprobs import draft_logprobs, log_probabilities, tokens_to_score
 from dflash_trt.decoding.messages import RoundSequence
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
@@ -107,7 +107,7 @@ def test_of_drafts_those_that_follow_what_was_kept() -> None:
     assert np.isnan(values[3:]).all()  # these follow one that was refused
     # the other row has what it has alone: nothing of the logits behind its own drafts
     scoring = row_of([9, 4, 5], SamplingParams(logprobs=2))
-    tokens = scored_tokens(scoring, Accepted(1, 12))
+    tokens = tokens_to_score(scoring, Accepted(1, 12))
     scored = log_probabilities(logits[1], tokens, 2)
     alone = log_probabilities(logits[1, :3], tokens, 2)
     assert (scored.values.shape, scored.ids.shape) == ((2, 3), (2, 3))
