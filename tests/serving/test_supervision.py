@@ -190,8 +190,8 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
     body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
     with _supervised(built) as each, ThreadPoolExecutor(clients) as pool:
         answers = [pool.submit(_post, each.url, "dflash/generate", body) for _ in range(clients)]
-        time.sleep(5)
-        assert [answer for answer in answers if answer.done() and answer.result() == 503]
+        wait_until(lambda: any(answer.done() and answer.result() == 503 for answer in answers))
+        time.sleep(2 * supervisor.HANG_TIMEOUT)
         assert each.said == []
         each.server.process.kill()  # releases the clients
 

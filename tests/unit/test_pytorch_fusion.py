@@ -284,7 +284,6 @@ def test_fp8_checkpoints_are_kept_as_they_are(tmp_path: Path, lowered: list[Call
         for each in (plain, kept)
     ]
     np.testing.assert_allclose(logits[1], logits[0], atol=2e-4, rtol=1e-5)
-    assert_rows_stay(built(pair, tmp_path, "bfloat16", storage=Storage(keep_fp8=True)))
 
 
 def quantize_blocks(tensors: dict[str, torch.Tensor], names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.engines import load_engine
 from dflash_trt.engines.gpu import Gpu
-from dflash_trt.engines.pytorch.engine import Engine
+from dflash_trt.engines.pytorch.program import Calls, Program
 from dflash_trt.speculation import Fixed
 from tests.standins.cuda import CUDAGraph, Pool, install, recorded_steps
 from tests.support.builds import build_engines
@@ -55,16 +55,24 @@ def test_a_step_is_recorded_when_it_comes_again(gpu: None, tmp_path: Path) -> No
         assert [graph.replays for graph in recorded_steps()] == [again + 1]
 
 
-def test_slots_share_what_a_step_of_a_size_does(tmp_path: Path) -> None:
+def test_slots_share_what_a_step_of_a_size_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, written = Program.calls, list[Calls]()
+
+    def counted(*given: Any) -> Calls:
+        written.append(calls(*given))
+        return written[-1]
+
+    monkeypatch.setattr(Program, "calls", counted)
     engine = load_engine(built(make_pair(tmp_path / "pair"), tmp_path) / "target")
-    assert isinstance(engine, Engine)
     text = [(7 * i + 3) % 301 for i in range(4)]
     logits = [target_step(engine, text, 0, slot)["logits"] for slot in range(SLOTS)]
-    assert len(engine._lowered) == 1
+    assert len(written) == 1
     for each in logits[1:]:
         np.testing.assert_array_equal(each, logits[0])
     target_step(engine, text[:2], 0)
-    assert len(engine._lowered) == 2
+    assert len(written) == 2
 
 
 def test_prompts_are_not_recorded(gpu: None, tmp_path: Path) -> None:
