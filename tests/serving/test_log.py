@@ -18,8 +18,10 @@ from starlette.testclient import TestClient
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.http import Phase, ServeState
+from dflash_trt.serving.http.access import Access
 from dflash_trt.serving.http.connections import Connections
-from dflash_trt.serving.http.guard import Doors, Guard, State
+from dflash_trt.serving.http.guard import Guard
+from dflash_trt.serving.http.state import State
 from dflash_trt.serving.log import Formatter, Log, LogFormat
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import OWN_KEY_HEADER, Security
@@ -127,7 +129,7 @@ def test_a_probe_is_logged_if_it_should_have_been_answered(
     """503 is what a server that is not ready should say, so only the client's request counts."""
     state = State(Connections(1), ServeState(phase))
     failing = JSONResponse({}, 503)
-    guard = Guard(failing, state, Doors("own", None, frozenset()))
+    guard = Guard(failing, state, Access("own", None, frozenset()))
     client = TestClient(guard)
     with caplog.at_level("INFO", "dflash_trt.access"):
         client.get("/v1/models", headers={OWN_KEY_HEADER: "own"})

@@ -87,7 +87,7 @@ def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:
             assert infer(server.ports, *inputs) == 403
         url = f"http://127.0.0.1:{server.ports.http}/v2/health/ready"
         assert httpx.get(url).status_code == 403
-        assert server.health.probe(WAIT) == 200
+        assert server.triton.probe(WAIT) == 200
         server.kill()  # faster than stopping it
 
 

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from dflash_trt.checkpoints import speller
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.answer import Chunk
-from dflash_trt.serving.http import openai as openai_routes
+from dflash_trt.serving.http import merging
 from dflash_trt.serving.http.fields import TextFields
-from dflash_trt.serving.http.openai import AT_ONCE
+from dflash_trt.serving.http.merging import AT_ONCE
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.refusals import CLIENT_LIMIT
 from dflash_trt.serving.security import Security, Tls
@@ -396,8 +396,8 @@ def test_a_stream_that_fails_later_ends_with_an_error(scripted: Scripted) -> Non
 
 
 def test_comments_come_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_routes, "AT_ONCE", 0.01)
-    monkeypatch.setattr(openai_routes, "PAUSE", 0.01)
+    monkeypatch.setattr(merging, "AT_ONCE", 0.01)
+    monkeypatch.setattr(merging, "PAUSE", 0.01)
 
     class Client:
         async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Chunk]:
@@ -408,7 +408,7 @@ def test_comments_come_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def collect(*, stream: bool) -> list[Chunk | None]:
         fields = TextFields(model="dflash", prompt="a", stream=stream)
         client: Any = Client()
-        chunks = openai_routes._merged(client, ["a"], {}, fields)
+        chunks = merging.merged(client, ["a"], {}, fields)
         return [chunk async for chunk in chunks]
 
     *_, before, last = collected = asyncio.run(collect(stream=True))

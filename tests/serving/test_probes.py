@@ -6,8 +6,7 @@ import pytest
 
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.supervisor.door import Door
-from dflash_trt.serving.supervisor.process import Health
+from dflash_trt.serving.supervisor.clients import ApplicationClient, TritonClient
 from tests.standins.triton_http import fake_triton
 
 WAIT = 30.0
@@ -22,7 +21,7 @@ def test_serve_asks_its_processes_without_a_proxy(
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
     with fake_triton() as triton:
-        with closing(Door(triton.port, Security())) as door:
-            assert door.is_alive(WAIT)
-        with closing(Health(Ports(triton.port, 1, 1), Security())) as health:
+        with closing(ApplicationClient(triton.port, Security())) as client:
+            assert client.is_alive(WAIT)
+        with closing(TritonClient(Ports(triton.port, 1, 1), Security())) as health:
             assert health.is_ready()

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.builder.repository import TEMPLATES, read_config
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.control import SOCKET
+from dflash_trt.serving.channel import SOCKET
 from dflash_trt.serving.keys import (
     CLIENT_KEY_VARIABLE,
     INTERNAL_KEY,

@@ -27,11 +27,10 @@ from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.supervisor import run, supervisor
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import STUB
-from dflash_trt.serving.supervisor.door import Door
-from dflash_trt.serving.supervisor.key_file import KeyFile
+from dflash_trt.serving.supervisor.clients import ApplicationClient
 from dflash_trt.serving.supervisor.leftovers import SHARED_MEMORY
 from dflash_trt.serving.supervisor.process import Server
-from dflash_trt.serving.supervisor.upkeep import Upkeep
+from dflash_trt.serving.supervisor.upkeep import KeyFile, Upkeep
 from tests.support.processes import command_line, processes_naming
 from tests.support.request_tools import metric, wait_until
 from tests.support.servers import serve_ports, serving, started
@@ -114,7 +113,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         application.tell("ready")
         tell = application.tell
         application.tell = lambda phase: (told.append(phase), tell(phase))[1]  # type: ignore[method-assign]
-        door = Door(ports.http, options.security)
+        door = ApplicationClient(ports.http, options.security)
         stack.callback(door.close)
         upkeep = Upkeep(application, KeyFile(None, (), said.append), server.log, said.append)
         watched = supervisor.Supervised(server, application, door, upkeep, said.append)

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.errors import EngineError
 from dflash_trt.serving.answer import Chunk
-from dflash_trt.serving.control import RUNTIME, HandlerStatus, load_drafter, send_command
+from dflash_trt.serving.channel import RUNTIME, HandlerStatus, load_drafter, send_command
 from dflash_trt.serving.model.unary import infer, start_listener
 from tests.support.request_tools import wait_until
 

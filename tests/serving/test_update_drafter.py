@@ -191,7 +191,7 @@ def test_memory_is_looked_at_before_anything_is_loaded(
         stack.callback(MODULE.Updates(server, ports.http, lambda line: None, "none", None).close)
         with pytest.raises(ServerError, match="GB of memory"):
             update_drafter(ports.http, built, 0.0)
-    assert not server.health.method_calls
+    assert not server.triton.method_calls
 
 
 def test_the_command_says_what_it_lacks(built: Path) -> None:

@@ -10,8 +10,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from dflash_trt.serving.channel import SocketServer, ask, json_server, receive
-from dflash_trt.serving.control import RUNTIME, HandlerStatus, send_command, socket_path
+from dflash_trt.serving.channel import (
+    RUNTIME,
+    HandlerStatus,
+    SocketServer,
+    ask,
+    json_server,
+    receive,
+    send_command,
+    socket_path,
+)
 from dflash_trt.serving.model import unary
 
 MARGIN = 5.0  # seconds that a busy machine may add

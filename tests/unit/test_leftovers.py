@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.serving.control import RUNTIME, RUNTIME_PREFIX
+from dflash_trt.serving.channel import RUNTIME, RUNTIME_PREFIX
 from dflash_trt.serving.supervisor import leftovers
 from dflash_trt.serving.supervisor.children import STUB
 from tests.support.servers import ROOT

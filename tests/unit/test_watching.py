@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.control import HandlerStatus
+from dflash_trt.serving.channel import HandlerStatus
 from dflash_trt.serving.http import Phase, codec
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
@@ -21,10 +21,9 @@ from dflash_trt.serving.security import Security
 from dflash_trt.serving.supervisor import process, supervisor
 from dflash_trt.serving.supervisor.application import Application
 from dflash_trt.serving.supervisor.children import Child, Children
-from dflash_trt.serving.supervisor.key_file import KeyFile
 from dflash_trt.serving.supervisor.process import Server
 from dflash_trt.serving.supervisor.supervisor import Supervised, supervise
-from dflash_trt.serving.supervisor.upkeep import Upkeep
+from dflash_trt.serving.supervisor.upkeep import KeyFile, Upkeep
 from tests.support.request_tools import wait_until
 
 WAIT = 60.0
@@ -33,7 +32,7 @@ OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
 
 @dataclass
 class StandIn:
-    """Server, application and door of a `serve` in one."""
+    """Server, application and its client of a `serve` in one."""
 
     told: list[Phase] = field(default_factory=list)
     looks: int = 0

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dflash_trt.serving import tracing
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.http import LISTENING, ApplicationSettings, ServeState, codec, state_codec
+from dflash_trt.serving.http.access import Access
 from dflash_trt.serving.http.build import ServedBuild
 from dflash_trt.serving.http.connections import (
     ACCEPTED_AT_ONCE,
@@ -29,9 +30,11 @@ from dflash_trt.serving.http.connections import (
     Connections,
     connection_limit,
 )
-from dflash_trt.serving.http.guard import Doors, Guard, State
-from dflash_trt.serving.http.openai import Served, create_app, read_served
+from dflash_trt.serving.http.guard import Guard
+from dflash_trt.serving.http.openai import create_app
 from dflash_trt.serving.http.rooted import Rooted
+from dflash_trt.serving.http.served import Served, read_served
+from dflash_trt.serving.http.state import State
 from dflash_trt.serving.http.triton import TritonProxy
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.ports import reachable_address
@@ -103,8 +106,8 @@ async def _server(
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 
-    doors = Doors(security.own_key, security.hosts, frozenset(security.allow_origin))
-    guarded: ASGIApp = Guard(by_path, state, doors)
+    access = Access(security.own_key, security.hosts, frozenset(security.allow_origin))
+    guarded: ASGIApp = Guard(by_path, state, access)
     if origins := security.allow_origin:  # a browser's preflight request has no key
         guarded = CORSMiddleware(guarded, origins, METHODS, ("*",), expose_headers=[HEADER])
     tls = security.http_tls

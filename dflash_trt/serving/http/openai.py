@@ -1,12 +1,10 @@
 """The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
-import asyncio
 import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,55 +12,46 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from dflash_trt.builder import read_manifest, speculation_of
 from dflash_trt.chat import (
     HARMONY,
     AnswerParser,
-    ChatModel,
     Dialect,
     begun_answer,
     call_numbers,
-    load_chat_template,
     parse_tools,
     required_tools,
 )
-from dflash_trt.checkpoints import Spell, load_tokenizer, sampling_defaults, speller
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.answer import Chunk
-from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient
-from dflash_trt.serving.http import ApplicationSettings, answers, failures, page
+from dflash_trt.serving.http import answers, failures, page
+from dflash_trt.serving.http.access import shown_key
 from dflash_trt.serving.http.answers import ChatReader, ChoiceWriter, to_sse
 from dflash_trt.serving.http.bodies import read_body
-from dflash_trt.serving.http.build import ServedBuild
 from dflash_trt.serving.http.failures import Failure
-from dflash_trt.serving.http.fields import ChatFields, Options, TextFields, fields_of
-from dflash_trt.serving.http.guard import State, shown_key
+from dflash_trt.serving.http.fields import ChatFields, TextFields, fields_of
 from dflash_trt.serving.http.logprobs import ContentLogprobs
+from dflash_trt.serving.http.merging import merged
 from dflash_trt.serving.http.metrics import own_metrics, with_histograms
 from dflash_trt.serving.http.responses import (
     Conversation,
     ReadRequest,
     ResponseRequest,
-    ResponseStore,
     ResponseWriter,
     names_of,
     read_request,
 )
+from dflash_trt.serving.http.served import Served
+from dflash_trt.serving.http.state import State
 from dflash_trt.serving.http.triton import TritonProxy
 from dflash_trt.serving.keys import client_parameters
-from dflash_trt.serving.model.llm import limits
 from dflash_trt.serving.tracing import HEADER, current
-from dflash_trt.tensorrt_llm import KIND, read_llm_args
-from dflash_trt.wire import max_draft_tokens
 
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 # a comment, which clients ignore: proxies end a connection on which nothing comes
 WAITING = b": waiting\n\n"
-AT_ONCE = 1.0  # seconds until a stream that waits has its headers; errors until then have a status
-PAUSE = 15.0  # seconds between two comments
 NOT_READY = "The server is not ready."
 SERVE = "serve"  # the client of requests that look whether rounds go on
 BODIES: dict[str, type[BaseModel]] = {
@@ -70,72 +59,6 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": TextFields,
     "/v1/responses": ResponseRequest,
 }
-UNTOLD = [
-    "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
-    "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
-    "TensorRT-LLM drafts for all requests or none: the same answer by plain decoding is not here.",
-]
-
-
-@dataclass(frozen=True)
-class Served:
-    models: tuple[str, ...]  # the names a request may give
-    max_model_len: int  # tokens of a prompt and its answer
-    spell: Spell
-    max_draft_tokens: int  # per round
-    client: AsyncClient
-    client_key: str  # see `keys.client_parameters`
-    chat_model: ChatModel
-    responses: ResponseStore
-    build: ServedBuild
-    root_path: str = ""
-    page: dict[str, Any] = field(default_factory=dict)  # facts for the page
-    # fields whose default is the model's, not the API's
-    sampling: Mapping[str, float] = field(default_factory=dict)
-
-
-def read_served(settings: ApplicationSettings, client: AsyncClient) -> Served:
-    """Read the build. Raises BuildError when the directory is no build."""
-    manifest = read_manifest(settings.directory)
-    config = manifest["config"]
-    by_llm = config["engine"]["kind"] == KIND
-    serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
-    directory = settings.directory / "tokenizer"
-    recommended = config["serving"].get("sampling_defaults") == "model"
-    tokenizer = load_tokenizer(directory)
-    if by_llm:
-        drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
-    else:
-        block = manifest.get("drafter", {}).get("block_size", 1)
-        drafts = max_draft_tokens(speculation_of(manifest), block, tensorrt_llm=False)
-    template = load_chat_template(directory)
-    chat_model = ChatModel(tokenizer, template)
-    page = {
-        "model": manifest["name"],
-        "engine": config["engine"]["kind"],
-        "slots": int(limits(serving)["slots"]) if by_llm else serving["slots"],
-        "max_model_len": serving["max_seq_len"],
-        "max_draft_tokens": drafts,
-        "chat": template is not None,
-        "tools": template is not None and chat_model.dialect.format is not None,
-        "schema": not by_llm or bool(serving.get("guided_decoding_backend")),
-        "plain": not (by_llm and drafts),  # whether `drafting: false` is possible
-        "untold": UNTOLD if by_llm else [],
-    }
-    return Served(
-        models=tuple(dict.fromkeys((manifest["name"], MODEL))),
-        max_model_len=serving["max_seq_len"],
-        spell=speller(tokenizer),
-        chat_model=chat_model,
-        responses=ResponseStore(settings.response_store * 2**20),
-        max_draft_tokens=drafts,
-        client=client,
-        client_key=settings.security.client_key,
-        build=ServedBuild(settings.directory, settings.since),
-        root_path=settings.root_path,
-        page=page,
-        sampling=sampling_defaults(directory)[0] if recommended else {},
-    )
 
 
 def create_app(served: Served, triton: TritonProxy, state: State) -> FastAPI:
@@ -341,7 +264,7 @@ async def _with_first(
 def _ask(
     served: Served, fields: ChatFields | TextFields, request: Request
 ) -> AsyncGenerator[Chunk | None, None]:
-    """Return the answer's chunks; None of a stream that waits, see `_merged`."""
+    """Return the answer's chunks; None of a stream that waits, see `merged`."""
     _check_model(served, fields.model)
     prompts, options = fields.prompts_and_options()
     for name in served.sampling.keys() - fields.model_fields_set - {"max_tokens"}:
@@ -349,7 +272,7 @@ def _ask(
     host = request.client.host if request.client else ""
     who = client_parameters(SERVE if request.state.is_own else host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.trace_headers()}
-    return _merged(served.client, prompts, options, fields)
+    return merged(served.client, prompts, options, fields)
 
 
 def _writers(served: Served, fields: ChatFields | TextFields) -> Callable[[], ChoiceWriter]:
@@ -455,81 +378,6 @@ def _check_model(served: Served, name: str) -> None:
     if name not in served.models:
         message = f"There is no model {name!r}; there is {' and '.join(served.models)}."
         raise Failure(404, message, "model", "model_not_found")
-
-
-async def _merged(
-    client: AsyncClient,
-    prompts: Sequence[AnyPrompt],
-    options: Options,
-    fields: ChatFields | TextFields,
-) -> AsyncGenerator[Chunk | None, None]:
-    """Yield chunks or choices of all prompts as they come, choices numbered across prompts.
-
-    Of a stream that waits also None: after `AT_ONCE` at first, then every `PAUSE` seconds.
-    """
-    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
-
-    async def read(number: int, prompt: AnyPrompt) -> None:
-        try:
-            if fields.stream:
-                async for chunk in client.stream(prompt, **options):
-                    await put(number, chunk)
-            else:
-                for choice in (await client.generate(prompt, **options)).choices:
-                    await put(number, choice)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    async def put(number: int, chunk: Chunk) -> None:
-        await queue.put(replace(chunk, index=number * fields.n + chunk.index))
-
-    tasks = [asyncio.create_task(read(number, prompt)) for number, prompt in enumerate(prompts)]
-    ended: list[Chunk] = []
-    try:
-        left = len(tasks)
-        pause = AT_ONCE if fields.stream else None
-        while left:
-            try:
-                async with asyncio.timeout(pause):
-                    chunk = await queue.get()
-            except TimeoutError:
-                pause = PAUSE
-                yield None
-                continue
-            pause = PAUSE if fields.stream else None
-            if isinstance(chunk, Exception):
-                raise chunk
-            if chunk is None:
-                left -= 1
-            else:
-                if chunk.finish_reason:
-                    ended.append(chunk)
-                yield chunk
-        _describe_span(fields, ended)
-    except RequestError as error:
-        raise fields.translate_refusal(error) from None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _describe_span(fields: ChatFields | TextFields, ended: Sequence[Chunk]) -> None:
-    """Add what OpenTelemetry's conventions for generative AI name, and the acceptance."""
-    usage = answers.usage(ended, fields.n)
-    rounds = sum(chunk.rounds for chunk in ended)
-    accepted = sum(chunk.accepted for chunk in ended)
-    tracing.describe(
-        gen_ai__operation__name="chat" if isinstance(fields, ChatFields) else "text_completion",
-        gen_ai__provider__name="dflash-trt",
-        gen_ai__request__model=fields.model,
-        gen_ai__usage__input_tokens=usage["prompt_tokens"],
-        gen_ai__usage__output_tokens=usage["completion_tokens"],
-        gen_ai__response__finish_reasons=[chunk.finish_reason for chunk in ended],
-        dflash__acceptance_length=1 + accepted / max(1, rounds),
-        dflash__request_id=current.get(),
-    )
 
 
 def _refuse_aborted(last: Chunk) -> None:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, SequenceState, WaitingQueue
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.control import Command, HandlerStatus
+from dflash_trt.serving.channel import Command, HandlerStatus
 from dflash_trt.serving.keys import MEASURING_CLIENT
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.output_processor import OutputProcessor

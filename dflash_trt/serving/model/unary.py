@@ -19,8 +19,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from dflash_trt.serving.answer import Array, Chunk, to_arrays
-from dflash_trt.serving.channel import TIMEOUT, SocketServer, connect, receive, send
-from dflash_trt.serving.control import Command, HandlerStatus, socket_path
+from dflash_trt.serving.channel import (
+    TIMEOUT,
+    Command,
+    HandlerStatus,
+    SocketServer,
+    connect,
+    receive,
+    send,
+    socket_path,
+)
 from dflash_trt.serving.model.response_sender import Reply
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dflash_trt.serving.control import RUNTIME, RUNTIME_PREFIX, TEMPORARY
+from dflash_trt.serving.channel import RUNTIME, RUNTIME_PREFIX, TEMPORARY
 from dflash_trt.serving.supervisor.children import STUB, Child, all_pids, command_line, kill_all
 
 SHARED_MEMORY = Path("/dev/shm")

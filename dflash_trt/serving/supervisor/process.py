@@ -1,8 +1,6 @@
 """A tritonserver process: start it, wait until it is ready, and always stop it."""
 
-import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,9 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.builder.manifest import SHORT
@@ -23,19 +18,19 @@ from dflash_trt.builder.opened import OpenedBuild
 from dflash_trt.engines import ENGINE_FILE, check_machine, read_info, role_directories
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
-from dflash_trt.serving.control import RUNTIME, load_drafter, new_runtime, send_command
+from dflash_trt.serving.channel import RUNTIME, load_drafter, new_runtime, send_command
 from dflash_trt.serving.keys import (
     CLIENT_KEY_VARIABLE,
     INTERNAL_KEY,
-    MEASURING_CLIENT,
-    client_parameters,
     new_key,
 )
-from dflash_trt.serving.log import Event, Log, LogFormat
-from dflash_trt.serving.ports import LOOPBACK, Ports, listen
+from dflash_trt.serving.log import Log, LogFormat
+from dflash_trt.serving.ports import Ports, listen
 from dflash_trt.serving.processes import die_with_parent
 from dflash_trt.serving.security import Security, refuse_exposed_old_server
 from dflash_trt.serving.supervisor.children import Children, models_of
+from dflash_trt.serving.supervisor.clients import OK, UNAVAILABLE, TritonClient
+from dflash_trt.serving.supervisor.diagnosis import KILLED, why_it_ended
 from dflash_trt.serving.supervisor.launch import (
     EXIT_TIMEOUT,
     FEW_HEAPS,
@@ -65,82 +60,9 @@ STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds per attempt, so that Ctrl-C is noticed
 STOP_TIMEOUT = EXIT_TIMEOUT + 3.0  # seconds
 KILL_TIMEOUT = 5.0  # killing a process takes the system a moment
-KILLED = "is not healthy"  # Triton's words for a model whose process was killed
-OK, UNAVAILABLE = 200, 503
-# a Python model's exception: the message, then a traceback
-NOT_LOADED = re.compile(r"failed to load '([^']+)' version \d+: (.+)")
-NO_GPU = re.compile("CUDA|Cuda")  # of errors on a machine without one
-HTTP_TIMEOUT = 2.0  # seconds, for requests that need no model
 
 Say = Callable[[str], None]
 Probe = Callable[[float], int | None]  # timeout in seconds to an HTTP status, None without answer
-
-
-class Health:
-    """HTTP to the server on these ports; no method raises if it does not answer."""
-
-    def __init__(self, ports: Ports, security: Security) -> None:
-        self._client_key = security.client_key  # see `client_parameters`
-        self._client = httpx.Client(
-            base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
-            headers=security.http_headers,
-            trust_env=False,  # no proxy
-            # a server without free file descriptors still answers on an open connection
-            limits=httpx.Limits(keepalive_expiry=None),
-        )
-
-    def is_ready(self) -> bool:
-        """Return Triton's own readiness, which stays when model processes die."""
-        return self._ask("GET", "health/ready", HTTP_TIMEOUT)[0] == OK
-
-    def probe(self, timeout: float) -> int | None:
-        """Return the HTTP status of a one-token request; None without an answer in `timeout` s."""
-        return self._infer("a", 1, timeout)[0]
-
-    def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
-        """Return the output tensors of a greedy request drafted in every round; None on failure."""
-        measuring = client_parameters(MEASURING_CLIENT, self._client_key)
-        status, answer = self._infer(text, max_tokens, timeout, measuring)
-        if status != OK:
-            return None
-        return {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
-
-    def end_readiness(self) -> None:
-        """Have Triton say that it is not ready, while it answers everything.
-
-        It says so after a model failed to load, so a model that cannot load is loaded on purpose.
-        """
-        config = {"backend": "none", "max_batch_size": 0}
-        parameters = {"config": json.dumps(config), "file:1/none": ""}
-        body = {"parameters": parameters}
-        self._ask("POST", "repository/models/leaving/load", HTTP_TIMEOUT, body)
-
-    def close(self) -> None:
-        """Close the connections, which a stopping server would wait for."""
-        self._client.close()
-
-    def _infer(
-        self, text: str, max_tokens: int, timeout: float, parameters: dict[str, str] | None = None
-    ) -> tuple[int | None, str]:
-        inputs = [
-            {"name": name, "shape": [1], "datatype": datatype, "data": [value]}
-            for name, datatype, value in (
-                ("text_input", "BYTES", text),
-                ("max_tokens", "INT32", max_tokens),
-                ("ignore_eos", "BOOL", True),
-            )
-        ]
-        body = {"inputs": inputs, "parameters": parameters or {}}
-        return self._ask("POST", "models/dflash_infer/infer", timeout, body)
-
-    def _ask(
-        self, method: str, url: str, timeout: float, body: object = None
-    ) -> tuple[int | None, str]:
-        try:
-            response = self._client.request(method, url, json=body, timeout=timeout)
-        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
-            return None, ""
-        return response.status_code, response.text
 
 
 class Server:
@@ -174,7 +96,7 @@ class Server:
         has_bundle = (bundle / ENGINE_FILE).is_file()
         info = tensorrt_llm.read_info(bundle) if has_bundle else None
         self._variables = info.environment if info else {}
-        self.health = Health(ports, self.security)
+        self.triton = TritonClient(ports, self.security)
         listen("grpc", self.security.host, ports.grpc).close()
         self._runtime = new_runtime()
         self._ranks: Ranks | None = None
@@ -258,7 +180,7 @@ class Server:
         probe: the way of that request; None: to Triton itself. look: is called meanwhile.
         """
         give_up = give_up or threading.Event()
-        probe = probe or self.health.probe
+        probe = probe or self.triton.probe
         begun = started = time.monotonic()
         crashes = 0
         while time.monotonic() - begun < START_TIMEOUT:
@@ -271,7 +193,7 @@ class Server:
                 self.kill()
                 self.start()
                 started = time.monotonic()
-            elif self.health.is_ready():
+            elif self.triton.is_ready():
                 status = probe(FIRST_TIMEOUT)
                 answered = status == OK or (status == UNAVAILABLE and self._has_requests())
                 if answered and self.ended() is None and not self._models_without_process():
@@ -328,7 +250,7 @@ class Server:
         took = time.monotonic() - started
         if missing and took > STUB_TIMEOUT:
             return f"the process of {min(missing)} is not there"
-        if took > self._load_timeout and not self.health.is_ready():
+        if took > self._load_timeout and not self.triton.is_ready():
             return f"its models were not loaded in {self._load_timeout:.0f} s"
         if (problem := self.ended()) is None:
             return None
@@ -337,7 +259,7 @@ class Server:
         code = self.process.poll()
         if code is None:
             return problem
-        reason = _why_it_ended(self.log.since(self._log_start))
+        reason = why_it_ended(self.log.since(self._log_start))
         if code < 0 or KILLED in reason:
             return f"tritonserver ended (exit {code})" if code < 0 else problem
         raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._hint())
@@ -360,7 +282,7 @@ class Server:
 
     def stop(self, seconds: float = STOP_TIMEOUT) -> None:
         """Stop the server and its model processes, at once after `seconds`."""
-        self.health.close()
+        self.triton.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -399,17 +321,3 @@ def find_repository(directory: Path) -> Path:
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
     )
-
-
-def _why_it_ended(events: list[Event]) -> str:
-    messages = [event.message for event in events]
-    failures = [*filter(None, map(NOT_LOADED.match, messages))]
-    if failures:
-        return "; ".join(f"model {match[1]} did not load: {match[2]}" for match in failures)
-    errors = [
-        event.message
-        for event in events
-        if event.level == "ERROR" and not NO_GPU.search(event.message)
-    ]
-    errors += [message for message in messages if message.startswith("error:")]
-    return " | ".join((errors or messages)[-5:]) or "it said nothing"

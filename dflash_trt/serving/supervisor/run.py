@@ -17,13 +17,12 @@ from dflash_trt.serving.log import LogFormat
 from dflash_trt.serving.ports import Ports, free_ports, reachable_address
 from dflash_trt.serving.security import KEY_HEADER, Security
 from dflash_trt.serving.supervisor.application import Application
-from dflash_trt.serving.supervisor.door import Door
-from dflash_trt.serving.supervisor.key_file import KeyFile
+from dflash_trt.serving.supervisor.clients import ApplicationClient
 from dflash_trt.serving.supervisor.process import Say, Server, find_repository
 from dflash_trt.serving.supervisor.ranks import end_job_on_failure, is_launched
 from dflash_trt.serving.supervisor.supervisor import Supervised, supervise
 from dflash_trt.serving.supervisor.update_drafter import Updates
-from dflash_trt.serving.supervisor.upkeep import Upkeep
+from dflash_trt.serving.supervisor.upkeep import KeyFile, Upkeep
 
 FILES = 65536  # limit of open files, if the machine allows it
 END_SECONDS = 8.0  # from the end of the drain until what is left is killed
@@ -76,11 +75,11 @@ def serve(directory: Path, options: Options) -> int:
         if options.security.exposed and options.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
         say(f"starting Triton (log: {server.log.path}) ...")
-        door = Door(options.http_port, options.security)
-        stack.callback(door.close)
+        client = ApplicationClient(options.http_port, options.security)
+        stack.callback(client.close)
         keys = KeyFile(options.security.key_file, options.security.keys, say)
         upkeep = Upkeep(application, keys, server.log, say)
-        if server.wait_ready(stop, say, door.probe, upkeep.look):
+        if server.wait_ready(stop, say, client.probe, upkeep.look):
             application.tell("ready")
             updates = Updates(
                 *(server, options.http_port, say, options.check, options.signer),
@@ -91,7 +90,7 @@ def serve(directory: Path, options: Options) -> int:
                 say("ready")
             else:
                 print(_how_to_call(options))
-            supervise(Supervised(server, application, door, upkeep, say), stop)  # until it is set
+            supervise(Supervised(server, application, client, upkeep, say), stop)  # until it is set
             _end_requests(server, application, options, say)
         say("stopping ...")
         deadline = time.monotonic() + END_SECONDS
@@ -114,7 +113,7 @@ def _leave(server: Server, application: Application, seconds: float, say: Say) -
     deadline = time.monotonic() + seconds
     application.tell("leaving")
     say(f"no longer ready; requests are answered for {seconds:g} s more ...")
-    server.health.end_readiness()
+    server.triton.end_readiness()
     while time.monotonic() < deadline and server.ended() is None:
         time.sleep(DRAIN_POLL)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.supervisor.application import Application
-from dflash_trt.serving.supervisor.door import OK, Door
+from dflash_trt.serving.supervisor.clients import OK, ApplicationClient
 from dflash_trt.serving.supervisor.process import Say, Server
 from dflash_trt.serving.supervisor.ranks import is_launched
 from dflash_trt.serving.supervisor.upkeep import Upkeep
@@ -30,7 +30,7 @@ class Supervised:
 
     server: Server
     application: Application
-    door: Door
+    client: ApplicationClient
     upkeep: Upkeep
     say: Say
 
@@ -72,7 +72,7 @@ def _restart(watched: Supervised, problem: str, restarts: int, stop: threading.E
         if _is_stopped_within(delay, watched, stop):
             return False
         server.start()
-        if not server.wait_ready(stop, say, watched.door.probe, watched.upkeep.look):
+        if not server.wait_ready(stop, say, watched.client.probe, watched.upkeep.look):
             return False
     except (
         BuildError,
@@ -119,16 +119,16 @@ def _watch_requests(
     A server that has processed tokens since the last look, or that loads a drafter, is not asked
     for a round. A refusal proves nothing: the queue is also full when rounds hang.
     """
-    server, application, door = watched.server, watched.application, watched.door
+    server, application, client = watched.server, watched.application, watched.client
     last_alive = last_round = time.monotonic()
     ready, progress = True, None
     while not over.wait(PROBE_INTERVAL):
-        alive = door.is_alive(ALIVE_TIMEOUT)
+        alive = client.is_alive(ALIVE_TIMEOUT)
         status = server.send_command("status")
         before, progress = progress, status and status.progress
         progressed = progress is not None and progress != before
         runs = progressed or server.loads_drafter
-        answered = alive and (runs or door.probe(PROBE_INTERVAL) == OK)
+        answered = alive and (runs or client.probe(PROBE_INTERVAL) == OK)
         if over.is_set():
             return
         now = time.monotonic()

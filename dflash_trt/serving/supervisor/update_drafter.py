@@ -144,7 +144,7 @@ class Updates:
         server, rounds = self._server, 0
         for text in TEXTS:
             deadline = time.monotonic() + TIMEOUT
-            while (out := server.health.generate(text, TOKENS, TIMEOUT)) is None:
+            while (out := server.triton.generate(text, TOKENS, TIMEOUT)) is None:
                 if time.monotonic() > deadline or server.ended() is not None:
                     raise ServerError(
                         "the server does not generate", f"Read the log: {server.log.path}"
