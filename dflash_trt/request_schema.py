@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
 
@@ -73,6 +74,17 @@ def _refuse_own_fields(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+class WithTensorRTLLM(Enum):
+    """What becomes of a field where TensorRT-LLM decodes; an annotation of each."""
+
+    PASSED = "its SamplingParams has it, by this name"
+    PENALTY = "likewise, if the build enables penalties"
+    REFUSED = "it does not have it with a drafter"
+    HERE = "read before it, or by `serving/model/llm.py`"
+
+
+PASSED, PENALTY = WithTensorRTLLM.PASSED, WithTensorRTLLM.PENALTY
+REFUSED, HERE = WithTensorRTLLM.REFUSED, WithTensorRTLLM.HERE
 # the string in an annotation is the tensor's data type
 Many = Annotated[list[T], FirstFault()]
 Text = Annotated[str, "BYTES"]
@@ -107,67 +119,87 @@ class Schema(BaseModel):
 class Sampling(Schema):
     """Fields common to all APIs."""
 
-    max_tokens: Integer | None = Field(
+    max_tokens: Annotated[Integer | None, HERE] = Field(
         None,
         description="most tokens to generate; 128, or with messages as many as there is room for",
     )
-    min_tokens: Integer = Field(0, ge=0, description="no end of text and no stop word before")
-    temperature: Number = Field(0.0, ge=0, description="0 = greedy")
-    top_k: Integer = Field(0, ge=0, description="0 = all tokens")
-    top_p: Number = Field(1.0, gt=0, le=1, description="sum of the likeliest tokens' probabilities")
-    min_p: Number = Field(0.0, ge=0, le=1, description="share of the best token's probability")
-    repetition_penalty: Number = Field(1.0, gt=0, description="of tokens in prompt and output")
-    presence_penalty: Number = Field(0.0, description="of tokens in the output")
-    frequency_penalty: Number = Field(0.0, description="each time that one is there")
-    seed: Annotated[int, "UINT64"] | None = Field(
+    min_tokens: Annotated[Integer, REFUSED] = Field(
+        0, ge=0, description="no end of text and no stop word before"
+    )
+    temperature: Annotated[Number, HERE] = Field(0.0, ge=0, description="0 = greedy")
+    top_k: Annotated[Integer, PASSED] = Field(0, ge=0, description="0 = all tokens")
+    top_p: Annotated[Number, PASSED] = Field(
+        1.0, gt=0, le=1, description="sum of the likeliest tokens' probabilities"
+    )
+    min_p: Annotated[Number, REFUSED] = Field(
+        0.0, ge=0, le=1, description="share of the best token's probability"
+    )
+    repetition_penalty: Annotated[Number, PENALTY] = Field(
+        1.0, gt=0, description="of tokens in prompt and output"
+    )
+    presence_penalty: Annotated[Number, PENALTY] = Field(0.0, description="of tokens in the output")
+    frequency_penalty: Annotated[Number, PENALTY] = Field(
+        0.0, description="each time that one is there"
+    )
+    seed: Annotated[Annotated[int, "UINT64"] | None, PASSED] = Field(
         None, ge=0, lt=2**63, description="unset: another text each time; choice i has seed + i"
     )
-    stop_token_ids: Ids = Field(
+    stop_token_ids: Annotated[Ids, HERE] = Field(
         [],
         max_length=64,
         description="the text ends before the first of them, as before an end-of-text token",
     )
-    bad_words: Words = Field([], description="never generated")
-    logit_bias: Biases = Field(
+    bad_words: Annotated[Words, REFUSED] = Field([], description="never generated")
+    logit_bias: Annotated[Biases, REFUSED] = Field(
         {}, description="a JSON object: token ids, and -100 to 100 that is added to their logits"
     )
-    response_format: Object | None = Field(
+    response_format: Annotated[Object | None, HERE] = Field(
         None,
         description="a JSON object as OpenAI has it: type text, json_object or json_schema; or:",
     )
-    guided_json: Object | None = Field(None, description="a JSON schema; or:")
-    guided_regex: Text | None = Field(None, description="a regular expression; or:")
-    guided_choice: Texts = Field([], max_length=256, description="the text is one of them; or:")
-    guided_grammar: Text | None = Field(None, description="a grammar, llguidance's Lark")
-    ignore_eos: Switch = Field(False, description="go on after an end-of-text token")
-    drafting: Switch = Field(
+    guided_json: Annotated[Object | None, HERE] = Field(None, description="a JSON schema; or:")
+    guided_regex: Annotated[Text | None, HERE] = Field(
+        None, description="a regular expression; or:"
+    )
+    guided_choice: Annotated[Texts, HERE] = Field(
+        [], max_length=256, description="the text is one of them; or:"
+    )
+    guided_grammar: Annotated[Text | None, HERE] = Field(
+        None, description="a grammar, llguidance's Lark"
+    )
+    ignore_eos: Annotated[Switch, HERE] = Field(
+        False, description="go on after an end-of-text token"
+    )
+    drafting: Annotated[Switch, HERE] = Field(
         True, description="false: plain decoding, which tensorrt_llm refuses where it drafts"
     )
-    cache_salt: Text = Field(
+    cache_salt: Annotated[Text, HERE] = Field(
         "", description="KV cache of earlier texts is reused among requests of the same one alone"
     )
-    priority: Integer = Field(0, description="lower is served first")
+    priority: Annotated[Integer, HERE] = Field(0, description="lower is served first")
 
 
 class ChatTemplate(Schema):
     """Fields for a chat template, beside the messages."""
 
-    tools: Objects = Field(
+    tools: Annotated[Objects, HERE] = Field(
         [], max_length=MAX_TOOLS, description="a JSON list, for the chat template"
     )
-    tool_choice: Annotated[str | dict[str, Any], JSON] = Field(
+    tool_choice: Annotated[str | dict[str, Any], JSON, HERE] = Field(
         "auto",
         description='none, auto, required, or as JSON {"type": "function", "function": '
         '{"name": ..}}',
     )
-    parallel_tool_calls: Switch = Field(
+    parallel_tool_calls: Annotated[Switch, HERE] = Field(
         True, description="with tool_choice required: there may be several calls"
     )
-    chat_template_kwargs: Annotated[Object, AfterValidator(_refuse_own_fields)] = Field(
+    chat_template_kwargs: Annotated[Object, AfterValidator(_refuse_own_fields), HERE] = Field(
         {}, description="a JSON object, for the chat template"
     )
-    add_generation_prompt: Switch = Field(True, description="the chat template begins the answer")
-    continue_final_message: Switch = Field(
+    add_generation_prompt: Annotated[Switch, HERE] = Field(
+        True, description="the chat template begins the answer"
+    )
+    continue_final_message: Annotated[Switch, HERE] = Field(
         False,
         description="with add_generation_prompt false: the answer goes on with the last message",
     )
@@ -176,26 +208,32 @@ class ChatTemplate(Schema):
 class GenerateRequest(ChatTemplate, Sampling):
     """A request of the public Triton models."""
 
-    text_input: Text = Field("", description="the prompt as it is; or:")
-    input_ids: Ids | None = Field(None, description="the prompt as token ids; or:")
-    messages: Objects = Field([], description="a JSON list, for the tokenizer's chat template")
-    stream: Switch = Field(False, description="false: one response with all the text")
-    stop_words: Words = Field([], description="the text ends before the first of them")
-    include_drafting: Switch = Field(
+    text_input: Annotated[Text, HERE] = Field("", description="the prompt as it is; or:")
+    input_ids: Annotated[Ids | None, HERE] = Field(None, description="the prompt as token ids; or:")
+    messages: Annotated[Objects, HERE] = Field(
+        [], description="a JSON list, for the tokenizer's chat template"
+    )
+    stream: Annotated[Switch, HERE] = Field(
+        False, description="false: one response with all the text"
+    )
+    stop_words: Annotated[Words, HERE] = Field(
+        [], description="the text ends before the first of them"
+    )
+    include_drafting: Annotated[Switch, HERE] = Field(
         False, description="true: report who wrote each token, and what rounds proposed"
     )
-    logprobs: Integer | None = Field(
+    logprobs: Annotated[Integer | None, REFUSED] = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
         description="report log-probabilities, and so many of the best alternatives; unset: none",
     )
-    exclude_input_in_output: Switch = Field(
+    exclude_input_in_output: Annotated[Switch, HERE] = Field(
         True,
         description="false: the text starts with the prompt, with logprobs its tokens too (and "
         "max_tokens may be 0)",
     )
-    n: Integer = Field(1, ge=1, le=MAX_CHOICES, description="choices")
+    n: Annotated[Integer, HERE] = Field(1, ge=1, le=MAX_CHOICES, description="choices")
 
 
 class Accepted(NamedTuple):
@@ -254,6 +292,16 @@ def _tensor_of(field: FieldInfo) -> Tensor:
         is_json=is_json,
         help=f"{field.description}{default}",
     )
+
+
+def fields_with_tensorrt_llm(*kinds: WithTensorRTLLM) -> list[str]:
+    """Return the fields of these kinds; ValueError for a field that does not say its own."""
+    chosen = []
+    for name, field in GenerateRequest.model_fields.items():
+        [kind] = [mark for mark in field.metadata if isinstance(mark, WithTensorRTLLM)]
+        if kind in kinds:
+            chosen.append(name)
+    return chosen
 
 
 def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateRequest:

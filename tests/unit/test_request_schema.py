@@ -14,8 +14,10 @@ from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import (
     ChatTemplate,
     GenerateRequest,
+    WithTensorRTLLM,
     check_names,
     encode,
+    fields_with_tensorrt_llm,
     from_tensors,
     tensors,
 )
@@ -40,6 +42,14 @@ VALUES: dict[str, Any] = {
     "drafting": False,
     "cache_salt": "a",
 }
+
+
+def test_each_field_says_what_tensorrt_llm_does_with_it() -> None:
+    """None is dropped silently: `llm.py` reads those of sampling that are named here."""
+    assert fields_with_tensorrt_llm(*WithTensorRTLLM) == [*GenerateRequest.model_fields]
+    read_here = {*fields_with_tensorrt_llm(WithTensorRTLLM.HERE)}
+    parameters = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert read_here & parameters == {"temperature", "include_drafting"}
 
 
 def array(name: str, value: Any) -> np.ndarray:

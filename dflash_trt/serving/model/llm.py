@@ -20,6 +20,7 @@ from typing import Any
 
 from dflash_trt.decoding import Grammar, Request, SamplingParams, SequenceState, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.request_schema import WithTensorRTLLM, fields_with_tensorrt_llm
 from dflash_trt.serving.model.metrics import Metrics
 from dflash_trt.serving.model.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.processes import end_process
@@ -32,8 +33,9 @@ GUIDES = {"json_schema": "json", "regex": "regex", "lark": "grammar"}  # `Guided
 FINAL = "<|start|>assistant<|channel|>final<|message|>"  # begins gpt-oss's final answer
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-PASSED_ON = {"top_k", "top_p", "seed", *PENALTIES}
+REFUSED = fields_with_tensorrt_llm(WithTensorRTLLM.REFUSED)
+PENALTIES = fields_with_tensorrt_llm(WithTensorRTLLM.PENALTY)
+PASSED_ON = {*fields_with_tensorrt_llm(WithTensorRTLLM.PASSED), *PENALTIES}
 # variables of the MPI job that started this process; TensorRT-LLM starts its own ranks. Its Triton
 # model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same
 MPI_JOB = re.compile(
@@ -139,7 +141,7 @@ class TensorRTLLM:
                 "Leave it out.",
             )
         requested = _not_default(request.sampling)
-        for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
+        for name in REFUSED:
             if name in requested:
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",
