@@ -65,21 +65,23 @@ def from_response(cls: type[T], response: Any) -> T:
 
 
 def parameters(request: Any) -> dict[str, Any]:
+    """Return a request's parameters, parsed anew each time."""
     return dict(json.loads(request.parameters() or "{}"))
 
 
-def named(request: Any) -> str:
-    return valid_or_new_id(parameters(request).get(HEADER), request.request_id())
+def named(request: Any, given: Mapping[str, Any]) -> str:
+    """Return a request's id; given: its parameters."""
+    return valid_or_new_id(given.get(HEADER), request.request_id())
 
 
-def check_parameters(request: Any) -> None:
+def check_parameters(given: Mapping[str, Any]) -> None:
     """Raise RequestError for a parameter that Triton made from an unknown field."""
-    check_names({k: v for k, v in parameters(request).items() if k.lower() not in KNOWN})
+    check_names({k: v for k, v in given.items() if k.lower() not in KNOWN})
 
 
-def timeout(request: Any) -> float | None:
+def timeout(request: Any, given: Mapping[str, Any]) -> float | None:
     """Return seconds, from Triton's timeout or the parameter that `generate` makes of it."""
-    microseconds: Any = request.timeout() or parameters(request).get("timeout")
+    microseconds: Any = request.timeout() or given.get("timeout")
     return microseconds / 1e6 if isinstance(microseconds, int) and microseconds > 0 else None
 
 

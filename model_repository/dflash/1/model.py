@@ -67,14 +67,15 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            reply = Reply(request)
+            given = parameters(request)
+            reply = Reply(request, coded=CODED_ERRORS in given)
             try:
-                check_parameters(request)
+                check_parameters(given)
             except RequestError as error:
                 reply.fail("INVALID_ARG", str(error))
                 continue
-            client, name = client_of(parameters(request)), named(request)
-            self.handler.submit(inputs(request), reply, timeout(request), client, name)
+            client, name = client_of(given), named(request, given)
+            self.handler.submit(inputs(request), reply, timeout(request, given), client, name)
 
     def finalize(self):
         self.listener.close()
@@ -129,10 +130,10 @@ def call(model, tensors, output, parameters=None):
 class Reply:
     """dflash_trt.serving.model.response_sender.Reply over Triton's response sender."""
 
-    def __init__(self, request):
+    def __init__(self, request, coded):
         self._sender = request.get_response_sender()
         # errors in a gRPC stream have no code: a client may ask for it in the message
-        self._coded = CODED_ERRORS in parameters(request)
+        self._coded = coded
 
     def send(self, chunks, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0

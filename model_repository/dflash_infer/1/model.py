@@ -27,15 +27,15 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            sender = request.get_response_sender()
+            sender, given = request.get_response_sender(), parameters(request)
             try:
-                check_parameters(request)
+                check_parameters(given)
             except RequestError as error:
                 respond(sender, ("INVALID_ARG", str(error)))
                 continue
             tensors = inputs(request)
             tensors.pop("stream", None)
-            call = tensors, timeout(request), client_of(parameters(request)), named(request)
+            call = tensors, timeout(request, given), client_of(given), named(request, given)
             # `dflash` limits how many wait
             threading.Thread(target=infer_and_respond, args=[sender, call], daemon=True).start()
 
