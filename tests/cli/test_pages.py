@@ -144,6 +144,7 @@ def test_structure_names_files_that_are_there() -> None:
     assert functions
     for file, name in functions:
         (path,) = named(f"`{file}`")
-        assert f"def {name}(" in path.read_text(encoding="utf-8"), f"{file} has no {name}"
+        source = path.read_text(encoding="utf-8")
+        assert re.search(rf"\b(def|class) {name}\b", source), f"{file} has no {name}"
     core = named(text.partition("## Read these 16 files")[2].partition("## The rooms")[0])
     assert len(core) == 16
