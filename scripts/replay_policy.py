@@ -124,7 +124,7 @@ class Replay:
     seconds: float = 0.0
     last: tuple[float, float] = (0.0, 0.0)  # of the last round: the target's, the drafter's
     slots: dict[int, Text] = field(default_factory=dict)
-    waiting: dict[int, int] = field(default_factory=dict)  # features, by the `id` of a text
+    buffered: dict[int, int] = field(default_factory=dict)  # features, by the `id` of a text
 
     def __call__(self, round: Round) -> RoundResult:
         for copy in round.copies:
