@@ -66,8 +66,16 @@ class LineWriter:
             return self._changed.wait_for(lambda: not self._lines and not self._is_writing, seconds)
 
     def close(self) -> None:
-        """Write what can be written soon, and close the descriptor if nothing holds it up."""
+        """Write what can be written soon, and close the descriptor if nothing holds it up.
+
+        A plain file gets all lines, however slow its disk is, while it takes some.
+        """
         is_idle = self.flush()
+        goes_on = self._waits_when_full
+        while goes_on and not is_idle:
+            size = self._size
+            is_idle = self.flush()
+            goes_on = self._size < size
         with self._changed:
             self._closing = True
             self._changed.notify_all()

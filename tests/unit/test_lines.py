@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,21 @@ def test_a_reader_that_is_gone_loses_lines_alone(capfd: pytest.CaptureFixture[st
     wait_until(lambda: writer.lost == 3)
     writer.close()
     assert capfd.readouterr().err == ""
+
+
+def test_a_slow_disk_gets_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "log", os.write
+
+    def write_slowly(descriptor: int, content: bytes) -> int:
+        time.sleep(0.1)  # all lines take longer than a flush waits
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", write_slowly)
+    writer = LineWriter(os.open(path, os.O_WRONLY | os.O_CREAT), notice)
+    for number in range(15):
+        writer.write(b"%d\n" % number)
+    writer.close()
+    assert path.read_text().split() == [*map(str, range(15))]
 
 
 def test_a_full_disk_is_said_when_it_has_room(tmp_path: Path) -> None:
